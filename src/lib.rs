@@ -42,5 +42,8 @@ pub mod task;
 pub mod worker;
 #[doc(hidden)]
 pub mod worker_runner;
+#[cfg(feature = "zookeeper")]
+#[doc(hidden)]
+pub mod zookeeper;
 
 pub use host::containment::shim;

@@ -96,8 +96,12 @@ fn source_binding(
             taskcluster_setup::source_binding(&bridge.from, from, name, handler, environment)
                 .map(|(binding, _)| binding)
         }
-        (Source::Amqp(_), Source::Amqp(_)) | (Source::Taskcluster(_), Source::Taskcluster(_)) => {
-            Err(Failure::new(Exit::Config, format!("[bridge.{bridge_name}] connects two sources of the same kind")))
+        (Source::Amqp(_), Source::Amqp(_))
+        | (Source::Taskcluster(_), Source::Taskcluster(_))
+        | (Source::Zookeeper(_), _)
+        | (_, Source::Zookeeper(_)) => {
+            let message = "a bridge connects a source of kind `amqp` with one of kind `taskcluster`";
+            Err(Failure::new(Exit::Config, format!("[bridge.{bridge_name}]: {message}")))
         }
     }
 }

@@ -27,6 +27,9 @@ mod termination_watch;
 mod worker;
 mod worker_runner;
 mod worker_setup;
+#[cfg(feature = "zookeeper")]
+mod zk;
+mod zookeeper_setup;
 
 use std::ffi::OsString;
 use std::future::Future;
@@ -86,6 +89,10 @@ enum CliCommand {
     Task(task::TaskArgs),
     /// Call a worker group over AMQP
     Call(call::CallArgs),
+    /// Submit requests to a queue in a ZooKeeper
+    #[cfg(feature = "zookeeper")]
+    #[command(subcommand)]
+    Zk(zk::ZkCommand),
     /// Show and test handlers
     #[command(subcommand)]
     Handler(handler::HandlerCommand),
@@ -161,6 +168,8 @@ fn dispatch(command: CliCommand, environment: &Environment) -> ExitResult {
         CliCommand::Control(command) => run_local(control::run(command, environment)),
         CliCommand::Claims(command) => run_local(control::claims(command, environment)),
         CliCommand::Call(arguments) => run_local(call::run(arguments, environment)),
+        #[cfg(feature = "zookeeper")]
+        CliCommand::Zk(command) => run_local(zk::run(command, environment)),
         CliCommand::Task(arguments) => run_local(task::run(arguments, environment)),
         CliCommand::Handler(command) => run_local(handler::run(command, environment)),
         CliCommand::Config(command) => config::run(command, environment),

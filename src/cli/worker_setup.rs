@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::exit::{Exit, Failure};
-use super::{amqp_setup, taskcluster_setup, termination_watch};
+use super::{amqp_setup, taskcluster_setup, termination_watch, zookeeper_setup};
 use crate::config::Environment;
 use crate::config::schema::{
     COMMAND, CommandHandler, Config, Handler as HandlerConfig, Hooks, HttpHandler, ProgramHandler, Source,
@@ -75,6 +75,9 @@ pub(super) fn build_worker(config: &Config, environment: &Environment) -> Result
                     taskcluster_setup::source_binding(source_name, source, &name, handler, environment)?;
                 bindings.push(binding);
                 apis.insert(source_name.clone(), api);
+            }
+            Source::Zookeeper(source) => {
+                bindings.push(zookeeper_setup::source_binding(source_name, source, &name, handler)?);
             }
             Source::Amqp(source) => {
                 let work = amqp_setup::RequestHandling::from_config(config, handler_name, handler);

@@ -121,11 +121,13 @@ pub fn load(
 enum SourceKind {
     Taskcluster,
     Amqp,
+    Zookeeper,
 }
 
 fn read_source(loader: &mut Loader<'_>, key: &str, mut section: Value) -> Option<Source> {
     match loader.kind(key, &mut section, None)? {
         SourceKind::Taskcluster => loader.read(key, section, " of kind `taskcluster`").map(Source::Taskcluster),
+        SourceKind::Zookeeper => loader.read(key, section, " of kind `zookeeper`").map(Source::Zookeeper),
         SourceKind::Amqp => loader.read(key, section, " of kind `amqp`").map(Source::Amqp),
     }
 }

@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use super::load::join;
 use super::pool::{DemandConfig, PoolConfig, PoolDriver, QueueType};
 use super::problem::{Problem, ValueOrigin, suggest};
-use super::schema::{Bridge, COMMAND, Config, Source, TaskclusterSource};
+use super::schema::{Bridge, COMMAND, Config, Source, TaskclusterSource, ZooKeeperSource};
 use super::values::WORKER_NAME_CHARS_MAX_AZURE;
 use crate::limits::AMQP_NAME_BYTES_MAX;
 use crate::source::taskcluster::{ArtifactStorage, Dialect};
+use crate::source::zookeeper;
 
 struct Rules<'a> {
     origins: &'a BTreeMap<String, ValueOrigin>,
@@ -58,6 +59,7 @@ impl Rules<'_> {
         self.reference(key, "handler", "handler", source.handler(), handlers);
         match source {
             Source::Taskcluster(source) => self.taskcluster(config, key, source),
+            Source::Zookeeper(source) => self.zookeeper(key, source),
             Source::Amqp(source) => {
                 let amqp = &config.amqp;
                 let is_assigned = amqp.assignment.requests_queue.is_some() || amqp.worker_key.is_some();
@@ -102,6 +104,30 @@ impl Rules<'_> {
         match source.dialect {
             Dialect::Azure => self.azure(config, key, source),
             Dialect::ClaimWork => self.worker_type(key, source.task_queue.worker_type()),
+        }
+    }
+
+    fn zookeeper(&mut self, key: &str, source: &ZooKeeperSource) {
+        if source.queue.is_none() && source.dialect == zookeeper::Dialect::Native {
+            let help = "set it to the path that the tasks' submitters use, such as \"/journeyman/builds\"";
+            self.error(key, "queue", format!("[{key}] has no `queue`"), help);
+        }
+        let paths = [("queue", &source.queue), ("chroot", &source.chroot)];
+        for (name, path) in paths.into_iter().filter_map(|(name, path)| Some((name, path.as_ref()?))) {
+            let parts = || path.split('/').skip(1);
+            if !path.starts_with('/') || parts().any(|part| part.is_empty() || part == "." || part == "..") {
+                self.error(
+                    key,
+                    name,
+                    format!("\"{path}\" is no path of a node"),
+                    "it begins with a slash and does not end with one",
+                );
+            }
+        }
+        let files = [&source.ca_file, &source.certificate_file, &source.key_file];
+        if files.iter().any(|file| file.is_some()) && files.iter().any(|file| file.is_none()) {
+            let message = format!("[{key}] has only some of `ca_file`, `certificate_file` and `key_file`");
+            self.error(key, "ca_file", message, "TLS with ZooKeeper needs all three");
         }
     }
 

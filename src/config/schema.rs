@@ -20,6 +20,7 @@ use crate::limits::{
 use crate::queue::Auth;
 use crate::source::amqp::OnAttemptsExhausted;
 use crate::source::taskcluster::{ArtifactStorage, Dialect};
+use crate::source::zookeeper;
 
 /// A time that a task may run.
 pub type RunTime = Span<RUN_TIME_MIN_MS>;
@@ -196,6 +197,8 @@ pub enum Source {
     Taskcluster(TaskclusterSource),
     /// A request queue of an AMQP broker.
     Amqp(RequestSource),
+    /// A queue in a ZooKeeper.
+    Zookeeper(ZooKeeperSource),
 }
 
 /// Tasks of a Taskcluster deployment.
@@ -245,12 +248,45 @@ pub struct RequestSource {
     pub handler: String,
 }
 
+/// Requests or tasks that are nodes of a ZooKeeper.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ZooKeeperSource {
+    /// Whose layout the queue has: the merge jobs or the builds of a Zuul, or one node a task.
+    pub dialect: zookeeper::Dialect,
+    /// The servers: hosts with ports, separated by commas.
+    pub connect: String,
+    /// Node below which all paths lie [built-in: none]. It is created if it does not exist.
+    pub chroot: Option<String>,
+    /// Path of the queue [built-in: that of a Zuul]. Required with `dialect = "native"`.
+    pub queue: Option<String>,
+    /// Zone whose builds are claimed, for `dialect = "zuul-executor"` [built-in: builds without a zone].
+    pub zone: Option<String>,
+    /// File with the CA certificates (PEM) that verify the servers, whose certificates need subject alternative names. With it the connection uses TLS.
+    pub ca_file: Option<File>,
+    /// File with the client certificate chain (PEM).
+    pub certificate_file: Option<File>,
+    /// File with the private key of the client certificate (PEM).
+    pub key_file: Option<File>,
+    /// How long claims survive a lost connection. The server may shorten or extend it.
+    #[serde(default = "session_timeout")]
+    pub session_timeout: Span,
+    /// Name of the handler that runs the requests.
+    #[serde(default = "command_name")]
+    pub handler: String,
+}
+
+const fn session_timeout() -> Span {
+    Span(std::time::Duration::from_secs(40))
+}
+
 impl Source {
     /// The name of the handler.
     pub fn handler(&self) -> &str {
         match self {
             Self::Taskcluster(source) => &source.handler,
             Self::Amqp(source) => &source.handler,
+            Self::Zookeeper(source) => &source.handler,
         }
     }
 
@@ -258,7 +294,7 @@ impl Source {
     pub const fn as_taskcluster(&self) -> Option<&TaskclusterSource> {
         match self {
             Self::Taskcluster(source) => Some(source),
-            Self::Amqp(_) => None,
+            Self::Amqp(_) | Self::Zookeeper(_) => None,
         }
     }
 }

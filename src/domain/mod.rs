@@ -14,6 +14,7 @@ pub mod group;
 pub mod host_health;
 pub mod id;
 pub mod jitter;
+pub mod job_requests;
 pub mod journal;
 pub mod lease;
 pub mod outcome;

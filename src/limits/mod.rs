@@ -4,6 +4,8 @@ mod amqp;
 mod controller;
 mod operator_interfaces;
 mod queue;
+#[cfg(feature = "zookeeper")]
+mod zookeeper;
 
 use std::time::Duration;
 
@@ -11,6 +13,8 @@ pub use amqp::*;
 pub use controller::*;
 pub use operator_interfaces::*;
 pub use queue::*;
+#[cfg(feature = "zookeeper")]
+pub use zookeeper::*;
 
 pub const POLL_BODY_BYTES_MAX: usize = 1 << 20;
 /// The largest JSON response of a queue; 32 task definitions of 1 MiB each would not fit a fleet's memory.

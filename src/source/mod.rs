@@ -7,6 +7,7 @@
 pub mod amqp;
 pub mod memory;
 pub mod taskcluster;
+pub mod zookeeper;
 
 use std::collections::BTreeMap;
 use std::future::Future;

@@ -5,6 +5,7 @@
 mod broker;
 pub(super) mod host;
 mod taskcluster;
+mod zookeeper;
 
 use std::fmt::Write as _;
 
@@ -169,6 +170,7 @@ async fn run_checks(loaded: &LoadedConfig, environment: &Environment) -> Vec<Che
                 Source::Taskcluster(source) => {
                     Box::pin(taskcluster::check_source(name, source, claims_as, environment))
                 }
+                Source::Zookeeper(source) => Box::pin(zookeeper::check_source(name, source)),
                 Source::Amqp(source) => Box::pin(broker::check_source(name, source, config, environment)),
             },
         ));

@@ -1,0 +1,136 @@
+//! `journeyman zk`: submits requests to a queue in a ZooKeeper, and looks at it.
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use serde_json::Value;
+
+use super::config_args::{ConfigArgs, NoFlags};
+use super::exit::{Exit, ExitResult, Failure};
+use super::{output, zookeeper_setup};
+use crate::config::Environment;
+use crate::config::schema::{Source, ZooKeeperSource};
+use crate::config::values::Span;
+use crate::zookeeper::Session;
+use crate::zookeeper::job_queue::{JobError, JobQueue};
+use crate::zookeeper::submit::Submission;
+
+/// `journeyman zk`
+#[derive(Debug, Subcommand)]
+pub(super) enum ZkCommand {
+    /// Add a request to a source's queue
+    Submit(SubmitArgs),
+    /// Ask for the end of a request
+    Cancel(CancelArgs),
+}
+
+#[derive(Debug, Args)]
+struct SourceArgs {
+    /// Source of kind `zookeeper` whose queue is meant [default: the only one]
+    #[arg(long, value_name = "NAME")]
+    source: Option<String>,
+    #[command(flatten)]
+    settings: ConfigArgs<NoFlags>,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct SubmitArgs {
+    /// Payload in JSON: the parameters of a Zuul's request
+    #[arg(value_name = "PAYLOAD", default_value = "{}")]
+    payload: String,
+    /// Precedence; the lowest is first
+    #[arg(long, value_name = "NUMBER", default_value_t = 200)]
+    precedence: i64,
+    /// Further key of a Zuul's request, such as tenant_name=example; its value is text
+    #[arg(long, value_name = "KEY=VALUE")]
+    field: Vec<String>,
+    /// Wait for the result and print it
+    #[arg(long)]
+    wait: bool,
+    /// How long to wait [default: without end]
+    #[arg(long, value_name = "TIME", requires = "wait")]
+    timeout: Option<Span>,
+    #[command(flatten)]
+    source: SourceArgs,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct CancelArgs {
+    /// Id of the request
+    #[arg(value_name = "REQUEST")]
+    request: String,
+    #[command(flatten)]
+    source: SourceArgs,
+}
+
+/// Runs the command.
+///
+/// # Errors
+///
+/// [`Exit::Unreachable`] without an answer, [`Exit::Failed`] if the call fails.
+pub(super) async fn run(command: ZkCommand, environment: &Environment) -> ExitResult {
+    match command {
+        ZkCommand::Submit(arguments) => submit(arguments, environment).await,
+        ZkCommand::Cancel(arguments) => {
+            let (source, session, queue) = open(&arguments.source, environment).await?;
+            let canceled = queue.cancel(&session, source.dialect, &arguments.request).await;
+            canceled.map_err(|error| job_failure(&error.into()))?;
+            Ok(Exit::Success)
+        }
+    }
+}
+
+async fn submit(arguments: SubmitArgs, environment: &Environment) -> ExitResult {
+    let usage = |message: String| Failure::new(Exit::Usage, message);
+    let payload =
+        serde_json::from_str(&arguments.payload).map_err(|error| usage(format!("the payload is no JSON: {error}")))?;
+    let field = |pair: &String| {
+        let (key, value) = pair.split_once('=').ok_or_else(|| usage(format!("\"{pair}\" is not KEY=VALUE")))?;
+        Ok((key.to_owned(), Value::from(value)))
+    };
+    let fields = arguments.field.iter().map(field).collect::<Result<_, Failure>>()?;
+    let (source, session, queue) = open(&arguments.source, environment).await?;
+    let SubmitArgs { precedence, wait, timeout, .. } = arguments;
+    let submission = Submission { dialect: source.dialect, payload, precedence, fields, waits: wait };
+    let id = queue.add(&session, &submission).await.map_err(|error| job_failure(&error))?;
+    if !wait {
+        output::line(&id)?;
+        return Ok(Exit::Success);
+    }
+    let waiting = queue.wait_for_result(&session, source.dialect, &id);
+    let limit = timeout.map_or(Duration::MAX, |timeout| timeout.0);
+    let late = || Failure::new(Exit::Failed, format!("request {id} had no result in time; `zk cancel` ends it"));
+    let result = tokio::time::timeout(limit, waiting).await.map_err(|_| late())?;
+    output::line(&result.map_err(|error| job_failure(&error))?.to_string())?;
+    Ok(Exit::Success)
+}
+
+async fn open(
+    arguments: &SourceArgs,
+    environment: &Environment,
+) -> Result<(ZooKeeperSource, Session, JobQueue), Failure> {
+    let config = arguments.settings.load(environment)?.config;
+    let mut sources = config.source.iter().filter_map(|(name, source)| match source {
+        Source::Zookeeper(source) if arguments.source.as_ref().is_none_or(|wanted| wanted == name) => {
+            Some((name, source))
+        }
+        Source::Zookeeper(_) | Source::Taskcluster(_) | Source::Amqp(_) => None,
+    });
+    let none = || Failure::new(Exit::Config, "there is no such [source.NAME] of kind `zookeeper`");
+    let (name, source) = sources.next().ok_or_else(none)?;
+    if sources.next().is_some() {
+        return Err(Failure::new(Exit::Usage, "there are several sources of kind `zookeeper`: name one with --source"));
+    }
+    let queue = JobQueue::new(&zookeeper_setup::queue(name, source)?);
+    let connected = Session::connect(&zookeeper_setup::connect_config(source)).await;
+    let session = connected.map_err(|error| Failure::new(Exit::Unreachable, error.to_string()))?;
+    Ok((source.clone(), session, queue))
+}
+
+fn job_failure(error: &JobError) -> Failure {
+    let exit = match error {
+        JobError::Call(error) if error.is_unanswered() => Exit::Unreachable,
+        JobError::Call(_) | JobError::Shards(_) | JobError::Unreadable { .. } => Exit::Failed,
+    };
+    Failure::new(exit, error.to_string())
+}

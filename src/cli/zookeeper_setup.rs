@@ -1,0 +1,64 @@
+//! Builds ZooKeeper sources from the configuration.
+
+use std::sync::Arc;
+
+use super::exit::{Exit, Failure};
+use super::worker_setup::WorkerIdentity;
+use crate::config::schema::ZooKeeperSource;
+use crate::handler::DynHandler;
+use crate::worker::SourceBinding;
+
+#[cfg(feature = "zookeeper")]
+pub(super) fn source_binding(
+    source_name: &str,
+    config: &ZooKeeperSource,
+    worker: &WorkerIdentity,
+    handler: Arc<dyn DynHandler>,
+) -> Result<SourceBinding, Failure> {
+    use crate::source::zookeeper as zk;
+    let settings = zk::ZooKeeperSourceConfig {
+        connect: connect_config(config),
+        dialect: config.dialect,
+        queue: queue(source_name, config)?,
+        worker_id: worker.id.clone(),
+    };
+    let source = Arc::new(zk::ZooKeeperSource::new(settings));
+    Ok(SourceBinding { name: source_name.to_owned(), source, handler, env: Arc::default() })
+}
+
+#[cfg(not(feature = "zookeeper"))]
+pub(super) fn source_binding(
+    source_name: &str,
+    _config: &ZooKeeperSource,
+    _worker: &WorkerIdentity,
+    _handler: Arc<dyn DynHandler>,
+) -> Result<SourceBinding, Failure> {
+    let message = "this journeyman was built without the feature `zookeeper`; build it with it, or remove the source";
+    Err(Failure::new(Exit::Config, format!("[source.{source_name}]: {message}")))
+}
+
+#[cfg(feature = "zookeeper")]
+pub(super) fn connect_config(config: &ZooKeeperSource) -> crate::zookeeper::ConnectConfig {
+    let files = config.ca_file.as_ref().zip(config.certificate_file.as_ref()).zip(config.key_file.as_ref());
+    crate::zookeeper::ConnectConfig {
+        servers: config.connect.clone(),
+        chroot: config.chroot.clone(),
+        tls: files.map(|((ca, certificate), key)| crate::zookeeper::TlsFiles {
+            ca: ca.0.clone(),
+            certificate: certificate.0.clone(),
+            key: key.0.clone(),
+        }),
+        session_timeout: config.session_timeout.0,
+    }
+}
+
+/// The path of the queue.
+///
+/// # Errors
+///
+/// [`Exit::Config`] if neither the configuration nor the dialect names it.
+#[cfg(feature = "zookeeper")]
+pub(super) fn queue(source_name: &str, config: &ZooKeeperSource) -> Result<String, Failure> {
+    let queue = config.queue.clone().or_else(|| config.dialect.usual_queue(config.zone.as_deref()));
+    queue.ok_or_else(|| Failure::new(Exit::Config, format!("[source.{source_name}] has no `queue`")))
+}

@@ -1,0 +1,23 @@
+//! Limits of ZooKeeper sources and commands.
+
+use std::time::Duration;
+
+/// As Zuul's: below the 1 MiB of a server, which counts the path too.
+pub const ZOOKEEPER_NODE_BYTES_MAX: usize = 1_000_000;
+/// Of data in shards, uncompressed.
+pub const ZOOKEEPER_SHARDED_BYTES_MAX: usize = 64 << 20;
+pub const ZOOKEEPER_RESULT_BYTES_MAX: usize = 16 << 20;
+pub const ZOOKEEPER_MULTI_WRITES_MAX: usize = 64;
+pub const ZOOKEEPER_CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
+pub const ZOOKEEPER_CALL_TIMEOUT: Duration = Duration::from_secs(20);
+pub const ZOOKEEPER_CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+pub const ZOOKEEPER_RETRY_DELAY: Duration = Duration::from_millis(200);
+pub const ZOOKEEPER_LONG_POLL_WAIT: Duration = Duration::from_secs(20);
+/// Lost claims and cancels that the worker has not received yet; more wait.
+pub const ZOOKEEPER_EVENTS_MAX: usize = 64;
+/// Reads of a walk at the same time.
+pub const ZOOKEEPER_READS_CONCURRENT_MAX: usize = 256;
+/// Of a certificate or key file.
+pub const ZOOKEEPER_CREDENTIALS_BYTES_MAX: u64 = 1 << 20;
+/// Attempts of a task in the native layout that its handler asks for again.
+pub const ZOOKEEPER_ATTEMPTS_MAX: u32 = 5;

@@ -1,0 +1,204 @@
+//! The source itself: polls that wait for a free request and claim it.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use crate::domain::id::PriorityQueue;
+use crate::domain::refusal::Refusal;
+use crate::host::clock::Clock;
+use crate::limits::{ZOOKEEPER_CLOSE_TIMEOUT, ZOOKEEPER_EVENTS_MAX, ZOOKEEPER_LONG_POLL_WAIT};
+use crate::source::{CallError, Capabilities, Grant, OpenResult, PollBatch, Source, SourceEvent, SourceFuture};
+use crate::zookeeper::{ConnectConfig, Session};
+
+use super::queue_watch::QueueWatch;
+use super::{Dialect, native, zuul};
+
+/// Which queue of which ensemble is worked for.
+#[derive(Debug, Clone)]
+pub struct ZooKeeperSourceConfig {
+    /// The ensemble.
+    pub connect: ConnectConfig,
+    /// The layout of the queue.
+    pub dialect: Dialect,
+    /// The path of the queue.
+    pub queue: String,
+    /// The worker's name, which its locks and requests carry.
+    pub worker_id: String,
+}
+
+/// A queue in a ZooKeeper.
+pub struct ZooKeeperSource {
+    inner: Arc<SourceInner>,
+    events: tokio::sync::Mutex<mpsc::Receiver<SourceEvent>>,
+}
+
+pub(super) struct SourceInner {
+    pub(super) config: ZooKeeperSourceConfig,
+    pub(super) clock: Clock,
+    /// The queue as the current session sees it.
+    watch: tokio::sync::Mutex<Option<Arc<QueueWatch>>>,
+    events: mpsc::Sender<SourceEvent>,
+    /// Watching, and giving up locks of claims without a report.
+    tasks: Mutex<JoinSet<()>>,
+}
+
+impl ZooKeeperSource {
+    /// A source that connects with its first poll.
+    #[must_use]
+    pub fn new(config: ZooKeeperSourceConfig) -> Self {
+        let (events, receiver) = mpsc::channel(ZOOKEEPER_EVENTS_MAX);
+        let inner = SourceInner {
+            config,
+            clock: Clock::boot(),
+            watch: tokio::sync::Mutex::default(),
+            events,
+            tasks: Mutex::default(),
+        };
+        Self { inner: Arc::new(inner), events: tokio::sync::Mutex::new(receiver) }
+    }
+}
+
+impl SourceInner {
+    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let mut tasks = self.tasks.lock();
+        while let Some(ended) = tasks.try_join_next() {
+            if let Err(error) = ended {
+                tracing::error!(%error, "a task of a ZooKeeper source panicked; its locks end with the session");
+            }
+        }
+        tasks.spawn(task);
+    }
+
+    async fn watch(self: &Arc<Self>) -> Result<Arc<QueueWatch>, CallError> {
+        let mut current = self.watch.lock().await;
+        if let Some(watch) = current.as_ref().filter(|watch| !watch.session.is_ended()) {
+            return Ok(Arc::clone(watch));
+        }
+        // I6: what the lost session held is free, and must not run beside its old payload.
+        if let Some(lost) = current.as_ref()
+            && lost.held_claims() > 0
+        {
+            let message = format!("{} requests of a lost session are still being ended", lost.held_claims());
+            return Err(CallError { refusal: Refusal::Retry { retry_after: None }, message });
+        }
+        let session = Arc::new(Session::connect(&self.config.connect).await?);
+        let watch = QueueWatch::start(&self.config, session).await?;
+        tracing::debug!(queue = self.config.queue, session = watch.session.id(), "watching");
+        let (watching, events) = (Arc::clone(&watch), self.events.clone());
+        self.spawn(async move { watching.run(events).await });
+        Ok(Arc::clone(current.insert(watch)))
+    }
+
+    async fn poll(self: &Arc<Self>, max: u8) -> Result<PollBatch, CallError> {
+        let ends_at = Instant::now() + ZOOKEEPER_LONG_POLL_WAIT;
+        let watch = self.watch().await?;
+        loop {
+            let changed = watch.changed();
+            let picked: Vec<Box<str>> = (0..max).map_while(|_| watch.pick()).collect();
+            if !picked.is_empty() {
+                let claimed = join_all(picked.iter().map(|id| self.claim(&watch, id))).await;
+                let grants: Vec<Grant> = claimed.into_iter().flatten().collect();
+                if !grants.is_empty() {
+                    return Ok(PollBatch { grants, ..PollBatch::default() });
+                }
+                continue;
+            }
+            tokio::select! {
+                () = changed => {}
+                () = watch.session.ended() => {
+                    let message = format!("the session with {} has expired", self.config.connect.servers);
+                    return Err(CallError { refusal: Refusal::Retry { retry_after: None }, message });
+                }
+                () = sleep_until(ends_at) => return Ok(PollBatch::default()),
+            }
+        }
+    }
+
+    /// A failure to claim one request costs the others nothing.
+    async fn claim(self: &Arc<Self>, watch: &Arc<QueueWatch>, id: &str) -> Option<Grant> {
+        let claimed = match self.config.dialect {
+            Dialect::ZuulMerger | Dialect::ZuulExecutor => zuul::claim(self, watch, id).await,
+            Dialect::Native => native::claim(self, watch, id).await,
+        };
+        claimed.unwrap_or_else(|error| {
+            tracing::warn!(request = id, "{error}");
+            watch.put_back(id);
+            None
+        })
+    }
+
+    /// How long a claim is safe that was seen to stand by an answer to a request of this time.
+    pub(super) fn expires_at(
+        watch: &QueueWatch,
+        sent_at: crate::domain::time::Instant,
+    ) -> crate::domain::time::Instant {
+        sent_at.plus(watch.session.timeout())
+    }
+}
+
+impl Drop for ZooKeeperSource {
+    fn drop(&mut self) {
+        self.inner.tasks.lock().abort_all();
+    }
+}
+
+impl Source for ZooKeeperSource {
+    fn describe(&self) -> String {
+        let ZooKeeperSourceConfig { connect, queue, dialect, .. } = &self.inner.config;
+        let chroot = connect.chroot.as_deref().unwrap_or_default();
+        let layout = match dialect {
+            Dialect::ZuulMerger => "Zuul's merge jobs",
+            Dialect::ZuulExecutor => "Zuul's builds",
+            Dialect::Native => "tasks",
+        };
+        format!("{layout} of {chroot}{queue} in the ZooKeeper at {}", connect.servers)
+    }
+
+    fn service_id(&self) -> String {
+        let ZooKeeperSourceConfig { connect, queue, .. } = &self.inner.config;
+        format!("zookeeper {} {}{queue}", connect.servers, connect.chroot.as_deref().unwrap_or_default())
+    }
+
+    fn claimant(&self) -> String {
+        format!("{} {}", self.service_id(), self.inner.config.worker_id)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { long_poll: true, supports_recovery: false, reports_cancellation: false, connection_scoped: true }
+    }
+
+    fn open(&self) -> SourceFuture<'_, OpenResult> {
+        Box::pin(std::future::ready(Ok(OpenResult { priority_queues: 1, usable_for: None })))
+    }
+
+    fn poll(&self, _queue: PriorityQueue, max: u8) -> SourceFuture<'_, PollBatch> {
+        Box::pin(self.inner.poll(max))
+    }
+
+    fn next_event(&self) -> Pin<Box<dyn Future<Output = SourceEvent> + Send + '_>> {
+        Box::pin(async {
+            match self.events.lock().await.recv().await {
+                Some(event) => event,
+                None => std::future::pending().await,
+            }
+        })
+    }
+
+    fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(async {
+            let Some(watch) = self.inner.watch.lock().await.take() else { return };
+            watch.stop();
+            let mut tasks = std::mem::take(&mut *self.inner.tasks.lock());
+            let ending = async { while tasks.join_next().await.is_some() {} };
+            if timeout(ZOOKEEPER_CLOSE_TIMEOUT, ending).await.is_err() {
+                tracing::warn!("locks are left until the session with ZooKeeper expires");
+            }
+        })
+    }
+}

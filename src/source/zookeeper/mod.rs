@@ -1,0 +1,46 @@
+//! A source of requests that are nodes of a ZooKeeper: Zuul's job queues, and a layout of our own.
+//!
+//! A claim is a lock, and its lease is the session: while the session stands, no other worker takes the lock. A reclaim looks at
+//! the lock; a report writes the result and the state, then gives the lock up. A lost session and a cancel arrive as
+//! [`SourceEvent`]s.
+
+#[cfg(feature = "zookeeper")]
+mod claim;
+#[cfg(feature = "zookeeper")]
+mod job_source;
+#[cfg(feature = "zookeeper")]
+mod native;
+#[cfg(feature = "zookeeper")]
+mod queue_watch;
+#[cfg(feature = "zookeeper")]
+mod zuul;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+#[cfg(feature = "zookeeper")]
+pub use job_source::{ZooKeeperSource, ZooKeeperSourceConfig};
+
+/// Whose layout a queue has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Dialect {
+    /// A queue of merge jobs of a Zuul.
+    ZuulMerger,
+    /// A queue of builds of a Zuul.
+    ZuulExecutor,
+    /// One node a task.
+    Native,
+}
+
+impl Dialect {
+    /// The queue of a Zuul for this zone; `None` for the layout of our own, which has no usual place.
+    pub fn usual_queue(self, zone: Option<&str>) -> Option<String> {
+        match (self, zone) {
+            (Self::ZuulMerger, _) => Some("/zuul/merger".to_owned()),
+            (Self::ZuulExecutor, None) => Some("/zuul/executor/unzoned".to_owned()),
+            (Self::ZuulExecutor, Some(zone)) => Some(format!("/zuul/executor/zones/{zone}")),
+            (Self::Native, _) => None,
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! The requests of a queue as one session sees them: a recursive watch, and a walk at first and after each lost connection.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use futures_util::StreamExt as _;
+use futures_util::stream;
+use parking_lot::Mutex;
+use tokio::sync::{Notify, mpsc};
+use tokio_util::sync::CancellationToken;
+
+use super::{Dialect, ZooKeeperSourceConfig};
+use crate::domain::id::Run;
+use crate::domain::jitter::Jitter;
+use crate::domain::job_requests::{JobRequests, SeenRequest};
+use crate::limits::ZOOKEEPER_READS_CONCURRENT_MAX;
+use crate::source::{CallError, SourceEvent};
+use crate::zookeeper::job_queue::{JobQueue, RequestState};
+use crate::zookeeper::json_object::JsonObject;
+use crate::zookeeper::watch::{TreeEvent, TreeWatch};
+use crate::zookeeper::{Error, Session};
+
+pub(super) struct QueueWatch {
+    pub(super) session: Arc<Session>,
+    pub(super) queue: JobQueue,
+    dialect: Dialect,
+    requests: Mutex<JobRequests>,
+    /// The requests that this worker holds, by their ids.
+    held: Mutex<BTreeMap<String, Run>>,
+    arrived: Notify,
+    stopped: CancellationToken,
+    jitter: Mutex<Jitter>,
+    tree: tokio::sync::Mutex<TreeWatch>,
+}
+
+/// A node that matters, by its path below the queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum QueueNode<'a> {
+    Request(&'a str),
+    CancelFlag(&'a str),
+    Contender { id: &'a str, name: &'a str },
+}
+
+fn parse(dialect: Dialect, path: &str) -> Option<QueueNode<'_>> {
+    let parts: Vec<&str> = path.strip_prefix('/')?.splitn(4, '/').collect();
+    match (dialect, parts.as_slice()) {
+        (_, ["requests", id]) => Some(QueueNode::Request(id)),
+        (Dialect::ZuulExecutor, ["requests", id, "cancel"]) => Some(QueueNode::CancelFlag(id)),
+        (Dialect::Native, ["locks", id]) => Some(QueueNode::Contender { id, name: "" }),
+        (Dialect::ZuulMerger | Dialect::ZuulExecutor, ["locks", id, name]) => Some(QueueNode::Contender { id, name }),
+        _ => None,
+    }
+}
+
+impl QueueWatch {
+    pub(super) async fn start(config: &ZooKeeperSourceConfig, session: Arc<Session>) -> Result<Arc<Self>, CallError> {
+        let queue = JobQueue::new(&config.queue);
+        queue.ensure(&session).await?;
+        let tree = TreeWatch::start(&session, queue.root()).await?;
+        let watch = Self {
+            session,
+            queue,
+            dialect: config.dialect,
+            requests: Mutex::default(),
+            held: Mutex::default(),
+            arrived: Notify::new(),
+            stopped: CancellationToken::new(),
+            jitter: Mutex::new(Jitter::seeded(uuid::Uuid::new_v4().as_u64_pair().0)),
+            tree: tokio::sync::Mutex::new(tree),
+        };
+        watch.walk().await?;
+        Ok(Arc::new(watch))
+    }
+
+    /// Resolves when a request may have become free since this call.
+    pub(super) fn changed(&self) -> impl Future<Output = ()> + '_ {
+        let mut notified = Box::pin(self.arrived.notified());
+        notified.as_mut().enable();
+        notified
+    }
+
+    pub(super) fn pick(&self) -> Option<Box<str>> {
+        self.requests.lock().pick(|below| {
+            let bits = self.jitter.lock().bits();
+            usize::try_from(bits % u64::try_from(below).unwrap_or(1).max(1)).unwrap_or(0)
+        })
+    }
+
+    pub(super) fn put_back(&self, id: &str) {
+        self.requests.lock().put_back(id);
+    }
+
+    pub(super) fn hold(&self, id: &str, run: &Run) {
+        self.held.lock().insert(id.to_owned(), run.clone());
+    }
+
+    pub(super) fn let_go(&self, id: &str) {
+        self.held.lock().remove(id);
+    }
+
+    pub(super) fn held_claims(&self) -> usize {
+        self.held.lock().len()
+    }
+
+    pub(super) fn stop(&self) {
+        self.stopped.cancel();
+    }
+
+    /// Follows the queue until the session ends.
+    pub(super) async fn run(&self, events: mpsc::Sender<SourceEvent>) {
+        let mut tree = self.tree.lock().await;
+        loop {
+            let event = tokio::select! {
+                biased;
+                () = self.stopped.cancelled() => return,
+                event = tree.next() => event,
+            };
+            let path = match &event {
+                TreeEvent::Created(path) | TreeEvent::Changed(path) | TreeEvent::Deleted(path) => path,
+                TreeEvent::Reconnected => {
+                    self.walk_again(&events).await;
+                    continue;
+                }
+                TreeEvent::Ended => {
+                    let lost: Vec<Run> = self.held.lock().values().cloned().collect();
+                    if !lost.is_empty() {
+                        _ = events.send(SourceEvent::Lost(lost)).await;
+                    }
+                    return;
+                }
+            };
+            let Some(node) = path.strip_prefix(self.queue.root()).and_then(|path| parse(self.dialect, path)) else {
+                continue;
+            };
+            match (&event, node) {
+                (TreeEvent::Deleted(_), QueueNode::Request(id)) => {
+                    self.requests.lock().on_request_deleted(id);
+                    self.cancel(id, &events).await;
+                }
+                (_, QueueNode::Request(id)) if !self.held.lock().contains_key(id) => {
+                    if let Err(error) = self.read(id).await {
+                        tracing::warn!(request = id, "{error}");
+                    }
+                }
+                (TreeEvent::Created(_), QueueNode::CancelFlag(id)) => self.cancel(id, &events).await,
+                (TreeEvent::Created(_), QueueNode::Contender { id, name }) => {
+                    self.requests.lock().on_contender(id, name)
+                }
+                (TreeEvent::Deleted(_), QueueNode::Contender { id, name }) => {
+                    self.requests.lock().on_contender_left(id, name);
+                }
+                (_, QueueNode::Request(_) | QueueNode::CancelFlag(_) | QueueNode::Contender { .. }) => continue,
+            }
+            self.arrived.notify_waiters();
+        }
+    }
+
+    async fn cancel(&self, id: &str, events: &mpsc::Sender<SourceEvent>) {
+        let held = self.held.lock().get(id).cloned();
+        if let Some(run) = held {
+            _ = events.send(SourceEvent::CancelRequested(run)).await;
+        }
+    }
+
+    async fn walk_again(&self, events: &mpsc::Sender<SourceEvent>) {
+        if let Err(error) = self.walk().await {
+            // The next connection walks again, and a lost session ends everything.
+            tracing::warn!(queue = self.queue.root(), "cannot read the queue again: {error}");
+        }
+        let held: Vec<String> = self.held.lock().keys().cloned().collect();
+        for id in held {
+            let request = self.queue.path("requests", &id);
+            let is_canceled = matches!(self.session.stat(&format!("{request}/cancel")).await, Ok(Some(_)));
+            let is_gone = matches!(self.session.stat(&request).await, Ok(None));
+            if is_canceled || is_gone {
+                self.cancel(&id, events).await;
+            }
+        }
+        self.arrived.notify_waiters();
+    }
+
+    /// Reads the whole queue.
+    async fn walk(&self) -> Result<(), Error> {
+        let session = &self.session;
+        let locked = self.list("locks").await?;
+        let contenders: Vec<(String, Vec<String>)> = match self.dialect {
+            Dialect::Native => locked.into_iter().map(|id| (id, vec![String::new()])).collect(),
+            Dialect::ZuulMerger | Dialect::ZuulExecutor => {
+                let reads = locked.into_iter().map(|id| async {
+                    let path = self.queue.path("locks", &id);
+                    let names = session.retry(|| session.children(&path)).await;
+                    names.map(|names| (id, names.unwrap_or_default()))
+                });
+                let reads: Vec<_> =
+                    stream::iter(reads).buffer_unordered(ZOOKEEPER_READS_CONCURRENT_MAX).collect().await;
+                reads.into_iter().collect::<Result<_, Error>>()?
+            }
+        };
+        {
+            let mut requests = self.requests.lock();
+            requests.clear();
+            for (id, name) in contenders.iter().flat_map(|(id, names)| names.iter().map(move |name| (id, name))) {
+                requests.on_contender(id, name);
+            }
+        }
+        let ids = self.list("requests").await?;
+        let reads = ids.into_iter().map(|id| async move { self.read(&id).await });
+        let reads = stream::iter(reads).buffer_unordered(ZOOKEEPER_READS_CONCURRENT_MAX);
+        let reads: Vec<Result<(), Error>> = reads.collect().await;
+        reads.into_iter().collect()
+    }
+
+    async fn list(&self, folder: &str) -> Result<Vec<String>, Error> {
+        let path = format!("{}/{folder}", self.queue.root());
+        self.session.retry(|| self.session.children(&path)).await.map(Option::unwrap_or_default)
+    }
+
+    async fn read(&self, id: &str) -> Result<(), Error> {
+        let path = self.queue.path("requests", id);
+        let found = self.session.retry(|| self.session.get(&path)).await?;
+        let Some((data, stat)) = found else {
+            self.requests.lock().on_request_deleted(id);
+            return Ok(());
+        };
+        let Ok(json) = JsonObject::parse(&data) else {
+            tracing::warn!(request = id, "a request of {} is no JSON object; leaving it alone", self.queue.root());
+            return Ok(());
+        };
+        let is_requested = match self.dialect {
+            Dialect::Native => true,
+            Dialect::ZuulMerger | Dialect::ZuulExecutor => json.get("state") == Some(RequestState::Requested),
+        };
+        let precedence = json.get("precedence").unwrap_or_default();
+        self.requests.lock().on_request(id, SeenRequest { precedence, created: stat.czxid, is_requested });
+        Ok(())
+    }
+}

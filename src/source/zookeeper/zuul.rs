@@ -1,0 +1,262 @@
+//! Zuul's requests: merge jobs, whose result is stored for a submitter that waits or sent as an event, and builds, whose end is
+//! an event in one transaction with their state.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+
+use super::Dialect;
+use super::claim::{self, Held, JobClaim};
+use super::job_source::SourceInner;
+use super::queue_watch::QueueWatch;
+use crate::domain::id::{Run, TaskId};
+use crate::domain::outcome::{ExceptionReason, Outcome};
+use crate::domain::refusal::Refusal;
+use crate::host::crash_points::crash_point;
+use crate::source::{CallError, Grant, RunTerms, SourceFuture};
+use crate::task::Results;
+use crate::zookeeper::job_queue::{ClaimAttempt, ClaimedRequest, JobError, JobRequest, RequestState};
+use crate::zookeeper::submit::unix_seconds;
+
+struct HeldJob {
+    dialect: Dialect,
+    claimed: ClaimedRequest,
+    started_at: f64,
+    /// Steps of a settlement that need not be repeated.
+    is_result_stored: bool,
+}
+
+impl From<JobError> for CallError {
+    fn from(error: JobError) -> Self {
+        match error {
+            JobError::Call(error) => error.into(),
+            other @ (JobError::Shards(_) | JobError::Unreadable { .. }) => {
+                Self { refusal: Refusal::Rejected, message: other.to_string() }
+            }
+        }
+    }
+}
+
+pub(super) async fn claim(
+    source: &Arc<SourceInner>,
+    watch: &Arc<QueueWatch>,
+    id: &str,
+) -> Result<Option<Grant>, CallError> {
+    let Some(task) = TaskId::parse(id) else { return Ok(None) };
+    let sent_at = source.clock.now();
+    let dialect = source.config.dialect;
+    let info = json!({ "hostname": source.config.worker_id, "log_port": null, "zone": null });
+    let info = (dialect == Dialect::ZuulExecutor).then_some(&info);
+    let claimed = match watch.queue.claim(&watch.session, id, info).await? {
+        ClaimAttempt::Claimed(claimed) => *claimed,
+        ClaimAttempt::Locked | ClaimAttempt::Settled => return Ok(None),
+    };
+    let (payload, payload_error) = match claimed.params.as_deref().map(serde_json::from_slice::<Value>) {
+        Some(Ok(params)) => (params, None),
+        Some(Err(error)) => (Value::Null, Some(format!("its parameters are no JSON: {error}"))),
+        None => (Value::Null, Some("its parameters are gone".to_owned())),
+    };
+    let run = Run { task, run: 0 };
+    let mut held = HeldJob { dialect, claimed, started_at: unix_seconds(), is_result_stored: false };
+    held.send_started(watch).await?;
+    let results = claim::results();
+    Ok(Some(Grant {
+        run: run.clone(),
+        expires_at: SourceInner::expires_at(watch, sent_at),
+        terms: RunTerms { deadline: None, retries_left: Some(u32::MAX) },
+        queued_for: None,
+        task: json!({ "payload": payload }).into(),
+        payload_error,
+        claim: JobClaim::new(run, source, watch, Box::new(held), results.clone()),
+        results: Some(results),
+    }))
+}
+
+/// The word for an outcome that Zuul's scheduler acts on; `None` is another attempt.
+const fn build_result(outcome: Outcome) -> Option<&'static str> {
+    match outcome {
+        Outcome::Completed => Some("SUCCESS"),
+        Outcome::Failed => Some("FAILURE"),
+        Outcome::Exception(ExceptionReason::WorkerShutdown) => Some("ABORTED"),
+        Outcome::Exception(ExceptionReason::MalformedPayload | ExceptionReason::InternalError) => Some("ERROR"),
+        Outcome::Exception(ExceptionReason::ResourceUnavailable) => Some("NODE_FAILURE"),
+        Outcome::Exception(ExceptionReason::IntermittentTask) => None,
+    }
+}
+
+impl HeldJob {
+    fn request(&self) -> &JobRequest {
+        &self.claimed.request
+    }
+
+    fn text(&self, key: &str) -> Option<String> {
+        self.request().json.get(key)
+    }
+
+    /// The queue of results of the request's pipeline.
+    fn event_queue(&self) -> Option<String> {
+        let (tenant, pipeline) = (self.text("tenant_name")?, self.text("pipeline_name")?);
+        Some(format!("/zuul/events/tenant/{tenant}/pipelines/{pipeline}/result"))
+    }
+
+    fn build_event(&self, watch: &QueueWatch, kind: &str, data: &Value) -> Vec<u8> {
+        let id = &self.request().id;
+        json!({
+            "event_type": kind,
+            "event_data": {
+                "build_uuid": id,
+                "build_set_uuid": self.text("build_set_uuid"),
+                "job_uuid": self.text("job_uuid"),
+                "build_request_ref": watch.queue.path("requests", id),
+                "data": data,
+                "zuul_event_id": self.text("event_id"),
+            },
+        })
+        .to_string()
+        .into_bytes()
+    }
+
+    async fn send_started(&mut self, watch: &QueueWatch) -> Result<(), CallError> {
+        let (Dialect::ZuulExecutor, Some(queue)) = (self.dialect, self.event_queue()) else { return Ok(()) };
+        let event = self.build_event(watch, "BuildStartedEvent", &json!({ "start_time": self.started_at }));
+        let path = format!("{queue}/queue/q");
+        let mode = zookeeper_client::CreateMode::PersistentSequential;
+        match watch.session.create(&path, &event, mode).await {
+            // The pipeline is gone; the end of the build says so.
+            Err(error) if !error.is_no_node() => Err(error.into()),
+            Ok(_) | Err(_) => Ok(()),
+        }
+    }
+
+    /// What the handler set as its result, if it is an object.
+    fn handler_result(results: &Results) -> Map<String, Value> {
+        let reply = results.final_reply().and_then(|reply| serde_json::from_slice::<Value>(&reply.body).ok());
+        match reply {
+            Some(Value::Object(fields)) => fields,
+            Some(_) | None => Map::new(),
+        }
+    }
+
+    async fn end_build(&mut self, watch: &QueueWatch, word: Option<&str>, results: &Results) -> Result<(), CallError> {
+        let own = Self::handler_result(results);
+        let data = json!({
+            "result": own.get("result").and_then(Value::as_str).or(word),
+            "end_time": unix_seconds(),
+            "error_detail": results.failure_reason(),
+            "warnings": own.get("warnings").cloned().unwrap_or_else(|| json!([])),
+            "unreachable": false,
+            "data": own.get("data").cloned().unwrap_or_else(|| json!({})),
+            "secret_data": own.get("secret_data").cloned().unwrap_or_else(|| json!({})),
+            "held": false,
+        });
+        let event = self.build_event(watch, "BuildCompletedEvent", &data);
+        let session = &watch.session;
+        let is_ours = match self.event_queue() {
+            Some(queue) => {
+                let request = &mut self.claimed.request;
+                watch.queue.complete_with_event(session, request, &queue, &event).await?
+            }
+            None => watch.queue.set_state(session, &mut self.claimed.request, RequestState::Completed).await?,
+        };
+        crash_point("zookeeper-completed");
+        if is_ours { Ok(()) } else { Err(self.settled_elsewhere()) }
+    }
+
+    fn settled_elsewhere(&self) -> CallError {
+        let message = format!("report on {}: it was removed or completed by somebody else", self.request().id);
+        CallError { refusal: Refusal::Gone, message }
+    }
+
+    async fn end_merge(&mut self, watch: &QueueWatch, results: &Results) -> Result<(), CallError> {
+        let (session, id) = (&watch.session, self.request().id.clone());
+        if !self.is_result_stored {
+            let own = Self::handler_result(results);
+            if self.text("result_path").is_some() {
+                watch.queue.store_result(session, &id, &Value::from(own).to_string().into_bytes()).await?;
+            } else if let Some(queue) = self.event_queue() {
+                let event = self.merge_event(own);
+                match session
+                    .create(&format!("{queue}/queue/q"), &event, zookeeper_client::CreateMode::PersistentSequential)
+                    .await
+                {
+                    Err(error) if !error.is_no_node() => return Err(error.into()),
+                    Ok(_) | Err(_) => {}
+                }
+            }
+            self.is_result_stored = true;
+        }
+        crash_point("zookeeper-result");
+        let is_ours = watch.queue.set_state(session, &mut self.claimed.request, RequestState::Completed).await?;
+        crash_point("zookeeper-completed");
+        if !is_ours {
+            return Err(self.settled_elsewhere());
+        }
+        Ok(())
+    }
+
+    fn merge_event(&self, own: Map<String, Value>) -> Vec<u8> {
+        let is_files_changes = self.text("job_type").as_deref() == Some("fileschanges");
+        let kind = if is_files_changes { "FilesChangesCompletedEvent" } else { "MergeCompletedEvent" };
+        let defaults = if is_files_changes {
+            json!({ "files": null })
+        } else {
+            json!({
+                "merged": false, "updated": false, "commit": null, "files": [], "repo_state": {}, "item_in_branches": [], "errors": [],
+            })
+        };
+        let Value::Object(mut data) = defaults else { return Vec::new() };
+        data.extend(own);
+        data.insert("request_uuid".to_owned(), self.request().id.clone().into());
+        data.insert("build_set_uuid".to_owned(), self.text("build_set_uuid").into());
+        data.insert("elapsed_time".to_owned(), (unix_seconds() - self.started_at).into());
+        data.insert("span_info".to_owned(), self.request().json.get::<Value>("span_info").unwrap_or_default());
+        data.insert("zuul_event_id".to_owned(), self.text("event_id").into());
+        json!({ "event_type": kind, "event_data": data }).to_string().into_bytes()
+    }
+
+    /// A merge that was not run goes back; of a build the scheduler makes another.
+    async fn put_back(&mut self, watch: &QueueWatch) -> Result<(), CallError> {
+        Ok(watch.queue.put_back(&watch.session, &mut self.claimed).await?)
+    }
+
+    async fn unlock(&self, watch: &QueueWatch) -> Result<(), CallError> {
+        let (session, path) = (&watch.session, self.lock_path());
+        Ok(session.retry(|| session.delete(&path)).await?)
+    }
+}
+
+impl Held for HeldJob {
+    fn lock_path(&self) -> String {
+        self.claimed.lock.path()
+    }
+
+    fn settle<'a>(&'a mut self, watch: &'a QueueWatch, outcome: Outcome, results: &'a Results) -> SourceFuture<'a, ()> {
+        Box::pin(async move {
+            match (self.dialect, outcome) {
+                (Dialect::ZuulExecutor, _) => self.end_build(watch, build_result(outcome), results).await?,
+                (_, Outcome::Exception(ExceptionReason::WorkerShutdown | ExceptionReason::IntermittentTask)) => {
+                    self.put_back(watch).await?;
+                }
+                (_, Outcome::Completed | Outcome::Failed | Outcome::Exception(_)) => {
+                    self.end_merge(watch, results).await?;
+                    self.unlock(watch).await?;
+                    let id = self.request().id.clone();
+                    return Ok(watch.queue.remove(&watch.session, &id).await?);
+                }
+            }
+            self.unlock(watch).await
+        })
+    }
+
+    fn abandon(mut self: Box<Self>, watch: Arc<QueueWatch>) -> SourceFuture<'static, ()> {
+        Box::pin(async move {
+            let flag = format!("{}/cancel", watch.queue.path("requests", &self.request().id));
+            if self.dialect == Dialect::ZuulExecutor && watch.session.stat(&flag).await?.is_some() {
+                // The scheduler has asked for it, and reports it as canceled.
+                watch.session.delete(&flag).await?;
+                self.end_build(&watch, Some("ABORTED"), &claim::results()).await?;
+            }
+            self.unlock(&watch).await
+        })
+    }
+}

@@ -1,0 +1,396 @@
+//! Zuul's job request queue, from both sides: submitting, claiming, completing and removing requests.
+//!
+//! A queue is a folder of `requests`, `locks`, `params`, `result-data`, `results` and `waiters`, each with a node for each request.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use zookeeper_client as zk;
+use zookeeper_client::CreateMode;
+
+use super::json_object::JsonObject;
+use super::lock::{HeldLock, LockMode};
+use super::shards::ShardError;
+use super::{Error, Session, Write};
+use crate::host::crash_points::crash_point;
+
+const FOLDERS: [&str; 6] = ["requests", "locks", "params", "result-data", "results", "waiters"];
+
+/// The state of a request. Its outcome is in its result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RequestState {
+    /// Not in the queue.
+    Unsubmitted,
+    /// Waits for somebody to set it to requested.
+    Hold,
+    /// Waits for a worker.
+    Requested,
+    /// A worker holds it.
+    Running,
+    /// A worker holds it, and its payload waits to be resumed.
+    Paused,
+    /// It has ended; its submitter removes it.
+    Completed,
+}
+
+/// Why a request or its data cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum JobError {
+    /// A call failed.
+    #[error(transparent)]
+    Call(#[from] Error),
+    /// Sharded data cannot be read or written.
+    #[error(transparent)]
+    Shards(ShardError),
+    /// A node does not hold what it should.
+    #[error("{path} cannot be read: {message}")]
+    Unreadable {
+        /// The node.
+        path: String,
+        /// What is wrong, without its content.
+        message: String,
+    },
+}
+
+impl From<ShardError> for JobError {
+    fn from(error: ShardError) -> Self {
+        match error {
+            ShardError::Call(error) => Self::Call(error),
+            other @ (ShardError::NotCompressed { .. } | ShardError::TooLarge(_)) => Self::Shards(other),
+        }
+    }
+}
+
+/// A request, with every key that this program does not know.
+#[derive(Debug, Clone)]
+pub struct JobRequest {
+    /// The id, which is the name of its nodes.
+    pub id: String,
+    /// Its JSON.
+    pub json: JsonObject,
+    /// The version of its node that was read.
+    pub version: i32,
+    /// The transaction that created it.
+    pub created: i64,
+}
+
+impl JobRequest {
+    /// The state; `None` if this program does not know it.
+    pub fn state(&self) -> Option<RequestState> {
+        self.json.get("state")
+    }
+
+    /// The lowest is first.
+    pub fn precedence(&self) -> i64 {
+        self.json.get("precedence").unwrap_or_default()
+    }
+}
+
+/// A queue of requests.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobQueue {
+    root: String,
+}
+
+/// A try to claim a request.
+#[derive(Debug)]
+pub enum ClaimAttempt {
+    /// It is this worker's.
+    Claimed(Box<ClaimedRequest>),
+    /// Another worker holds its lock.
+    Locked,
+    /// It is gone, or waits for no worker.
+    Settled,
+}
+
+/// A request that this worker holds.
+#[derive(Debug)]
+pub struct ClaimedRequest {
+    /// The request as it was written last.
+    pub request: JobRequest,
+    /// Its parameters; `None` if a worker before has removed them.
+    pub params: Option<Vec<u8>>,
+    /// The right to run it.
+    pub lock: HeldLock,
+}
+
+impl JobQueue {
+    /// The queue below this path, such as `/zuul/merger`.
+    #[must_use]
+    pub fn new(root: &str) -> Self {
+        Self { root: root.to_owned() }
+    }
+
+    /// The path of the queue.
+    pub fn root(&self) -> &str {
+        &self.root
+    }
+
+    /// The node of a request in one of the queue's folders.
+    pub fn path(&self, folder: &str, id: &str) -> String {
+        format!("{}/{folder}/{id}", self.root)
+    }
+
+    /// Creates its folders. Every party does, since any may be the first.
+    ///
+    /// # Errors
+    ///
+    /// See [`Error`].
+    pub async fn ensure(&self, session: &Session) -> Result<(), Error> {
+        for folder in FOLDERS {
+            let path = format!("{}/{folder}", self.root);
+            session.retry(|| session.ensure(&path)).await?;
+        }
+        Ok(())
+    }
+
+    /// Reads a request; `None` if it is gone.
+    ///
+    /// # Errors
+    ///
+    /// See [`JobError`].
+    pub async fn read(&self, session: &Session, id: &str) -> Result<Option<JobRequest>, JobError> {
+        let path = self.path("requests", id);
+        let Some((data, stat)) = session.retry(|| session.get(&path)).await? else { return Ok(None) };
+        let json =
+            JsonObject::parse(&data).map_err(|error| JobError::Unreadable { path, message: error.to_string() })?;
+        Ok(Some(JobRequest { id: id.to_owned(), json, version: stat.version, created: stat.czxid }))
+    }
+
+    /// Adds a request. With `waits` the caller wants its result, which is kept as long as the session lives.
+    ///
+    /// # Errors
+    ///
+    /// See [`JobError`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Not cancel safe: parameters without a request may remain.
+    pub async fn submit(
+        &self,
+        session: &Session,
+        id: &str,
+        request: &JsonObject,
+        params: &[u8],
+        waits: bool,
+    ) -> Result<(), JobError> {
+        if waits {
+            session.create(&self.path("waiters", id), b"", CreateMode::Ephemeral).await?;
+        }
+        session.write_shards(&self.path("params", id), params).await?;
+        let data = self.to_bytes(id, request)?;
+        // From here on workers see it.
+        session.create(&self.path("requests", id), &data, CreateMode::Persistent).await?;
+        Ok(())
+    }
+
+    /// Claims a request: takes its lock, looks at it again, and sets it to running.
+    ///
+    /// # Errors
+    ///
+    /// See [`JobError`]. The lock is given up, unless the session is disturbed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Not cancel safe: the request may stay locked until the session ends.
+    pub async fn claim(
+        &self,
+        session: &Arc<Session>,
+        id: &str,
+        worker_info: Option<&Value>,
+    ) -> Result<ClaimAttempt, JobError> {
+        let Some(lock) = HeldLock::try_take(session, &self.path("locks", id), LockMode::Exclusive).await? else {
+            return Ok(ClaimAttempt::Locked);
+        };
+        crash_point("zookeeper-locked");
+        match self.start(session, id, worker_info).await {
+            Ok(Some((request, params))) => {
+                Ok(ClaimAttempt::Claimed(Box::new(ClaimedRequest { request, params, lock })))
+            }
+            Ok(None) => {
+                let is_gone = session.stat(&self.path("requests", id)).await?.is_none();
+                lock.release().await?;
+                if is_gone {
+                    // Its owner has removed the folder; taking the lock has made it again.
+                    session.delete_tree(&self.path("locks", id)).await?;
+                }
+                Ok(ClaimAttempt::Settled)
+            }
+            Err(error) => {
+                // The error says more than one of the release.
+                lock.release().await.ok();
+                Err(error)
+            }
+        }
+    }
+
+    /// The executor's order: the parameters are removed once the request says that it runs, so that a crash in between leaves
+    /// no request without parameters.
+    async fn start(
+        &self,
+        session: &Session,
+        id: &str,
+        worker_info: Option<&Value>,
+    ) -> Result<Option<(JobRequest, Option<Vec<u8>>)>, JobError> {
+        let Some(mut request) = self.read(session, id).await? else { return Ok(None) };
+        if request.state() != Some(RequestState::Requested) {
+            return Ok(None);
+        }
+        let params = session.read_shards(&self.path("params", id)).await?;
+        if let Some(info) = worker_info {
+            self.put(&mut request, "worker_info", info)?;
+        }
+        if !self.set_state(session, &mut request, RequestState::Running).await? {
+            return Ok(None);
+        }
+        crash_point("zookeeper-running");
+        let params_path = self.path("params", id);
+        session.retry(|| session.delete_tree(&params_path)).await?;
+        crash_point("zookeeper-params-removed");
+        Ok(Some((request, params)))
+    }
+
+    /// Sets a request that this worker has locked to another state. `false` if it is gone or was changed by somebody else.
+    ///
+    /// # Errors
+    ///
+    /// See [`JobError`].
+    pub async fn set_state(
+        &self,
+        session: &Session,
+        request: &mut JobRequest,
+        state: RequestState,
+    ) -> Result<bool, JobError> {
+        self.put(request, "state", &state)?;
+        let (path, data) = (self.path("requests", &request.id), self.to_bytes(&request.id, &request.json)?);
+        let mut is_repeated = false;
+        loop {
+            match session.set(&path, &data, Some(request.version)).await {
+                Ok(stat) => {
+                    request.version = stat.version;
+                    return Ok(true);
+                }
+                Err(error) if error.is_unanswered() && !session.is_ended() => is_repeated = true,
+                // The write before may be ours, whose answer was lost.
+                Err(error) if error.cause == zk::Error::BadVersion && is_repeated => {
+                    let found = session.retry(|| session.get(&path)).await?;
+                    let Some((_, stat)) = found.filter(|(found, _)| *found == data) else { return Ok(false) };
+                    request.version = stat.version;
+                    return Ok(true);
+                }
+                Err(error) if matches!(error.cause, zk::Error::BadVersion | zk::Error::NoNode) => return Ok(false),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Stores the result of a request whose submitter waits for it: first the data, then a pointer to them.
+    ///
+    /// # Errors
+    ///
+    /// See [`JobError`].
+    pub async fn store_result(&self, session: &Session, id: &str, result: &[u8]) -> Result<(), JobError> {
+        let data_path = self.path("result-data", id);
+        loop {
+            match session.write_shards(&data_path, result).await {
+                Err(ShardError::Call(error)) if error.is_unanswered() && !session.is_ended() => {}
+                written => break written?,
+            }
+        }
+        crash_point("zookeeper-result-data");
+        let pointer = serde_json::json!({ "result_data_path": data_path }).to_string();
+        let path = self.path("results", id);
+        let created = session.retry(|| session.create(&path, pointer.as_bytes(), CreateMode::Persistent));
+        match created.await {
+            Err(error) if error.cause != zk::Error::NodeExists => Err(error.into()),
+            Ok(_) | Err(_) => Ok(()),
+        }
+    }
+
+    /// Removes a request with its parameters and its lock, as the worker of a merge does at its end.
+    ///
+    /// # Errors
+    ///
+    /// See [`Error`].
+    pub async fn remove(&self, session: &Session, id: &str) -> Result<(), Error> {
+        for folder in ["requests", "params", "locks"] {
+            let path = self.path(folder, id);
+            session.retry(|| session.delete_tree(&path)).await?;
+        }
+        Ok(())
+    }
+
+    /// Puts a request back that was claimed and not started: its parameters first.
+    ///
+    /// # Errors
+    ///
+    /// See [`JobError`].
+    pub async fn put_back(&self, session: &Session, claimed: &mut ClaimedRequest) -> Result<(), JobError> {
+        if let Some(params) = &claimed.params {
+            session.write_shards(&self.path("params", &claimed.request.id), params).await?;
+        }
+        self.set_state(session, &mut claimed.request, RequestState::Requested).await.map(drop)
+    }
+
+    /// Completes a build: its event and its state in one transaction. `false` if the request is gone or somebody else has
+    /// completed it.
+    ///
+    /// # Errors
+    ///
+    /// See [`JobError`].
+    pub async fn complete_with_event(
+        &self,
+        session: &Session,
+        request: &mut JobRequest,
+        event_queue: &str,
+        event: &[u8],
+    ) -> Result<bool, JobError> {
+        self.put(request, "state", &RequestState::Completed)?;
+        let (path, data) = (self.path("requests", &request.id), self.to_bytes(&request.id, &request.json)?);
+        let event_path = format!("{event_queue}/queue/q");
+        let event = Write::Create { path: &event_path, data: event, mode: CreateMode::PersistentSequential };
+        loop {
+            let state = Write::Set { path: &path, data: &data, version: Some(request.version) };
+            let failed = match session.multi(&[event, state]).await {
+                Ok(_) => return Ok(true),
+                Err(failed) => failed,
+            };
+            match (failed.index, failed.error.cause.clone()) {
+                (None, _) if failed.error.is_unanswered() && !session.is_ended() => {
+                    let found = session.retry(|| session.get(&path)).await?;
+                    match found {
+                        // The answer was lost, not the transaction.
+                        Some((found, _)) if found == data => return Ok(true),
+                        Some((_, stat)) if stat.version == request.version => {}
+                        Some(_) | None => return Ok(false),
+                    }
+                }
+                // The pipeline is gone, and nobody reads its events.
+                (Some(0), zk::Error::NoNode) => {
+                    tracing::info!(
+                        request = request.id,
+                        "the pipeline of a build is gone; completing it without an event"
+                    );
+                    return self.set_state(session, request, RequestState::Completed).await;
+                }
+                (Some(1), zk::Error::NoNode | zk::Error::BadVersion) => return Ok(false),
+                _ => return Err(failed.error.into()),
+            }
+        }
+    }
+
+    fn put(&self, request: &mut JobRequest, key: &str, value: &impl Serialize) -> Result<(), JobError> {
+        let set = request.json.set(key, value);
+        set.map_err(|error| JobError::Unreadable {
+            path: self.path("requests", &request.id),
+            message: error.to_string(),
+        })
+    }
+
+    fn to_bytes(&self, id: &str, json: &JsonObject) -> Result<Vec<u8>, JobError> {
+        let written = json.to_bytes();
+        written.map_err(|error| JobError::Unreadable { path: self.path("requests", id), message: error.to_string() })
+    }
+}
