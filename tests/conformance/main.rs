@@ -1,7 +1,8 @@
 //! One suite for every source: what the port promises, checked against whatever serves it.
 //!
 //! The adapters are a queue in memory, the embedded queue in both dialects, the poll-and-delete half against Azurite
-//! (`JOURNEYMAN_TEST_AZURITE`), requests of RabbitMQ (`JOURNEYMAN_TEST_AMQP`), and any real service (`JOURNEYMAN_TEST_ROOT_URL`, `…_CLIENT_ID`, `…_ACCESS_TOKEN`,
+//! (`JOURNEYMAN_TEST_AZURITE`), requests of RabbitMQ (`JOURNEYMAN_TEST_AMQP`), requests of
+//! a ZooKeeper (`JOURNEYMAN_TEST_ZOOKEEPER`), and any real service (`JOURNEYMAN_TEST_ROOT_URL`, `…_CLIENT_ID`, `…_ACCESS_TOKEN`,
 //! `…_PROTOCOL` as `azure` or `claim-work`, and, if wanted, `…_CERTIFICATE` and `…_TASK_QUEUE`). There, leases of 20 minutes are
 //! waited for: together, or one after the other where a task queue is named. An argument runs only the cases whose
 //! `adapter: name` contains it.
@@ -25,6 +26,7 @@ mod embedded;
 mod in_memory;
 mod requests;
 mod service;
+mod zookeeper;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -52,6 +54,7 @@ async fn run(filter: &str) -> ExitCode {
         embedded::adapter(Dialect::ClaimWork),
         azurite::adapter(),
         requests::adapter(),
+        zookeeper::adapter(),
         service::adapter(),
     ];
     let all = adapters.len();

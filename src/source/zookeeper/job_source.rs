@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 use parking_lot::Mutex;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
@@ -44,6 +44,7 @@ pub(super) struct SourceInner {
     /// The queue as the current session sees it.
     watch: tokio::sync::Mutex<Option<Arc<QueueWatch>>>,
     events: mpsc::Sender<SourceEvent>,
+    paused: Notify,
     /// Watching, and giving up locks of claims without a report.
     tasks: Mutex<JoinSet<()>>,
 }
@@ -58,6 +59,7 @@ impl ZooKeeperSource {
             clock: Clock::boot(),
             watch: tokio::sync::Mutex::default(),
             events,
+            paused: Notify::new(),
             tasks: Mutex::default(),
         };
         Self { inner: Arc::new(inner), events: tokio::sync::Mutex::new(receiver) }
@@ -115,6 +117,8 @@ impl SourceInner {
                     let message = format!("the session with {} has expired", self.config.connect.servers);
                     return Err(CallError { refusal: Refusal::Retry { retry_after: None }, message });
                 }
+                // Nothing can be lost: a request is claimed in the branch above.
+                () = self.paused.notified() => return Ok(PollBatch::default()),
                 () = sleep_until(ends_at) => return Ok(PollBatch::default()),
             }
         }
@@ -188,6 +192,10 @@ impl Source for ZooKeeperSource {
                 None => std::future::pending().await,
             }
         })
+    }
+
+    fn pause(&self) {
+        self.inner.paused.notify_waiters();
     }
 
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
