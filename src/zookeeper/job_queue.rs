@@ -5,10 +5,11 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use zookeeper_client as zk;
 use zookeeper_client::CreateMode;
 
+use super::event_queue::EventQueue;
 use super::json_object::JsonObject;
 use super::lock::{HeldLock, LockMode};
 use super::shards::ShardError;
@@ -344,13 +345,13 @@ impl JobQueue {
         &self,
         session: &Session,
         request: &mut JobRequest,
-        event_queue: &str,
-        event: &[u8],
+        events: &EventQueue,
+        event: Map<String, Value>,
     ) -> Result<bool, JobError> {
         self.put(request, "state", &RequestState::Completed)?;
         let (path, data) = (self.path("requests", &request.id), self.to_bytes(&request.id, &request.json)?);
-        let event_path = format!("{event_queue}/queue/q");
-        let event = Write::Create { path: &event_path, data: event, mode: CreateMode::PersistentSequential };
+        let (event_path, event) = (events.event_prefix(), events.to_node(session, event).await?);
+        let event = Write::Create { path: &event_path, data: &event, mode: CreateMode::PersistentSequential };
         loop {
             let state = Write::Set { path: &path, data: &data, version: Some(request.version) };
             let failed = match session.multi(&[event, state]).await {

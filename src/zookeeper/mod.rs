@@ -4,9 +4,12 @@
 //! answers it by dropping the connection.
 
 pub mod call;
+pub mod components;
+pub mod event_queue;
 pub mod job_queue;
 pub mod json_object;
 pub mod lock;
+pub mod semaphore;
 pub mod shards;
 pub mod submit;
 pub mod watch;

@@ -15,6 +15,7 @@ use crate::domain::refusal::Refusal;
 use crate::host::crash_points::crash_point;
 use crate::source::{CallError, Grant, RunTerms, SourceFuture};
 use crate::task::Results;
+use crate::zookeeper::event_queue::{EventQueue, event};
 use crate::zookeeper::job_queue::{ClaimAttempt, ClaimedRequest, JobError, JobRequest, RequestState};
 use crate::zookeeper::submit::unix_seconds;
 
@@ -57,7 +58,7 @@ pub(super) async fn claim(
         None => (Value::Null, Some("its parameters are gone".to_owned())),
     };
     let run = Run { task, run: 0 };
-    let mut held = HeldJob { dialect, claimed, started_at: unix_seconds(), is_result_stored: false };
+    let held = HeldJob { dialect, claimed, started_at: unix_seconds(), is_result_stored: false };
     held.send_started(watch).await?;
     let results = claim::results();
     Ok(Some(Grant {
@@ -93,39 +94,28 @@ impl HeldJob {
         self.request().json.get(key)
     }
 
-    /// The queue of results of the request's pipeline.
-    fn event_queue(&self) -> Option<String> {
-        let (tenant, pipeline) = (self.text("tenant_name")?, self.text("pipeline_name")?);
-        Some(format!("/zuul/events/tenant/{tenant}/pipelines/{pipeline}/result"))
+    /// The results of the request's pipeline.
+    fn event_queue(&self) -> Option<EventQueue> {
+        Some(EventQueue::of_pipeline(&self.text("tenant_name")?, &self.text("pipeline_name")?))
     }
 
-    fn build_event(&self, watch: &QueueWatch, kind: &str, data: &Value) -> Vec<u8> {
+    fn build_event(&self, watch: &QueueWatch, data: &Value) -> Value {
         let id = &self.request().id;
         json!({
-            "event_type": kind,
-            "event_data": {
-                "build_uuid": id,
-                "build_set_uuid": self.text("build_set_uuid"),
-                "job_uuid": self.text("job_uuid"),
-                "build_request_ref": watch.queue.path("requests", id),
-                "data": data,
-                "zuul_event_id": self.text("event_id"),
-            },
+            "build_uuid": id,
+            "build_set_uuid": self.text("build_set_uuid"),
+            "job_uuid": self.text("job_uuid"),
+            "build_request_ref": watch.queue.path("requests", id),
+            "data": data,
+            "zuul_event_id": self.text("event_id"),
         })
-        .to_string()
-        .into_bytes()
     }
 
-    async fn send_started(&mut self, watch: &QueueWatch) -> Result<(), CallError> {
+    async fn send_started(&self, watch: &QueueWatch) -> Result<(), CallError> {
         let (Dialect::ZuulExecutor, Some(queue)) = (self.dialect, self.event_queue()) else { return Ok(()) };
-        let event = self.build_event(watch, "BuildStartedEvent", &json!({ "start_time": self.started_at }));
-        let path = format!("{queue}/queue/q");
-        let mode = zookeeper_client::CreateMode::PersistentSequential;
-        match watch.session.create(&path, &event, mode).await {
-            // The pipeline is gone; the end of the build says so.
-            Err(error) if !error.is_no_node() => Err(error.into()),
-            Ok(_) | Err(_) => Ok(()),
-        }
+        let event = self.build_event(watch, &json!({ "start_time": self.started_at }));
+        queue.put(&watch.session, "BuildStartedEvent", event).await?;
+        Ok(())
     }
 
     /// What the handler set as its result, if it is an object.
@@ -149,12 +139,12 @@ impl HeldJob {
             "secret_data": own.get("secret_data").cloned().unwrap_or_else(|| json!({})),
             "held": false,
         });
-        let event = self.build_event(watch, "BuildCompletedEvent", &data);
+        let event = event("BuildCompletedEvent", self.build_event(watch, &data));
         let session = &watch.session;
         let is_ours = match self.event_queue() {
             Some(queue) => {
                 let request = &mut self.claimed.request;
-                watch.queue.complete_with_event(session, request, &queue, &event).await?
+                watch.queue.complete_with_event(session, request, &queue, event).await?
             }
             None => watch.queue.set_state(session, &mut self.claimed.request, RequestState::Completed).await?,
         };
@@ -174,14 +164,8 @@ impl HeldJob {
             if self.text("result_path").is_some() {
                 watch.queue.store_result(session, &id, &Value::from(own).to_string().into_bytes()).await?;
             } else if let Some(queue) = self.event_queue() {
-                let event = self.merge_event(own);
-                match session
-                    .create(&format!("{queue}/queue/q"), &event, zookeeper_client::CreateMode::PersistentSequential)
-                    .await
-                {
-                    Err(error) if !error.is_no_node() => return Err(error.into()),
-                    Ok(_) | Err(_) => {}
-                }
+                let (kind, event) = self.merge_event(own);
+                queue.put(session, kind, event).await?;
             }
             self.is_result_stored = true;
         }
@@ -194,7 +178,7 @@ impl HeldJob {
         Ok(())
     }
 
-    fn merge_event(&self, own: Map<String, Value>) -> Vec<u8> {
+    fn merge_event(&self, own: Map<String, Value>) -> (&'static str, Value) {
         let is_files_changes = self.text("job_type").as_deref() == Some("fileschanges");
         let kind = if is_files_changes { "FilesChangesCompletedEvent" } else { "MergeCompletedEvent" };
         let defaults = if is_files_changes {
@@ -204,14 +188,14 @@ impl HeldJob {
                 "merged": false, "updated": false, "commit": null, "files": [], "repo_state": {}, "item_in_branches": [], "errors": [],
             })
         };
-        let Value::Object(mut data) = defaults else { return Vec::new() };
+        let Value::Object(mut data) = defaults else { unreachable!("it is an object") };
         data.extend(own);
         data.insert("request_uuid".to_owned(), self.request().id.clone().into());
         data.insert("build_set_uuid".to_owned(), self.text("build_set_uuid").into());
         data.insert("elapsed_time".to_owned(), (unix_seconds() - self.started_at).into());
         data.insert("span_info".to_owned(), self.request().json.get::<Value>("span_info").unwrap_or_default());
         data.insert("zuul_event_id".to_owned(), self.text("event_id").into());
-        json!({ "event_type": kind, "event_data": data }).to_string().into_bytes()
+        (kind, data.into())
     }
 
     /// A merge that was not run goes back; of a build the scheduler makes another.

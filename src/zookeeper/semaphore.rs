@@ -1,0 +1,131 @@
+//! Semaphores: a list of their holders in one node, changed by compare-and-set.
+//!
+//! A holder that dies keeps its place until the clean-up removes it.
+
+use serde::{Deserialize, Serialize};
+use zookeeper_client as zk;
+use zookeeper_client::CreateMode;
+
+use super::job_queue::JobError;
+use super::{Error, Session};
+
+/// Who holds a semaphore.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holder {
+    /// The build set.
+    pub buildset_path: String,
+    /// The job.
+    pub job_name: String,
+}
+
+/// A semaphore with its number of places.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Semaphore {
+    /// Its node.
+    pub path: String,
+    /// How many may hold it at once.
+    pub max: usize,
+}
+
+impl Session {
+    /// Takes a place of each semaphore, or of none. A holder that has a place keeps it.
+    ///
+    /// # Errors
+    ///
+    /// See [`JobError`]. What was taken is given back.
+    ///
+    /// # Cancel safety
+    ///
+    /// Not cancel safe: places may be taken.
+    pub async fn acquire_semaphores(&self, semaphores: &[Semaphore], holder: &Holder) -> Result<bool, JobError> {
+        for (index, semaphore) in semaphores.iter().enumerate() {
+            let taken = self.change_holders(&semaphore.path, |holders| {
+                let has_place = holders.contains(holder);
+                if !has_place && holders.len() < semaphore.max {
+                    holders.push(holder.clone());
+                }
+                has_place || holders.contains(holder)
+            });
+            let taken = taken.await;
+            if !matches!(taken, Ok(true)) {
+                for earlier in semaphores.iter().take(index) {
+                    self.release_semaphore(&earlier.path, holder).await?;
+                }
+                return taken;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Gives a place back. Succeeds if the holder has none.
+    ///
+    /// # Errors
+    ///
+    /// See [`JobError`].
+    pub async fn release_semaphore(&self, path: &str, holder: &Holder) -> Result<(), JobError> {
+        self.change_holders(path, |holders| {
+            holders.retain(|other| other != holder);
+            true
+        })
+        .await
+        .map(drop)
+    }
+
+    /// Lists who holds a semaphore.
+    ///
+    /// # Errors
+    ///
+    /// See [`JobError`].
+    pub async fn semaphore_holders(&self, path: &str) -> Result<Vec<Holder>, JobError> {
+        Ok(self.read_holders(path).await?.map(|(holders, _)| holders).unwrap_or_default())
+    }
+
+    async fn read_holders(&self, path: &str) -> Result<Option<(Vec<Holder>, i32)>, JobError> {
+        let Some((data, stat)) = self.retry(|| self.get(path)).await? else { return Ok(None) };
+        let unreadable =
+            |error: serde_json::Error| JobError::Unreadable { path: path.to_owned(), message: error.to_string() };
+        let holders = if data.is_empty() { Vec::new() } else { serde_json::from_slice(&data).map_err(unreadable)? };
+        Ok(Some((holders, stat.version)))
+    }
+
+    /// `change` may be called again, where somebody else was faster.
+    async fn change_holders(&self, path: &str, change: impl Fn(&mut Vec<Holder>) -> bool) -> Result<bool, JobError> {
+        loop {
+            let Some((mut holders, version)) = self.read_holders(path).await? else {
+                let parent = path.rsplit_once('/').map_or("", |(parent, _)| parent);
+                self.ensure(parent).await?;
+                match self.create(path, b"[]", CreateMode::Persistent).await {
+                    Err(error) if error.cause != zk::Error::NodeExists => return Err(error.into()),
+                    Ok(_) | Err(_) => continue,
+                }
+            };
+            let before = holders.clone();
+            let is_done = change(&mut holders);
+            if holders == before {
+                return Ok(is_done);
+            }
+            let data = serde_json::to_vec(&holders).unwrap_or_default();
+            match self.set(path, &data, Some(version)).await {
+                Ok(_) => return Ok(is_done),
+                // Somebody else was faster, or the answer was lost and the next read shows the change.
+                Err(error) if error.cause == zk::Error::BadVersion || error.is_unanswered() && !self.is_ended() => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// The cluster's logical time: the number of a transaction that happens now.
+    ///
+    /// # Errors
+    ///
+    /// See [`Error`].
+    pub async fn ltime(&self, path: &str) -> Result<i64, Error> {
+        match self.set(path, b"", None).await {
+            Err(error) if error.is_no_node() => {
+                self.ensure(path).await?;
+                Ok(self.set(path, b"", None).await?.mzxid)
+            }
+            answered => Ok(answered?.mzxid),
+        }
+    }
+}
