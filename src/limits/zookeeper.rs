@@ -21,6 +21,8 @@ pub const ZOOKEEPER_LONG_POLL_WAIT: Duration = Duration::from_secs(20);
 pub const ZOOKEEPER_EVENTS_MAX: usize = 64;
 /// Reads of a walk at the same time.
 pub const ZOOKEEPER_READS_CONCURRENT_MAX: usize = 256;
+/// Nodes that `zk tree` prints.
+pub const ZOOKEEPER_TREE_NODES_MAX: usize = 10_000;
 /// Of a certificate or key file.
 pub const ZOOKEEPER_CREDENTIALS_BYTES_MAX: u64 = 1 << 20;
 /// Attempts of a task in the native layout that its handler asks for again.

@@ -5,10 +5,12 @@
 
 pub mod call;
 pub mod components;
+pub mod decode;
 pub mod event_queue;
 pub mod job_queue;
 pub mod json_object;
 pub mod lock;
+pub mod map;
 pub mod semaphore;
 pub mod shards;
 pub mod submit;

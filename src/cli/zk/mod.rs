@@ -1,5 +1,7 @@
 //! `journeyman zk`: submits requests to a queue in a ZooKeeper, and looks at it.
 
+mod look;
+
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
@@ -7,7 +9,8 @@ use serde_json::Value;
 
 use super::config_args::{ConfigArgs, NoFlags};
 use super::exit::{Exit, ExitResult, Failure};
-use super::{output, zookeeper_setup};
+use super::output::{self, Format};
+use super::zookeeper_setup;
 use crate::config::Environment;
 use crate::config::schema::{Source, ZooKeeperSource};
 use crate::config::values::Span;
@@ -22,6 +25,12 @@ pub(super) enum ZkCommand {
     Submit(SubmitArgs),
     /// Ask for the end of a request
     Cancel(CancelArgs),
+    /// List the nodes below a path, each with what it is
+    Tree(LookArgs),
+    /// Show a node: what it is, its data, who holds its lock
+    Show(LookArgs),
+    /// Print a line for each change below a path
+    Watch(LookArgs),
 }
 
 #[derive(Debug, Args)]
@@ -63,6 +72,18 @@ pub(super) struct CancelArgs {
     source: SourceArgs,
 }
 
+#[derive(Debug, Args)]
+pub(super) struct LookArgs {
+    /// Path of the node, below the chroot of the source
+    #[arg(value_name = "PATH", default_value = "/")]
+    path: String,
+    /// How to print it
+    #[arg(short, long, value_enum, default_value_t = Format::Table)]
+    output: Format,
+    #[command(flatten)]
+    source: SourceArgs,
+}
+
 /// Runs the command.
 ///
 /// # Errors
@@ -76,6 +97,15 @@ pub(super) async fn run(command: ZkCommand, environment: &Environment) -> ExitRe
             let canceled = queue.cancel(&session, source.dialect, &arguments.request).await;
             canceled.map_err(|error| job_failure(&error.into()))?;
             Ok(Exit::Success)
+        }
+        ZkCommand::Tree(LookArgs { path, output, source }) => {
+            look::tree(&open(&source, environment).await?.1, &path, output).await
+        }
+        ZkCommand::Show(LookArgs { path, output, source }) => {
+            look::show(&open(&source, environment).await?.1, &path, output).await
+        }
+        ZkCommand::Watch(LookArgs { path, output, source }) => {
+            look::watch(open(&source, environment).await?.1, &path, output).await
         }
     }
 }

@@ -1,0 +1,126 @@
+//! `journeyman zk tree`, `show` and `watch`.
+
+use std::fmt::Write as _;
+
+use serde_json::{Value, json};
+
+use super::job_failure as failure;
+use crate::cli::exit::{Exit, ExitResult, Failure};
+use crate::cli::output::{self, Format};
+use crate::limits::ZOOKEEPER_TREE_NODES_MAX;
+use crate::zookeeper::Session;
+use crate::zookeeper::decode::Decoded;
+use crate::zookeeper::map;
+use crate::zookeeper::watch::{TreeEvent, TreeWatch};
+
+/// Prints the nodes below a path, each with what the map says of it.
+pub(super) async fn tree(session: &Session, path: &str, format: Format) -> ExitResult {
+    let mut stack = vec![(path.trim_end_matches('/').to_owned(), 0_usize)];
+    let mut printed = 0;
+    while let Some((path, depth)) = stack.pop() {
+        printed += 1;
+        if printed > ZOOKEEPER_TREE_NODES_MAX {
+            return Err(Failure::new(
+                Exit::Failed,
+                format!("there are more than {ZOOKEEPER_TREE_NODES_MAX} nodes; name a path below"),
+            ));
+        }
+        let shown = if path.is_empty() { "/" } else { &path };
+        let Some(mut names) = session.children(shown).await.map_err(|error| failure(&error.into()))? else {
+            return Err(Failure::new(Exit::Failed, format!("{shown} does not exist")));
+        };
+        let what = what_is(shown);
+        if format == Format::Json {
+            output::line(&json!({ "path": shown, "what": what, "children": names.len() }).to_string())?;
+        } else {
+            let name = shown.rsplit('/').next().filter(|name| !name.is_empty() && depth > 0).unwrap_or(shown);
+            output::line(&format!(
+                "{:depth$}{name:<w$} {what}",
+                "",
+                depth = depth * 2,
+                w = 40_usize.saturating_sub(depth * 2)
+            ))?;
+        }
+        names.sort_unstable_by(|one, other| other.cmp(one));
+        stack.extend(names.into_iter().map(|name| (format!("{path}/{name}"), depth + 1)));
+    }
+    Ok(Exit::Success)
+}
+
+fn what_is(path: &str) -> &'static str {
+    match map::find(path) {
+        Some(row) => row.what,
+        None if map::is_folder(path) || path == "/" => "",
+        None => "not on the map",
+    }
+}
+
+/// Prints one node: what it is, its data, who holds its lock.
+pub(super) async fn show(session: &Session, path: &str, format: Format) -> ExitResult {
+    let found = session.decode(path).await.map_err(|error| failure(&error))?;
+    let Some(Decoded { row, stat, data, points_to }) = found else {
+        return Err(Failure::new(Exit::Failed, format!("{path} does not exist")));
+    };
+    let mut locks = session.children(path).await.map_err(|error| failure(&error.into()))?.unwrap_or_default();
+    locks.retain(|name| name.contains("__lock__") || name.contains("__rlock__"));
+    locks.sort_unstable_by_key(|name| name.rsplit('_').next().unwrap_or_default().to_owned());
+    let owner = (stat.ephemeral_owner != 0).then(|| format!("{:#x}", stat.ephemeral_owner));
+    if format == Format::Json {
+        let shown = json!({
+            "path": path, "what": row.map(|row| row.what), "encoding": row.map(|row| format!("{:?}", row.encoding)),
+            "writer": row.map(|row| format!("{:?}", row.writer)), "version": stat.version, "czxid": stat.czxid,
+            "mzxid": stat.mzxid, "ctime_ms": stat.ctime, "mtime_ms": stat.mtime, "owner": owner, "bytes": stat.data_length,
+            "children": stat.num_children, "contenders": locks, "points_to": points_to, "data": data,
+        });
+        output::line(&shown.to_string())?;
+        return Ok(Exit::Success);
+    }
+    let mut out = String::new();
+    let mut field = |name: &str, value: &str| {
+        if !value.is_empty() {
+            _ = writeln!(out, "{name:<11} {value}");
+        }
+    };
+    field("path", path);
+    field("what", what_is(path));
+    if let Some(row) = row {
+        field("written by", &format!("{:?}, {:?}", row.writer, row.encoding));
+    }
+    field("version", &format!("{} of {} bytes, {} children", stat.version, stat.data_length, stat.num_children));
+    field("changed", &jiff::Timestamp::from_millisecond(stat.mtime).unwrap_or_default().to_string());
+    field("session", &owner.unwrap_or_default());
+    field("lock", &locks.join(", "));
+    field("points to", &points_to.join(", "));
+    output::line(out.trim_end())?;
+    if data != Value::Null {
+        output::line(&serde_json::to_string_pretty(&data).unwrap_or_default())?;
+    }
+    Ok(Exit::Success)
+}
+
+/// Prints a line for each change below a path, until it is stopped.
+pub(super) async fn watch(session: Session, path: &str, format: Format) -> ExitResult {
+    let session = std::sync::Arc::new(session);
+    let mut tree = TreeWatch::start(&session, path).await.map_err(|error| failure(&error.into()))?;
+    loop {
+        let (kind, path) = match tree.next().await {
+            TreeEvent::Created(path) => ("created", path),
+            TreeEvent::Changed(path) => ("changed", path),
+            TreeEvent::Deleted(path) => ("deleted", path),
+            TreeEvent::Reconnected => ("reconnected", String::new()),
+            TreeEvent::Ended => return Err(Failure::new(Exit::Unreachable, "the session has expired")),
+        };
+        // It may be gone again.
+        let data = match kind {
+            "created" | "changed" => session.decode(&path).await.ok().flatten().map(|decoded| decoded.data),
+            _ => None,
+        };
+        let data = data.unwrap_or_default();
+        if format == Format::Json {
+            output::line(&json!({ "event": kind, "path": path, "data": data }).to_string())?;
+        } else {
+            let data = if data == Value::Null { String::new() } else { data.to_string() };
+            output::line(&format!("{kind:<11} {path} {data}"))?;
+        }
+    }
+}

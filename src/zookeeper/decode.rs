@@ -1,0 +1,101 @@
+//! Reads a node as the map says that it is written.
+
+use serde_json::{Value, json};
+use zookeeper_client::Stat;
+
+use super::job_queue::JobError;
+use super::map::{self, Encoding, Row};
+use super::shards::decompress;
+use super::{Error, Session};
+
+/// A node with its data.
+#[derive(Debug)]
+pub struct Decoded {
+    /// What is known of its path.
+    pub row: Option<Row>,
+    /// Its stat.
+    pub stat: Stat,
+    /// Its data: JSON, or text, or what is wrong with them.
+    pub data: Value,
+    /// The paths that its data name.
+    pub points_to: Vec<String>,
+}
+
+impl Session {
+    /// Reads a node and decodes it; `None` if it does not exist.
+    ///
+    /// # Errors
+    ///
+    /// See [`JobError`]. Data that cannot be decoded are no error.
+    pub async fn decode(&self, path: &str) -> Result<Option<Decoded>, JobError> {
+        let Some((bytes, stat)) = self.get(path).await? else { return Ok(None) };
+        let row = map::find(path);
+        let sharded = matches!(row.map(|row| row.encoding), Some(Encoding::Sharded | Encoding::ShardedText));
+        let data = if sharded && bytes.is_empty() {
+            match self.read_shards(path).await {
+                Ok(data) => data.map_or(Value::Null, |data| text_or_json(&data)),
+                Err(error) => unreadable(&JobError::from(error).to_string()),
+            }
+        } else if row.is_some_and(|row| row.encoding == Encoding::Expandable) {
+            self.expand(path, &bytes).await?
+        } else {
+            plain(path, &bytes)
+        };
+        let mut points_to = Vec::new();
+        collect_paths(&data, &mut points_to);
+        Ok(Some(Decoded { row, stat, data, points_to }))
+    }
+
+    /// The first shard stands behind a head of class, compression and the number of the last shard.
+    async fn expand(&self, path: &str, node: &[u8]) -> Result<Value, Error> {
+        let mut parts = node.splitn(4, |byte| *byte == 0);
+        let (Some(_), Some(_), Some(last), Some(first)) = (parts.next(), parts.next(), parts.next(), parts.next())
+        else {
+            return Ok(unreadable("it has no head"));
+        };
+        let last: u32 = std::str::from_utf8(last).ok().and_then(|text| text.parse().ok()).unwrap_or(0);
+        let mut shards = vec![first.to_vec()];
+        for number in 1..=last {
+            let shard = self.get(&format!("{path}/{number:010}")).await?;
+            shards.push(shard.map(|(bytes, _)| bytes).unwrap_or_default());
+        }
+        Ok(decompress(path, &shards).map_or_else(|error| unreadable(&error.to_string()), |data| text_or_json(&data)))
+    }
+}
+
+fn unreadable(why: &str) -> Value {
+    json!({ "unreadable": why })
+}
+
+/// JSON, or compressed JSON, with the name of a class before it or without.
+fn plain(path: &str, bytes: &[u8]) -> Value {
+    if bytes.is_empty() {
+        return Value::Null;
+    }
+    let behind_class = bytes.iter().position(|byte| *byte == 0).and_then(|end| bytes.get(end + 1..));
+    for compressed in [Some(bytes), behind_class].into_iter().flatten() {
+        if let Ok(data) = decompress(path, &[compressed.to_vec()]) {
+            return text_or_json(&data);
+        }
+    }
+    text_or_json(bytes)
+}
+
+fn text_or_json(bytes: &[u8]) -> Value {
+    if let Ok(json) = serde_json::from_slice(bytes) {
+        return json;
+    }
+    match std::str::from_utf8(bytes) {
+        Ok(text) => text.into(),
+        Err(_) => json!({ "bytes": bytes.len() }),
+    }
+}
+
+fn collect_paths(data: &Value, found: &mut Vec<String>) {
+    match data {
+        Value::String(text) if text.starts_with('/') && !text.contains(char::is_whitespace) => found.push(text.clone()),
+        Value::Array(items) => items.iter().for_each(|item| collect_paths(item, found)),
+        Value::Object(fields) => fields.values().for_each(|value| collect_paths(value, found)),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
