@@ -23,6 +23,10 @@ pub const ZOOKEEPER_EVENTS_MAX: usize = 64;
 pub const ZOOKEEPER_READS_CONCURRENT_MAX: usize = 256;
 /// Nodes that `zk tree` prints.
 pub const ZOOKEEPER_TREE_NODES_MAX: usize = 10_000;
+/// How old something without an owner is when it is removed.
+pub const ZOOKEEPER_LEFTOVER_AGE: Duration = Duration::from_secs(300);
+/// Between two clean-ups of a queue.
+pub const ZOOKEEPER_CLEAN_INTERVAL: Duration = Duration::from_secs(60);
 /// Of a certificate or key file.
 pub const ZOOKEEPER_CREDENTIALS_BYTES_MAX: u64 = 1 << 20;
 /// Attempts of a task in the native layout that its handler asks for again.

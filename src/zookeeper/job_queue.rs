@@ -160,7 +160,7 @@ impl JobQueue {
         Ok(Some(JobRequest { id: id.to_owned(), json, version: stat.version, created: stat.czxid }))
     }
 
-    /// Adds a request. With `waits` the caller wants its result, which is kept as long as the session lives.
+    /// Adds a request with its parameters.
     ///
     /// # Errors
     ///
@@ -175,11 +175,7 @@ impl JobQueue {
         id: &str,
         request: &JsonObject,
         params: &[u8],
-        waits: bool,
     ) -> Result<(), JobError> {
-        if waits {
-            session.create(&self.path("waiters", id), b"", CreateMode::Ephemeral).await?;
-        }
         session.write_shards(&self.path("params", id), params).await?;
         let data = self.to_bytes(id, request)?;
         // From here on workers see it.

@@ -1,7 +1,5 @@
 //! What a Zuul keeps in ZooKeeper: one row for each path, which the commands that look at a tree read.
 
-use super::event_queue::EventQueue;
-
 /// How the data of a node are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Encoding {
@@ -241,11 +239,6 @@ fn matches(pattern: &str, path: &str) -> bool {
             (Some(_), None) | (None, Some(_)) => return false,
         }
     }
-}
-
-/// The roots of event queues in which data without an event are removed.
-pub(crate) fn is_event_queue(path: &str) -> Option<EventQueue> {
-    EVENT_QUEUE_ROOTS.iter().any(|root| matches(root, path)).then(|| EventQueue::new(path))
 }
 
 #[cfg(test)]

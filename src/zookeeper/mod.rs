@@ -7,6 +7,7 @@ pub mod call;
 pub mod components;
 pub mod decode;
 pub mod event_queue;
+pub mod janitor;
 pub mod job_queue;
 pub mod json_object;
 pub mod lock;
@@ -121,6 +122,7 @@ impl Session {
 }
 
 async fn tls_options(files: &TlsFiles) -> Result<TlsOptions, zk::Error> {
+    crate::host::crypto_provider::install_crypto_provider();
     let (certificate, key) = (read(&files.certificate).await?, read(&files.key).await?);
     TlsOptions::new().with_pem_ca(&read(&files.ca).await?)?.with_pem_identity(&certificate, &key)
 }

@@ -38,6 +38,10 @@ impl JobQueue {
         let id = uuid::Uuid::new_v4().simple().to_string();
         let waits = submission.waits && submission.dialect != Dialect::ZuulExecutor;
         let payload = &submission.payload;
+        if waits {
+            // First: a result without a waiter is removed.
+            session.create(&self.path("waiters", &id), b"", CreateMode::Ephemeral).await?;
+        }
         if submission.dialect == Dialect::Native {
             let task =
                 json!({ "attempts": 0, "payload": payload, "precedence": submission.precedence, "waits": waits });
@@ -61,7 +65,7 @@ impl JobQueue {
         let unreadable =
             |error: serde_json::Error| JobError::Unreadable { path: id.clone(), message: error.to_string() };
         let request: JsonObject = serde_json::from_value(request).map_err(unreadable)?;
-        self.submit(session, &id, &request, payload.to_string().as_bytes(), waits).await?;
+        self.submit(session, &id, &request, payload.to_string().as_bytes()).await?;
         Ok(id)
     }
 

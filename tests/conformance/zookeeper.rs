@@ -77,7 +77,9 @@ impl QueueBench {
                     let event: Value = serde_json::from_slice(&event.expect("it is there").0).expect("it is JSON");
                     let data = &event["event_data"];
                     if event["event_type"] == "BuildCompletedEvent" && data["build_uuid"] == task.as_str() {
-                        return Some(if data["data"]["result"] == "SUCCESS" { "completed" } else { "failed" }.to_owned());
+                        return Some(
+                            if data["data"]["result"] == "SUCCESS" { "completed" } else { "failed" }.to_owned(),
+                        );
                     }
                 }
                 None
@@ -92,6 +94,7 @@ impl Bench for QueueBench {
             connect: self.connect.clone(),
             dialect: self.dialect,
             queue: self.queue.clone(),
+            zone: None,
             worker_id: worker.to_owned(),
         }))
     }

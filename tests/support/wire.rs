@@ -61,6 +61,11 @@ impl Wire {
         Self { address, ways, cuts, carried, _tasks: tasks }
     }
 
+    /// Its own address.
+    pub(crate) fn address(&self) -> String {
+        self.address.to_string()
+    }
+
     /// The address of a web server by way of this wire.
     pub(crate) fn root(&self) -> String {
         format!("http://{}", self.address)

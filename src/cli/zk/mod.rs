@@ -2,6 +2,7 @@
 
 mod look;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
@@ -10,13 +11,19 @@ use serde_json::Value;
 use super::config_args::{ConfigArgs, NoFlags};
 use super::exit::{Exit, ExitResult, Failure};
 use super::output::{self, Format};
+use super::signals::ExitSignals;
 use super::zookeeper_setup;
 use crate::config::Environment;
 use crate::config::schema::{Source, ZooKeeperSource};
 use crate::config::values::Span;
+use crate::limits::ZOOKEEPER_CLEAN_INTERVAL;
 use crate::zookeeper::Session;
+use crate::zookeeper::janitor::Janitor;
 use crate::zookeeper::job_queue::{JobError, JobQueue};
 use crate::zookeeper::submit::Submission;
+
+/// Between the two looks of `zk janitor --once`.
+const LOOK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// `journeyman zk`
 #[derive(Debug, Subcommand)]
@@ -25,6 +32,8 @@ pub(super) enum ZkCommand {
     Submit(SubmitArgs),
     /// Ask for the end of a request
     Cancel(CancelArgs),
+    /// End requests whose worker is gone and remove leftovers of a queue, each minute until stopped
+    Janitor(JanitorArgs),
     /// List the nodes below a path, each with what it is
     Tree(LookArgs),
     /// Show a node: what it is, its data, who holds its lock
@@ -73,6 +82,15 @@ pub(super) struct CancelArgs {
 }
 
 #[derive(Debug, Args)]
+pub(super) struct JanitorArgs {
+    /// Stop after the second look, which is the first one that ends lost requests
+    #[arg(long)]
+    once: bool,
+    #[command(flatten)]
+    source: SourceArgs,
+}
+
+#[derive(Debug, Args)]
 pub(super) struct LookArgs {
     /// Path of the node, below the chroot of the source
     #[arg(value_name = "PATH", default_value = "/")]
@@ -98,6 +116,7 @@ pub(super) async fn run(command: ZkCommand, environment: &Environment) -> ExitRe
             canceled.map_err(|error| job_failure(&error.into()))?;
             Ok(Exit::Success)
         }
+        ZkCommand::Janitor(arguments) => janitor(arguments, environment).await,
         ZkCommand::Tree(LookArgs { path, output, source }) => {
             look::tree(&open(&source, environment).await?.1, &path, output).await
         }
@@ -132,6 +151,32 @@ async fn submit(arguments: SubmitArgs, environment: &Environment) -> ExitResult 
     let late = || Failure::new(Exit::Failed, format!("request {id} had no result in time; `zk cancel` ends it"));
     let result = tokio::time::timeout(limit, waiting).await.map_err(|_| late())?;
     output::line(&result.map_err(|error| job_failure(&error))?.to_string())?;
+    Ok(Exit::Success)
+}
+
+async fn janitor(arguments: JanitorArgs, environment: &Environment) -> ExitResult {
+    let (source, session, queue) = open(&arguments.source, environment).await?;
+    let (session, mut signals) = (Arc::new(session), ExitSignals::listen()?);
+    let mut janitor = Janitor::new(queue, source.dialect);
+    for look in 1_u64.. {
+        match janitor.clean(&session).await {
+            Ok(None) => output::line("another process cleans this queue")?,
+            Ok(Some(cleaned)) => {
+                for (what, names) in [("lost", &cleaned.lost), ("removed", &cleaned.removed)] {
+                    names.iter().try_for_each(|name| output::line(&format!("{what:<8} {name}")))?;
+                }
+            }
+            Err(error) => return Err(job_failure(&error)),
+        }
+        if arguments.once && look == 2 {
+            break;
+        }
+        let wait = if arguments.once { LOOK_INTERVAL } else { ZOOKEEPER_CLEAN_INTERVAL };
+        tokio::select! {
+            _ = signals.next() => break,
+            () = tokio::time::sleep(wait) => {}
+        }
+    }
     Ok(Exit::Success)
 }
 

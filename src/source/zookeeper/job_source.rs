@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 use parking_lot::Mutex;
+use serde_json::json;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -14,10 +15,13 @@ use crate::domain::refusal::Refusal;
 use crate::host::clock::Clock;
 use crate::limits::{ZOOKEEPER_CLOSE_TIMEOUT, ZOOKEEPER_EVENTS_MAX, ZOOKEEPER_LONG_POLL_WAIT};
 use crate::source::{CallError, Capabilities, Grant, OpenResult, PollBatch, Source, SourceEvent, SourceFuture};
+use crate::zookeeper::components::{self, Component, ComponentState, Registration};
 use crate::zookeeper::{ConnectConfig, Session};
 
 use super::queue_watch::QueueWatch;
 use super::{Dialect, native, zuul};
+
+const COMPONENTS: &str = "/zuul/components";
 
 /// Which queue of which ensemble is worked for.
 #[derive(Debug, Clone)]
@@ -28,6 +32,8 @@ pub struct ZooKeeperSourceConfig {
     pub dialect: Dialect,
     /// The path of the queue.
     pub queue: String,
+    /// The zone whose builds are claimed.
+    pub zone: Option<String>,
     /// The worker's name, which its locks and requests carry.
     pub worker_id: String,
 }
@@ -45,6 +51,8 @@ pub(super) struct SourceInner {
     watch: tokio::sync::Mutex<Option<Arc<QueueWatch>>>,
     events: mpsc::Sender<SourceEvent>,
     paused: Notify,
+    /// This worker among the processes of a Zuul.
+    registration: tokio::sync::Mutex<Option<Registration>>,
     /// Watching, and giving up locks of claims without a report.
     tasks: Mutex<JoinSet<()>>,
 }
@@ -60,6 +68,7 @@ impl ZooKeeperSource {
             watch: tokio::sync::Mutex::default(),
             events,
             paused: Notify::new(),
+            registration: tokio::sync::Mutex::default(),
             tasks: Mutex::default(),
         };
         Self { inner: Arc::new(inner), events: tokio::sync::Mutex::new(receiver) }
@@ -90,6 +99,7 @@ impl SourceInner {
             return Err(CallError { refusal: Refusal::Retry { retry_after: None }, message });
         }
         let session = Arc::new(Session::connect(&self.config.connect).await?);
+        *self.registration.lock().await = self.register(&session).await?;
         let watch = QueueWatch::start(&self.config, session).await?;
         tracing::debug!(queue = self.config.queue, session = watch.session.id(), "watching");
         let (watching, events) = (Arc::clone(&watch), self.events.clone());
@@ -97,9 +107,46 @@ impl SourceInner {
         Ok(Arc::clone(current.insert(watch)))
     }
 
+    /// A Zuul lists its processes, and writes the data formats of the oldest one.
+    async fn register(&self, session: &Arc<Session>) -> Result<Option<Registration>, CallError> {
+        let zone = &self.config.zone;
+        let (kind, own) = match self.config.dialect {
+            Dialect::Native => return Ok(None),
+            Dialect::ZuulMerger => ("merger", json!({})),
+            Dialect::ZuulExecutor => {
+                let own = json!({
+                    "accepting_work": false, "allow_unzoned": zone.is_none(), "process_merge_jobs": false, "zone": zone,
+                });
+                ("executor", own)
+            }
+        };
+        let component = Component {
+            state: ComponentState::Running,
+            hostname: self.config.worker_id.clone(),
+            kind: kind.to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            model_api: components::cluster_model_api(session, COMPONENTS).await?,
+            own: serde_json::from_value(own).unwrap_or_default(),
+        };
+        Ok(Some(Registration::create(session, COMPONENTS, component).await?))
+    }
+
+    async fn set_accepting(&self, accepts: bool) {
+        let mut registration = self.registration.lock().await;
+        let Some(registration) = registration.as_mut() else { return };
+        let changed = registration.update(|component| match component.own.get_mut("accepting_work") {
+            Some(flag) => *flag = accepts.into(),
+            None => component.state = if accepts { ComponentState::Running } else { ComponentState::Paused },
+        });
+        if let Err(error) = changed.await {
+            tracing::debug!("{error}; the next change says it anew");
+        }
+    }
+
     async fn poll(self: &Arc<Self>, max: u8) -> Result<PollBatch, CallError> {
         let ends_at = Instant::now() + ZOOKEEPER_LONG_POLL_WAIT;
         let watch = self.watch().await?;
+        self.set_accepting(true).await;
         loop {
             let changed = watch.changed();
             let picked: Vec<Box<str>> = (0..max).map_while(|_| watch.pick()).collect();
@@ -118,7 +165,10 @@ impl SourceInner {
                     return Err(CallError { refusal: Refusal::Retry { retry_after: None }, message });
                 }
                 // Nothing can be lost: a request is claimed in the branch above.
-                () = self.paused.notified() => return Ok(PollBatch::default()),
+                () = self.paused.notified() => {
+                    self.set_accepting(false).await;
+                    return Ok(PollBatch::default());
+                }
                 () = sleep_until(ends_at) => return Ok(PollBatch::default()),
             }
         }

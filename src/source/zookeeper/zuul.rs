@@ -1,6 +1,7 @@
 //! Zuul's requests: merge jobs, whose result is stored for a submitter that waits or sent as an event, and builds, whose end is
 //! an event in one transaction with their state.
 
+use std::mem::discriminant;
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
@@ -46,7 +47,7 @@ pub(super) async fn claim(
     let Some(task) = TaskId::parse(id) else { return Ok(None) };
     let sent_at = source.clock.now();
     let dialect = source.config.dialect;
-    let info = json!({ "hostname": source.config.worker_id, "log_port": null, "zone": null });
+    let info = json!({ "hostname": source.config.worker_id, "log_port": null, "zone": source.config.zone });
     let info = (dialect == Dialect::ZuulExecutor).then_some(&info);
     let claimed = match watch.queue.claim(&watch.session, id, info).await? {
         ClaimAttempt::Claimed(claimed) => *claimed,
@@ -164,7 +165,7 @@ impl HeldJob {
             if self.text("result_path").is_some() {
                 watch.queue.store_result(session, &id, &Value::from(own).to_string().into_bytes()).await?;
             } else if let Some(queue) = self.event_queue() {
-                let (kind, event) = self.merge_event(own);
+                let (kind, event) = self.merge_event(&own);
                 queue.put(session, kind, event).await?;
             }
             self.is_result_stored = true;
@@ -178,18 +179,24 @@ impl HeldJob {
         Ok(())
     }
 
-    fn merge_event(&self, own: Map<String, Value>) -> (&'static str, Value) {
+    fn merge_event(&self, own: &Map<String, Value>) -> (&'static str, Value) {
         let is_files_changes = self.text("job_type").as_deref() == Some("fileschanges");
         let kind = if is_files_changes { "FilesChangesCompletedEvent" } else { "MergeCompletedEvent" };
         let defaults = if is_files_changes {
-            json!({ "files": null })
+            json!({ "files": [] })
         } else {
             json!({
                 "merged": false, "updated": false, "commit": null, "files": [], "repo_state": {}, "item_in_branches": [], "errors": [],
             })
         };
         let Value::Object(mut data) = defaults else { unreachable!("it is an object") };
-        data.extend(own);
+        // A value of another kind would stop the scheduler at this event, again and again.
+        for (key, value) in &mut data {
+            let new = own.get(key).filter(|new| value.is_null() || discriminant(*new) == discriminant(value));
+            if let Some(new) = new.or_else(|| own.get(key).filter(|new| key == "files" && new.is_object())) {
+                *value = new.clone();
+            }
+        }
         data.insert("request_uuid".to_owned(), self.request().id.clone().into());
         data.insert("build_set_uuid".to_owned(), self.text("build_set_uuid").into());
         data.insert("elapsed_time".to_owned(), (unix_seconds() - self.started_at).into());

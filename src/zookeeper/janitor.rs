@@ -1,0 +1,174 @@
+//! The clean-up of a queue: ends requests whose worker is gone, and removes what belongs to nothing any more.
+//!
+//! One process at a time does it, the one that holds the lock which Zuul's schedulers take too. Ages are measured by the server's
+//! clock.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use serde_json::json;
+
+use super::event_queue::{EventQueue, event};
+use super::job_queue::{JobError, JobQueue, JobRequest, RequestState};
+use super::lock::{HeldLock, LockMode};
+use super::submit::unix_seconds;
+use super::{Error, Session};
+use crate::limits::ZOOKEEPER_LEFTOVER_AGE;
+use crate::source::zookeeper::Dialect;
+
+/// What a clean-up did.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Cleaned {
+    /// Requests whose worker was gone, by their ids.
+    pub lost: Vec<String>,
+    /// Nodes that were removed with all below them.
+    pub removed: Vec<String>,
+}
+
+/// Cleans one queue again and again.
+#[derive(Debug)]
+pub struct Janitor {
+    queue: JobQueue,
+    dialect: Dialect,
+    /// Requests that ran without a lock when they were last looked at.
+    suspects: BTreeSet<String>,
+}
+
+impl Janitor {
+    /// A clean-up of this queue.
+    #[must_use]
+    pub fn new(queue: JobQueue, dialect: Dialect) -> Self {
+        Self { queue, dialect, suspects: BTreeSet::new() }
+    }
+
+    /// Where Zuul's schedulers lock the same clean-up.
+    fn lock_folder(&self) -> String {
+        match self.dialect {
+            Dialect::ZuulMerger => "/zuul/cleanup/merge_requests".to_owned(),
+            Dialect::ZuulExecutor => "/zuul/cleanup/build_requests".to_owned(),
+            Dialect::Native => format!("{}/cleanup", self.queue.root()),
+        }
+    }
+
+    /// Looks at the queue once; `None` if another process cleans it. A request counts as lost when two looks have found it
+    /// running and unlocked, so call it once a minute.
+    ///
+    /// # Errors
+    ///
+    /// See [`JobError`]. What was done stays done.
+    ///
+    /// # Cancel safety
+    ///
+    /// Not cancel safe: the lock is held until the session ends.
+    pub async fn clean(&mut self, session: &Arc<Session>) -> Result<Option<Cleaned>, JobError> {
+        let lock = HeldLock::try_take(session, &self.lock_folder(), LockMode::Exclusive).await?;
+        let Some(lock) = lock else { return Ok(None) };
+        let cleaned = self.clean_locked(session, &lock).await;
+        lock.release().await?;
+        cleaned.map(Some)
+    }
+
+    async fn clean_locked(&mut self, session: &Arc<Session>, lock: &HeldLock) -> Result<Cleaned, JobError> {
+        let mut cleaned = Cleaned::default();
+        // The node of the lock was created a moment ago.
+        let now_ms = session.stat(&lock.path()).await?.map_or(0, |stat| stat.ctime);
+        let suspects = std::mem::take(&mut self.suspects);
+        for id in self.names(session, "requests").await? {
+            match self.queue.read(session, &id).await {
+                Ok(Some(request)) if self.is_unattended(session, &request).await? => {
+                    if suspects.contains(&id) {
+                        self.end(session, request).await?;
+                        cleaned.lost.push(id);
+                    } else {
+                        self.suspects.insert(id);
+                    }
+                }
+                Err(error @ JobError::Unreadable { .. }) => tracing::warn!(request = id, "{error}"),
+                Err(error) => return Err(error),
+                Ok(_) => {}
+            }
+        }
+        let requests: BTreeSet<String> = self.names(session, "requests").await?.into_iter().collect();
+        let waiters: BTreeSet<String> = self.names(session, "waiters").await?.into_iter().collect();
+        for (folder, owners) in
+            [("params", &requests), ("locks", &requests), ("result-data", &waiters), ("results", &waiters)]
+        {
+            for id in self.names(session, folder).await?.into_iter().filter(|id| !owners.contains(id)) {
+                let path = self.queue.path(folder, &id);
+                remove_if_old(session, path, now_ms, &mut cleaned).await?;
+            }
+        }
+        Ok(cleaned)
+    }
+
+    async fn names(&self, session: &Session, folder: &str) -> Result<Vec<String>, Error> {
+        Ok(session.children(&format!("{}/{folder}", self.queue.root())).await?.unwrap_or_default())
+    }
+
+    /// Whether a request runs and no worker holds its lock. In the native layout the lock alone says that a task runs.
+    async fn is_unattended(&self, session: &Session, request: &JobRequest) -> Result<bool, Error> {
+        let runs = match request.state() {
+            Some(RequestState::Running | RequestState::Paused) => true,
+            // The worker of a merge removes it; a scheduler removes a build.
+            Some(RequestState::Completed) => self.dialect == Dialect::ZuulMerger,
+            Some(RequestState::Unsubmitted | RequestState::Hold | RequestState::Requested) | None => false,
+        };
+        if !runs || self.dialect == Dialect::Native {
+            return Ok(false);
+        }
+        Ok(session
+            .children(&self.queue.path("locks", &request.id))
+            .await?
+            .is_none_or(|contenders| contenders.is_empty()))
+    }
+
+    /// Completes a lost request: its submitter is told, and makes another.
+    async fn end(&self, session: &Session, mut request: JobRequest) -> Result<(), JobError> {
+        let text = |key: &str| request.json.get::<String>(key);
+        let events = text("tenant_name").zip(text("pipeline_name"));
+        let events = events.map(|(tenant, pipeline)| EventQueue::of_pipeline(&tenant, &pipeline));
+        let build_set = text("build_set_uuid");
+        tracing::warn!(request = request.id, "its worker is gone; completing it, so that its submitter can try again");
+        if self.dialect == Dialect::ZuulExecutor {
+            let data = json!({
+                "build_uuid": request.id, "build_set_uuid": build_set, "job_uuid": text("job_uuid"),
+                "build_request_ref": self.queue.path("requests", &request.id), "zuul_event_id": text("event_id"),
+                "data": { "result": "ABORTED", "end_time": unix_seconds() },
+            });
+            match events {
+                Some(events) => {
+                    let event = event("BuildCompletedEvent", data);
+                    self.queue.complete_with_event(session, &mut request, &events, event).await?;
+                }
+                None => drop(self.queue.set_state(session, &mut request, RequestState::Completed).await?),
+            }
+            return Ok(());
+        }
+        let was_completed = request.state() == Some(RequestState::Completed);
+        let waits = text("result_path").is_some();
+        if !was_completed && !self.queue.set_state(session, &mut request, RequestState::Completed).await? {
+            return Ok(());
+        }
+        // The worker may have died after it had stored the result.
+        if was_completed || session.stat(&self.queue.path("results", &request.id)).await?.is_some() {
+        } else if waits {
+            self.queue.store_result(session, &request.id, b"{}").await?;
+        } else if let Some(events) = events {
+            let data =
+                json!({ "request_uuid": request.id, "build_set_uuid": build_set, "merged": false, "updated": false });
+            events.put(session, "MergeCompletedEvent", data).await?;
+        }
+        Ok(self.queue.remove(session, &request.id).await?)
+    }
+}
+
+/// What is young may belong to something that is still being written.
+async fn remove_if_old(session: &Session, path: String, now_ms: i64, cleaned: &mut Cleaned) -> Result<(), Error> {
+    let Some(stat) = session.stat(&path).await? else { return Ok(()) };
+    let age_ms = u128::try_from(now_ms.saturating_sub(stat.ctime)).unwrap_or(0);
+    if age_ms > ZOOKEEPER_LEFTOVER_AGE.as_millis() {
+        session.delete_tree(&path).await?;
+        cleaned.removed.push(path);
+    }
+    Ok(())
+}

@@ -1,0 +1,208 @@
+//! A chroot of a test's own, Zuul's programs in it, and a worker with a handler of the test's.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use journeyman::handler::{Context, ExecuteError, PayloadHandler, PrepareError, erase};
+use journeyman::source::zookeeper::{Dialect, ZooKeeperSource, ZooKeeperSourceConfig};
+use journeyman::task::Reply;
+use journeyman::worker::{Control, ExitReason, SourceBinding, Worker, WorkerConfig};
+use journeyman::zookeeper::job_queue::JobQueue;
+use journeyman::zookeeper::{ConnectConfig, Session};
+use serde_json::Value;
+use tokio::io::AsyncBufReadExt as _;
+use tokio::process::{Child, Command};
+use tokio::task::JoinHandle;
+
+/// The longest wait of a test.
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// What a test needs that may be missing on a developer's machine, but not in the gate.
+fn needed(variable: &str) -> Option<String> {
+    let value = std::env::var(variable).ok().filter(|value| !value.is_empty());
+    let is_needed = std::env::var("CI").is_ok_and(|value| value == "true");
+    assert!(value.is_some() || !is_needed, "{variable} is not set; tests/run sets it");
+    if value.is_none() {
+        eprintln!("NOT TESTED: {variable} is not set; tests/run sets it");
+    }
+    value
+}
+
+/// A chroot of the server that all tests share.
+pub(crate) struct Tree {
+    pub(crate) connect: ConnectConfig,
+    pub(crate) session: Arc<Session>,
+}
+
+impl Tree {
+    pub(crate) async fn new() -> Option<Self> {
+        let servers = needed("JOURNEYMAN_TEST_ZOOKEEPER")?;
+        let connect = ConnectConfig {
+            servers,
+            chroot: Some(format!("/jm-test-{}", uuid::Uuid::new_v4().simple())),
+            tls: None,
+            session_timeout: Duration::from_secs(20),
+        };
+        let session = Arc::new(Session::connect(&connect).await.expect("the server answers"));
+        Some(Self { connect, session })
+    }
+
+    /// As one with the queue of a pipeline, which a scheduler makes.
+    pub(crate) async fn with_pipeline() -> Option<Self> {
+        let tree = Self::new().await?;
+        tree.session.ensure("/zuul/events/tenant/t/pipelines/p/result/queue").await.expect("the pipeline exists");
+        Some(tree)
+    }
+
+    pub(crate) fn source(&self, dialect: Dialect) -> ZooKeeperSourceConfig {
+        ZooKeeperSourceConfig {
+            connect: self.connect.clone(),
+            dialect,
+            queue: dialect.usual_queue(None).unwrap_or_else(|| "/tasks".to_owned()),
+            zone: None,
+            worker_id: "test-worker".to_owned(),
+        }
+    }
+
+    pub(crate) fn queue(&self, dialect: Dialect) -> JobQueue {
+        JobQueue::new(&self.source(dialect).queue)
+    }
+
+    /// One of Zuul's programs in this chroot; `None` without Zuul.
+    pub(crate) fn zuul(&self, program: &str, arguments: &[&str]) -> Option<Program> {
+        let python = needed("JOURNEYMAN_TEST_ZUUL_PYTHON")?;
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/zookeeper");
+        let mut command = Command::new(python);
+        command.arg(format!("{folder}/{program}")).args(["--hosts", &self.connect.servers]);
+        command.args(["--chroot", self.connect.chroot.as_deref().expect("a chroot")]).args(arguments);
+        command.stdout(std::process::Stdio::piped()).kill_on_drop(true);
+        let mut child = command.spawn().expect("python starts");
+        let lines = tokio::io::BufReader::new(child.stdout.take().expect("it is piped")).lines();
+        Some(Program { child, lines })
+    }
+}
+
+type Lines = tokio::io::Lines<tokio::io::BufReader<tokio::process::ChildStdout>>;
+
+/// A program that prints a line of JSON a result.
+pub(crate) struct Program {
+    child: Child,
+    lines: Lines,
+}
+
+impl Program {
+    /// The next line about this event.
+    pub(crate) async fn says(&mut self, event: &str) -> Value {
+        let reading = async {
+            loop {
+                let line = self.lines.next_line().await.expect("it is text");
+                let line = line.unwrap_or_else(|| panic!("it ended without saying {event}"));
+                let said: Value = serde_json::from_str(&line).unwrap_or_else(|_| panic!("no JSON: {line}"));
+                if said["event"] == event {
+                    return said;
+                }
+            }
+        };
+        within(event, reading).await
+    }
+
+    pub(crate) async fn ends(mut self) -> i32 {
+        while within("its output", self.lines.next_line()).await.expect("it is text").is_some() {}
+        within("its end", self.child.wait()).await.expect("it is waited for").code().unwrap_or(-1)
+    }
+}
+
+pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(TEST_TIMEOUT, future).await.unwrap_or_else(|_| panic!("{what}: not within {TEST_TIMEOUT:?}"))
+}
+
+/// Waits until the condition holds, by asking the server for it.
+pub(crate) async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    let waiting = async {
+        while !condition().await {
+            tokio::task::yield_now().await;
+        }
+    };
+    within(what, waiting).await;
+}
+
+type Act = Arc<dyn Fn(Value, Context) -> Pin<Box<dyn Future<Output = Result<(), ExecuteError>> + Send>> + Send + Sync>;
+
+pub(crate) fn handler<F>(run: impl Fn(Value, Context) -> F + Send + Sync + 'static) -> Act
+where
+    F: Future<Output = Result<(), ExecuteError>> + Send + 'static,
+{
+    Arc::new(move |payload, context| Box::pin(run(payload, context)))
+}
+
+/// A handler whose result is made of the payload.
+pub(crate) fn returns(result: impl Fn(&Value) -> Value + Send + Sync + 'static) -> Act {
+    handler(move |payload, context| {
+        let reply = Reply::ok(result(&payload).to_string().into_bytes());
+        async move {
+            context.set_reply(reply).expect("the worker accepts it");
+            Ok(())
+        }
+    })
+}
+
+/// A handler that runs until it is canceled.
+pub(crate) fn never_ends() -> (Act, tokio::sync::mpsc::Receiver<()>) {
+    let (started, receiver) = tokio::sync::mpsc::channel(16);
+    let act = handler(move |_, context| {
+        let started = started.clone();
+        async move {
+            started.send(()).await.expect("the test listens");
+            context.canceled().await;
+            Err(ExecuteError::failed("canceled".to_owned()))
+        }
+    });
+    (act, receiver)
+}
+
+struct Scripted(Act);
+
+impl PayloadHandler for Scripted {
+    type Payload = Value;
+    type Prepared = Value;
+
+    async fn prepare(&self, payload: Value, _: &Context) -> Result<Value, PrepareError> {
+        Ok(payload)
+    }
+
+    async fn execute(&self, payload: Value, context: &Context) -> Result<(), ExecuteError> {
+        (self.0)(payload, context.clone()).await
+    }
+}
+
+/// A worker with a handler of the test's.
+pub(crate) struct Running {
+    pub(crate) control: Control,
+    worker: JoinHandle<std::io::Result<ExitReason>>,
+    _folder: tempfile::TempDir,
+}
+
+impl Running {
+    pub(crate) fn start(source: ZooKeeperSourceConfig, act: Act) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let config = WorkerConfig {
+            work_dir: folder.path().join("work"),
+            termination_grace: Duration::from_secs(1),
+            ..WorkerConfig::default()
+        };
+        let source = Arc::new(ZooKeeperSource::new(source));
+        let binding =
+            SourceBinding { name: "requests".to_owned(), source, handler: erase(Scripted(act)), env: Arc::default() };
+        let worker = Worker::new(config, vec![binding]);
+        Self { control: worker.control(), worker: tokio::spawn(worker.run()), _folder: folder }
+    }
+
+    /// Drains it and waits for its end.
+    pub(crate) async fn drained(self) {
+        self.control.drain().await;
+        let ended = within("the end of the worker", self.worker).await;
+        assert_eq!(ended.expect("it did not panic").expect("it could work"), ExitReason::Drained);
+    }
+}

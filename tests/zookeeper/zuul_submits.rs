@@ -1,0 +1,85 @@
+//! Zuul's scheduler submits, our worker works.
+
+use journeyman::source::zookeeper::Dialect;
+use serde_json::json;
+
+use crate::support::{Running, Tree, never_ends, returns, until};
+
+const SUBMIT: &str = "zuul_submit.py";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_merge_of_zuul_gets_its_result() {
+    let Some(tree) = Tree::with_pipeline().await else { return };
+    let result = |_: &_| json!({ "merged": true, "updated": true, "commit": "abc", "files": { "zuul.yaml": "- job" } });
+    let worker = Running::start(tree.source(Dialect::ZuulMerger), returns(result));
+    let Some(mut submitter) = tree.zuul(SUBMIT, &["merge", "--future", "--bytes", "3000000"]) else { return };
+    let said = submitter.says("result").await;
+    assert_eq!((&said["merged"], &said["data"]["commit"]), (&json!(true), &json!("abc")), "{said}");
+    assert_eq!(submitter.ends().await, 0);
+    let queue = tree.queue(Dialect::ZuulMerger);
+    for folder in ["requests", "locks", "params", "result-data", "results", "waiters"] {
+        let path = format!("{}/{folder}", queue.root());
+        until(folder, async || {
+            tree.session.children(&path).await.expect("it is answered").is_none_or(|left| left.is_empty())
+        })
+        .await;
+    }
+    worker.drained().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_merge_without_a_waiter_is_answered_by_an_event() {
+    let Some(tree) = Tree::with_pipeline().await else { return };
+    let worker =
+        Running::start(tree.source(Dialect::ZuulMerger), returns(|_| json!({ "merged": true, "commit": "abc" })));
+    for (kind, event) in [("merge", "MergeCompletedEvent"), ("fileschanges", "FilesChangesCompletedEvent")] {
+        let Some(mut submitter) = tree.zuul(SUBMIT, &["merge", "--type", kind]) else { return };
+        let request = submitter.says("submitted").await["uuid"].clone();
+        assert_eq!(submitter.says(event).await["data"]["request_uuid"], request);
+        assert_eq!(submitter.ends().await, 0);
+    }
+    worker.drained().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_build_of_zuul_is_started_and_completed() {
+    let Some(tree) = Tree::with_pipeline().await else { return };
+    let result = |payload: &serde_json::Value| json!({ "data": { "seen": payload["zuul"]["job"] }, "warnings": ["w"] });
+    let worker = Running::start(tree.source(Dialect::ZuulExecutor), returns(result));
+    let Some(mut submitter) = tree.zuul(SUBMIT, &["build", "--wait", "--bytes", "3000000"]) else { return };
+    let uuid = submitter.says("submitted").await["uuid"].clone();
+    let started = submitter.says("BuildStartedEvent").await;
+    assert_eq!(started["data"]["build_uuid"], uuid);
+    let completed = submitter.says("BuildCompletedEvent").await["data"].clone();
+    assert_eq!((&completed["build_uuid"], &completed["data"]["result"]), (&uuid, &json!("SUCCESS")), "{completed}");
+    assert_eq!(completed["data"]["data"], json!({ "seen": "j" }));
+    assert_eq!(submitter.ends().await, 0);
+    worker.drained().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn builds_are_canceled_before_and_after_they_start() {
+    let Some(tree) = Tree::with_pipeline().await else { return };
+    let Some(submitter) = tree.zuul(SUBMIT, &["build", "--uuid", "aaaa"]) else { return };
+    assert_eq!(submitter.ends().await, 0);
+    let mut cancel = tree.zuul(SUBMIT, &["cancel", "aaaa"]).expect("Zuul is there");
+    assert_eq!(cancel.says("cancel").await["flagged"], false);
+    assert_eq!(cancel.ends().await, 0);
+
+    let (act, mut started) = never_ends();
+    let worker = Running::start(tree.source(Dialect::ZuulExecutor), act);
+    assert_eq!(tree.zuul(SUBMIT, &["build", "--uuid", "bbbb"]).expect("Zuul is there").ends().await, 0);
+    started.recv().await.expect("the second build runs");
+    let mut cancel = tree.zuul(SUBMIT, &["cancel", "bbbb"]).expect("Zuul is there");
+    assert_eq!(cancel.says("cancel").await["flagged"], true);
+    assert_eq!(cancel.ends().await, 0);
+    let mut events = tree.zuul(SUBMIT, &["events", "--count", "3"]).expect("Zuul is there");
+    for (uuid, result) in [("aaaa", "CANCELED"), ("bbbb", "ABORTED")] {
+        let completed = events.says("BuildCompletedEvent").await["data"].clone();
+        assert_eq!(
+            (completed["build_uuid"].as_str(), completed["data"]["result"].as_str()),
+            (Some(uuid), Some(result))
+        );
+    }
+    worker.drained().await;
+}
