@@ -80,7 +80,8 @@ fn collect_kinds(variants: &[&Value], default: Option<String>, key: &str, keys: 
         let mut own = Vec::new();
         collect(variant, key, false, &mut own);
         for one in own.into_iter().filter(|one| !one.key.ends_with(".kind")) {
-            match merged.iter_mut().find(|(known, _)| known.key == one.key) {
+            let is_same = |known: &KeyReference| known.key == one.key && known.value_kind == one.value_kind;
+            match merged.iter_mut().find(|(known, _)| is_same(known)) {
                 Some((_, of_kinds)) => of_kinds.push(kind),
                 None => merged.push((one, vec![kind])),
             }
