@@ -111,8 +111,8 @@ pub enum ClaimAttempt {
 pub struct ClaimedRequest {
     /// The request as it was written last.
     pub request: JobRequest,
-    /// Its parameters; `None` if a worker before has removed them.
-    pub params: Option<Vec<u8>>,
+    /// Its parameters, or why there are none.
+    pub params: Result<Vec<u8>, String>,
     /// The right to run it.
     pub lock: HeldLock,
 }
@@ -230,12 +230,16 @@ impl JobQueue {
         session: &Session,
         id: &str,
         worker_info: Option<&Value>,
-    ) -> Result<Option<(JobRequest, Option<Vec<u8>>)>, JobError> {
+    ) -> Result<Option<(JobRequest, Result<Vec<u8>, String>)>, JobError> {
         let Some(mut request) = self.read(session, id).await? else { return Ok(None) };
         if request.state() != Some(RequestState::Requested) {
             return Ok(None);
         }
-        let params = session.read_shards(&self.path("params", id)).await?;
+        let params = match session.read_shards(&self.path("params", id)).await {
+            Ok(params) => params.ok_or_else(|| "its parameters are gone".to_owned()),
+            Err(ShardError::Call(error)) => return Err(error.into()),
+            Err(error) => Err(error.to_string()),
+        };
         if let Some(info) = worker_info {
             self.put(&mut request, "worker_info", info)?;
         }
@@ -325,7 +329,7 @@ impl JobQueue {
     ///
     /// See [`JobError`].
     pub async fn put_back(&self, session: &Session, claimed: &mut ClaimedRequest) -> Result<(), JobError> {
-        if let Some(params) = &claimed.params {
+        if let Ok(params) = &claimed.params {
             session.write_shards(&self.path("params", &claimed.request.id), params).await?;
         }
         self.set_state(session, &mut claimed.request, RequestState::Requested).await.map(drop)

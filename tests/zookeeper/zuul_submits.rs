@@ -2,6 +2,7 @@
 
 use journeyman::source::zookeeper::Dialect;
 use serde_json::json;
+use zookeeper_client::CreateMode;
 
 use crate::support::{Running, Tree, never_ends, returns, until};
 
@@ -24,6 +25,31 @@ async fn a_merge_of_zuul_gets_its_result() {
         })
         .await;
     }
+    worker.drained().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_read_costs_the_others_nothing() {
+    let Some(tree) = Tree::with_pipeline().await else { return };
+    let (session, queue) = (&tree.session, tree.queue(Dialect::ZuulMerger));
+    queue.ensure(session).await.expect("it is answered");
+    let requested = br#"{"state":"requested","precedence":0,"result_path":"/x","uuid":"torn"}"#;
+    for (id, request, params) in
+        [("torn", &requested[..], &b"no zlib"[..]), ("odd", b"[1]", b""), ("old", b"{\"state\":7}", b"")]
+    {
+        session.ensure(&queue.path("params", id)).await.expect("it is answered");
+        let shard = format!("{}/0000000000", queue.path("params", id));
+        session.create(&shard, params, CreateMode::Persistent).await.expect("it is written");
+        session.create(&queue.path("requests", id), request, CreateMode::Persistent).await.expect("it is written");
+    }
+    let worker = Running::start(tree.source(Dialect::ZuulMerger), returns(|_| json!({ "merged": true })));
+    let Some(mut submitter) = tree.zuul(SUBMIT, &["merge", "--future", "--precedence", "5"]) else { return };
+    assert_eq!(submitter.says("result").await["merged"], json!(true));
+    assert_eq!(submitter.ends().await, 0);
+    until("the torn one is answered", async || {
+        session.stat(&queue.path("results", "torn")).await.is_ok_and(|stat| stat.is_some())
+    })
+    .await;
     worker.drained().await;
 }
 

@@ -152,11 +152,21 @@ impl SourceInner {
             let picked: Vec<Box<str>> = (0..max).map_while(|_| watch.pick()).collect();
             if !picked.is_empty() {
                 let claimed = join_all(picked.iter().map(|id| self.claim(&watch, id))).await;
-                let grants: Vec<Grant> = claimed.into_iter().flatten().collect();
-                if !grants.is_empty() {
-                    return Ok(PollBatch { grants, ..PollBatch::default() });
+                let (mut grants, mut failed) = (Vec::new(), None);
+                for claim in claimed {
+                    match claim {
+                        Ok(grant) => grants.extend(grant),
+                        Err(error) => failed = Some(error),
+                    }
                 }
-                continue;
+                match failed {
+                    // The worker waits before it tries again.
+                    Some(error) if grants.is_empty() => return Err(error),
+                    Some(error) => tracing::warn!("{error}"),
+                    None if grants.is_empty() => continue,
+                    None => {}
+                }
+                return Ok(PollBatch { grants, ..PollBatch::default() });
             }
             tokio::select! {
                 () = changed => {}
@@ -174,17 +184,23 @@ impl SourceInner {
         }
     }
 
-    /// A failure to claim one request costs the others nothing.
-    async fn claim(self: &Arc<Self>, watch: &Arc<QueueWatch>, id: &str) -> Option<Grant> {
+    async fn claim(self: &Arc<Self>, watch: &Arc<QueueWatch>, id: &str) -> Result<Option<Grant>, CallError> {
         let claimed = match self.config.dialect {
             Dialect::ZuulMerger | Dialect::ZuulExecutor => zuul::claim(self, watch, id).await,
             Dialect::Native => native::claim(self, watch, id).await,
         };
-        claimed.unwrap_or_else(|error| {
-            tracing::warn!(request = id, "{error}");
-            watch.put_back(id);
-            None
-        })
+        match claimed {
+            // It is tried again when something about it changes, and costs the others nothing.
+            Err(CallError { refusal: Refusal::Rejected | Refusal::Gone, message }) => {
+                tracing::warn!(request = id, "{message}");
+                Ok(None)
+            }
+            Err(error) => {
+                watch.put_back(id);
+                Err(error)
+            }
+            claimed => claimed,
+        }
     }
 
     /// How long a claim is safe that was seen to stand by an answer to a request of this time.

@@ -61,7 +61,7 @@ pub(super) async fn claim(
         Err(failed) if failed.error.is_unanswered() => {
             let stat = session.retry(|| session.stat(&lock_path)).await?;
             if stat.is_none_or(|stat| stat.ephemeral_owner != session.id()) {
-                return Ok(None);
+                return Err(failed.error.into());
             }
         }
         Err(failed) => return Err(failed.error.into()),

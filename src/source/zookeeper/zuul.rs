@@ -53,14 +53,19 @@ pub(super) async fn claim(
         ClaimAttempt::Claimed(claimed) => *claimed,
         ClaimAttempt::Locked | ClaimAttempt::Settled => return Ok(None),
     };
-    let (payload, payload_error) = match claimed.params.as_deref().map(serde_json::from_slice::<Value>) {
-        Some(Ok(params)) => (params, None),
-        Some(Err(error)) => (Value::Null, Some(format!("its parameters are no JSON: {error}"))),
-        None => (Value::Null, Some("its parameters are gone".to_owned())),
+    let parsed = claimed.params.as_ref().map_err(Clone::clone).and_then(|params| {
+        serde_json::from_slice::<Value>(params).map_err(|error| format!("its parameters are no JSON: {error}"))
+    });
+    let (payload, payload_error) = match parsed {
+        Ok(payload) => (payload, None),
+        Err(error) => (Value::Null, Some(error)),
     };
     let run = Run { task, run: 0 };
     let held = HeldJob { dialect, claimed, started_at: unix_seconds(), is_result_stored: false };
-    held.send_started(watch).await?;
+    // The end of the build says all that the scheduler needs.
+    if let Err(error) = held.send_started(watch).await {
+        tracing::warn!(request = id, "{error}");
+    }
     let results = claim::results();
     Ok(Some(Grant {
         run: run.clone(),
