@@ -9,7 +9,7 @@ pub const ZOOKEEPER_SHARDED_BYTES_MAX: usize = 64 << 20;
 pub const ZOOKEEPER_RESULT_BYTES_MAX: usize = 16 << 20;
 /// Of the node of an event; data beyond it are stored beside it. Zuul's limit for an event in a transaction.
 pub const ZOOKEEPER_EVENT_BYTES_MAX: usize = 500_000;
-/// Events of one queue that nobody has read.
+/// Unread events of one queue.
 pub const ZOOKEEPER_EVENTS_QUEUED_MAX: usize = 90_000;
 pub const ZOOKEEPER_MULTI_WRITES_MAX: usize = 64;
 pub const ZOOKEEPER_CONNECT_TIMEOUT: Duration = Duration::from_secs(20);

@@ -26,7 +26,7 @@ pub struct Component {
     /// The version of its program.
     #[serde(default)]
     pub version: String,
-    /// The data formats that it understands. A cluster writes those of its oldest member; without the key, that is none.
+    /// The data formats that it understands. A cluster writes those of its oldest member, and none of a member without the key.
     #[serde(default)]
     pub model_api: i64,
     /// What its kind adds.

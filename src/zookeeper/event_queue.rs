@@ -68,7 +68,7 @@ impl EventQueue {
         Ok(Value::Object(fields).to_string().into_bytes())
     }
 
-    /// Adds an event. `false` if the queue does not exist: nobody reads it.
+    /// Adds an event. `false` if the queue does not exist, so that it has no reader.
     ///
     /// # Errors
     ///
@@ -77,7 +77,7 @@ impl EventQueue {
         let folder = format!("{}/queue", self.root);
         let Some(stat) = session.stat(&folder).await? else { return Ok(false) };
         if usize::try_from(stat.num_children).unwrap_or(0) > ZOOKEEPER_EVENTS_QUEUED_MAX {
-            let message = format!("it holds {} events that nobody has read; Zuul drops more", stat.num_children);
+            let message = format!("it holds {} unread events; Zuul drops more", stat.num_children);
             return Err(JobError::Unreadable { path: folder, message });
         }
         let node = self.to_node(session, event(kind, data)).await?;

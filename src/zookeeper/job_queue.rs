@@ -24,7 +24,7 @@ const FOLDERS: [&str; 6] = ["requests", "locks", "params", "result-data", "resul
 pub enum RequestState {
     /// Not in the queue.
     Unsubmitted,
-    /// Waits for somebody to set it to requested.
+    /// Is held back until its submitter sets it to requested.
     Hold,
     /// Waits for a worker.
     Requested,
@@ -253,7 +253,7 @@ impl JobQueue {
         Ok(Some((request, params)))
     }
 
-    /// Sets a request that this worker has locked to another state. `false` if it is gone or was changed by somebody else.
+    /// Sets a request that this worker has locked to another state. `false` if it is gone or another process has changed it.
     ///
     /// # Errors
     ///
@@ -335,7 +335,7 @@ impl JobQueue {
         self.set_state(session, &mut claimed.request, RequestState::Requested).await.map(drop)
     }
 
-    /// Completes a build: its event and its state in one transaction. `false` if the request is gone or somebody else has
+    /// Completes a build: its event and its state in one transaction. `false` if the request is gone or another process has
     /// completed it.
     ///
     /// # Errors
@@ -368,7 +368,7 @@ impl JobQueue {
                         Some(_) | None => return Ok(false),
                     }
                 }
-                // The pipeline is gone, and nobody reads its events.
+                // The pipeline is gone, and so are the readers of its events.
                 (Some(0), zk::Error::NoNode) => {
                     tracing::info!(
                         request = request.id,

@@ -88,7 +88,7 @@ impl Session {
         Ok(Some((holders, stat.version)))
     }
 
-    /// `change` may be called again, where somebody else was faster.
+    /// `change` may be called again, where another process was faster.
     async fn change_holders(&self, path: &str, change: impl Fn(&mut Vec<Holder>) -> bool) -> Result<bool, JobError> {
         loop {
             let Some((mut holders, version)) = self.read_holders(path).await? else {
@@ -107,7 +107,7 @@ impl Session {
             let data = serde_json::to_vec(&holders).unwrap_or_default();
             match self.set(path, &data, Some(version)).await {
                 Ok(_) => return Ok(is_done),
-                // Somebody else was faster, or the answer was lost and the next read shows the change.
+                // Another process was faster, or the answer was lost and the next read shows the change.
                 Err(error) if error.cause == zk::Error::BadVersion || error.is_unanswered() && !self.is_ended() => {}
                 Err(error) => return Err(error.into()),
             }

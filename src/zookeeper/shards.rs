@@ -59,7 +59,7 @@ impl Session {
         Ok(())
     }
 
-    /// Reads the sharded data of a node; `None` if there is none.
+    /// Reads the sharded data of a node; `None` if it has none.
     ///
     /// # Errors
     ///

@@ -83,7 +83,7 @@ impl JobQueue {
         session.wait_until_created(&path).await?;
         let found = session.retry(|| session.get(&path)).await?;
         let unreadable = |message: String| JobError::Unreadable { path: path.clone(), message };
-        let (data, _) = found.ok_or_else(|| unreadable("somebody else has removed it".to_owned()))?;
+        let (data, _) = found.ok_or_else(|| unreadable("another process has removed it".to_owned()))?;
         let pointer: Value = serde_json::from_slice(&data).map_err(|error| unreadable(error.to_string()))?;
         let result = if dialect == Dialect::Native {
             pointer

@@ -62,7 +62,8 @@ async fn our_clean_up_ends_what_a_dead_worker_of_zuul_held() {
         let mut janitor = Janitor::new(queue.clone(), Dialect::ZuulMerger);
         let cleaning = async {
             loop {
-                let cleaned = janitor.clean(&tree.session).await.expect("it is answered").expect("nobody else cleans");
+                let cleaned =
+                    janitor.clean(&tree.session).await.expect("it is answered").expect("no other process cleans");
                 if !cleaned.lost.is_empty() {
                     return cleaned.lost;
                 }

@@ -138,14 +138,14 @@ impl Drop for JobClaim {
     }
 }
 
-/// Nobody reads partial results.
+/// These queues have no partial results.
 struct NoPartialResults;
 
 impl PartialReplySink for NoPartialResults {
     fn send(&self, _reply: Reply) -> ReplyFuture<'_> {
         Box::pin(std::future::ready(Err(CallError {
             refusal: Refusal::Gone,
-            message: "nobody reads partial results of this queue".to_owned(),
+            message: "this queue has no partial results".to_owned(),
         })))
     }
 }

@@ -1,7 +1,7 @@
 //! One node a task: `requests/ID` holds `{"payload", "precedence", "attempts", "waits"}`, and `locks/ID` is the ephemeral node of
 //! the worker that runs it.
 //!
-//! A claim creates the lock and counts the attempt, and an end removes lock and task and leaves `results/ID` if somebody waits:
+//! A claim creates the lock and counts the attempt, and an end removes lock and task and leaves `results/ID` if a submitter waits:
 //! each in one transaction. A task is canceled by removing its node.
 
 use std::sync::Arc;
@@ -129,7 +129,7 @@ impl HeldTask {
                     gone("its node is gone")
                 }
             }
-            (Some(0 | 1), _) => gone("its node was changed by somebody else"),
+            (Some(0 | 1), _) => gone("another process has changed its node"),
             (Some(_), zk::Error::NodeExists) => {
                 session.delete(&self.result_path).await?;
                 Err(CallError { refusal: Refusal::Retry { retry_after: None }, message: failed.error.to_string() })

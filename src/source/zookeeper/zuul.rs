@@ -159,7 +159,7 @@ impl HeldJob {
     }
 
     fn settled_elsewhere(&self) -> CallError {
-        let message = format!("report on {}: it was removed or completed by somebody else", self.request().id);
+        let message = format!("report on {}: another process has removed or completed it", self.request().id);
         CallError { refusal: Refusal::Gone, message }
     }
 
