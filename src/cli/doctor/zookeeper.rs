@@ -35,7 +35,8 @@ pub(super) async fn check_source(name: &str, source: &ZooKeeperSource) -> Vec<Ch
 }
 
 #[cfg(not(feature = "zookeeper"))]
-pub(super) async fn check_source(name: &str, _source: &ZooKeeperSource) -> Vec<Check> {
+pub(super) fn check_source(name: &str, _source: &ZooKeeperSource) -> std::future::Ready<Vec<Check>> {
     let fix = "build it with the feature `zookeeper`, or remove the source";
-    vec![Check::failed(format!("{name}: ZooKeeper"), "this journeyman was built without ZooKeeper".to_owned(), fix)]
+    let found = "this journeyman was built without ZooKeeper".to_owned();
+    std::future::ready(vec![Check::failed(format!("{name}: ZooKeeper"), found, fix)])
 }

@@ -2,7 +2,7 @@
 //!
 //! A claim is a lock, and its lease is the session: while the session stands, no other worker takes the lock. A reclaim looks at
 //! the lock; a report writes the result and the state, then gives the lock up. A lost session and a cancel arrive as
-//! [`SourceEvent`]s.
+//! [`SourceEvent`](super::SourceEvent)s.
 
 #[cfg(feature = "zookeeper")]
 mod claim;
