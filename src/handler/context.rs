@@ -17,8 +17,8 @@ use crate::host::work_dir::{self, WorkDirLock};
 use crate::limits::PROGRESS_CHARS_MAX;
 use crate::redact;
 
-use crate::domain::refusal::CallError;
-use crate::task::{Definition, Reply, ReplyError, Results};
+use crate::domain::refusal::{CallError, Refusal};
+use crate::task::{Definition, Reply, ReplyError, Results, cannot_pause};
 
 use super::artifact::Artifacts;
 use super::log::{LogLimits, TaskLog};
@@ -288,13 +288,38 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// [`Gone`](crate::domain::refusal::Refusal::Gone) if the client no longer waits; a streaming handler may stop then.
+    /// [`Gone`](Refusal::Gone) if the client no longer waits; a streaming handler may stop then.
     /// Other errors may be retried.
     pub async fn send_partial_reply(&self, reply: Reply) -> Result<(), CallError> {
         match &self.results {
             Some(results) => results.send_partial(reply).await,
             None => Ok(()),
         }
+    }
+
+    /// Pauses the task and returns once it was resumed. Only builds of a Zuul can be paused: the scheduler gets the data of
+    /// the reply set so far, runs the jobs that depend on the build, and resumes it after them. Time limits go on meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// [`Gone`](Refusal::Gone) if the queue cannot pause a task, or the payload has to end; `Rejected` if the task is paused
+    /// already.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future resumes nothing: the task stays paused until the scheduler resumes it or it ends.
+    pub async fn pause(&self) -> Result<(), CallError> {
+        let results = self.results.as_ref().ok_or_else(cannot_pause)?;
+        let earlier = self.progress();
+        self.set_progress("paused");
+        let resumed = tokio::select! {
+            resumed = results.pause() => resumed,
+            Cancellation { cause, .. } = self.canceled() => {
+                Err(CallError { refusal: Refusal::Gone, message: cause.message().to_owned() })
+            }
+        };
+        *self.inner.progress.lock() = earlier;
+        resumed
     }
 
     /// Returns the task.

@@ -207,6 +207,11 @@ impl PartialReplySink for DiscardReplies {
     fn send(&self, _: Reply) -> ReplyFuture<'_> {
         Box::pin(std::future::ready(Ok(())))
     }
+
+    /// The test resumes at once.
+    fn pause(&self) -> ReplyFuture<'_> {
+        Box::pin(std::future::ready(Ok(())))
+    }
 }
 
 /// A task that is also a request, so that the handler may send replies.

@@ -13,7 +13,7 @@
 //!
 //! **Log.** Standard output and standard error.
 //!
-//! **Messages.** Optional JSON lines on descriptor 3: `artifact`, `directory`, `result`, `step`, `progress`, `redact`, and `answer` for a request; see [`program_messages`](super::program_messages). A program
+//! **Messages.** Optional JSON lines on descriptor 3: `artifact`, `directory`, `result`, `step`, `progress`, `redact`, `answer` for a request, and `pause` for a build of a Zuul; see [`program_messages`](super::program_messages). A program
 //! sends `redact` before it prints the secret: the worker reads descriptor 3 before the output.
 //!
 //! **Outcome.** The exit status; 0 is completed. The environment names the other statuses: `JOURNEYMAN_EXIT_FAILED`,

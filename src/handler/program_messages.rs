@@ -7,7 +7,7 @@
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsFd as _;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::process::Stdio;
 
 use base64::Engine as _;
@@ -18,6 +18,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, Buf
 use tokio::net::unix::pipe;
 use tokio::process::ChildStdin;
 use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 
 use crate::domain::refusal::Refusal;
 use crate::limits::{PROCESS_OUTPUT_DRAIN, PROGRAM_IGNORED_NOTES_MAX, PROGRAM_LINE_BYTES_MAX, PROGRAM_REASONS_MAX};
@@ -63,6 +64,11 @@ enum ProgramMessage {
         total: Option<u64>,
         text: Option<String>,
     },
+    /// Pauses the task. Once it is resumed, the worker creates the empty file `path` in the task directory, then reads on.
+    Pause {
+        #[serde(default = "default_resumed_file")]
+        path: PathBuf,
+    },
     /// A secret to redact in the task's log from here on, and each of its lines. Earlier output is not changed.
     Redact {
         text: SecretString,
@@ -89,6 +95,10 @@ struct Answer {
 
 fn default_result_name() -> String {
     "public/result.json".to_owned()
+}
+
+fn default_resumed_file() -> PathBuf {
+    PathBuf::from("resumed")
 }
 
 /// How a process ended, and what it sent.
@@ -144,7 +154,9 @@ pub(super) async fn run_with_messages(
     launch.message_channel = Some(writer);
     let mut running = RunningProcess::start(launch).await?;
     let input = running.input.take();
-    let mut reader = MessageReader { context, line_count: 0, report: ProgramReport::default() };
+    let ended = CancellationToken::new();
+    let report = ProgramReport::default();
+    let mut reader = MessageReader { context, ended: ended.clone(), line_count: 0, report };
     let end = {
         let mut finish = std::pin::pin!(running.finish(limits, context));
         // A program need neither read its input nor close descriptor 3.
@@ -156,6 +168,7 @@ pub(super) async fn run_with_messages(
             biased;
             () = &mut exchange => finish.await?,
             end = &mut finish => {
+                ended.cancel();
                 if timeout(PROCESS_OUTPUT_DRAIN, exchange).await.is_err() {
                     context.log().write_note(
                         "a process outside the payload's group holds descriptor 3 open; the worker stops reading it",
@@ -181,6 +194,8 @@ async fn write_input(input: Option<ChildStdin>, document: &[u8]) {
 /// Reads the messages of one run of a program.
 struct MessageReader<'a> {
     context: &'a Context,
+    /// The process has ended, so that a pause need not be waited for.
+    ended: CancellationToken,
     line_count: usize,
     report: ProgramReport,
 }
@@ -287,6 +302,7 @@ impl MessageReader<'_> {
                 context.set_progress(&format!("{done}{total}{text}"));
                 return Ok(());
             }
+            ProgramMessage::Pause { path } => return self.pause(&path).await,
             ProgramMessage::Redact { text } => {
                 return context.log().add_secret(text.expose_secret()).map_err(|error| error.to_string());
             }
@@ -299,6 +315,28 @@ impl MessageReader<'_> {
         };
         let optionality = if optional { Optionality::Optional } else { Optionality::Required };
         declare_artifact(ArtifactDeclaration { name, kind, expires, optionality }, context)
+    }
+
+    async fn pause(&self, path: &Path) -> Result<(), String> {
+        let context = self.context;
+        if !matches!(path.components().collect::<Vec<_>>()[..], [Component::Normal(_)]) {
+            return Err("`path` of a pause must be the name of a file in the task directory".to_owned());
+        }
+        let resumed = tokio::select! {
+            biased;
+            () = self.ended.cancelled() => return Ok(()),
+            resumed = context.pause() => resumed,
+        };
+        match resumed {
+            Ok(()) => {
+                // Follows no link: the program writes to this directory too.
+                let created = File::create_new(context.workdir().join(path)).map(drop);
+                created.map_err(|error| format!("resumed, but cannot create {}: {error}", path.display()))
+            }
+            // The log says already that the payload has to end.
+            Err(_) if context.cancellation().is_some() => Ok(()),
+            Err(refused) => Err(refused.message),
+        }
     }
 }
 

@@ -8,4 +8,5 @@ pub mod results;
 pub use artifact::{Artifact, ArtifactBody, ArtifactErrorReason};
 pub use definition::{Definition, RequestMessage};
 pub use request::Request;
+pub(crate) use results::cannot_pause;
 pub use results::{PartialReplySink, Reply, ReplyError, ReplyFuture, ReplyLimits, ReplyStatus, Results};

@@ -55,13 +55,22 @@ impl ReplyStatus {
     }
 }
 
-/// The future of a partial reply.
+/// The future of a partial reply or a pause.
 pub type ReplyFuture<'a> = Pin<Box<dyn Future<Output = Result<(), CallError>> + Send + 'a>>;
 
-/// Delivers partial replies.
+/// Delivers partial replies and pauses.
 pub trait PartialReplySink: Send + Sync + 'static {
     /// Sends a reply and returns once the queue has accepted it.
     fn send(&self, reply: Reply) -> ReplyFuture<'_>;
+
+    /// Pauses the task and returns once it was resumed. Most queues refuse it as [`Refusal::Gone`].
+    fn pause(&self) -> ReplyFuture<'_> {
+        Box::pin(std::future::ready(Err(cannot_pause())))
+    }
+}
+
+pub(crate) fn cannot_pause() -> CallError {
+    CallError { refusal: Refusal::Gone, message: "this queue cannot pause a task".to_owned() }
 }
 
 /// How large a reply may be.
@@ -156,6 +165,15 @@ impl Results {
         let rejected = |what| CallError { refusal: Refusal::Rejected, message: what };
         self.check_size(&reply).map_err(|error| rejected(error.to_string()))?;
         self.inner.partial.send(reply).await
+    }
+
+    /// Pauses the task and returns once it was resumed.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::Gone`] if the queue cannot pause a task, or the task has ended meanwhile; `Rejected` if it is paused already.
+    pub async fn pause(&self) -> Result<(), CallError> {
+        self.inner.partial.pause().await
     }
 
     /// Sets why there is no successful reply. The first reason applies.

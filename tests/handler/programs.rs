@@ -1,4 +1,5 @@
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use journeyman::config::Environment;
@@ -7,10 +8,12 @@ use journeyman::config::values::{File, Span};
 use journeyman::handler::artifact_collector::CollectedArtifact;
 use journeyman::handler::program::Program;
 use journeyman::handler::{PrepareError, PrepareFailure};
-use journeyman::task::{Artifact, ArtifactBody};
+use journeyman::task::{Artifact, ArtifactBody, PartialReplySink, Reply, ReplyFuture, Results};
 use serde_json::{Value, json};
+use tokio::sync::Notify;
 
 use crate::bench::{Bench, RunResult, number_in, runs};
+use crate::services::{Parts, REPLY_LIMITS};
 
 /// A shell script as a handler; the document is on its standard input.
 fn script(script: &str) -> ProgramHandler {
@@ -183,6 +186,100 @@ async fn invalid_lines_are_logged_and_ignored() {
     }
     assert!(log.contains("step: still heard"), "{log}");
     assert!(bench.context.artifacts().is_empty());
+}
+
+/// A queue that can pause.
+#[derive(Clone, Default)]
+struct Pauses {
+    paused: Arc<Notify>,
+    resumed: Arc<Notify>,
+}
+
+impl PartialReplySink for Pauses {
+    fn send(&self, _: Reply) -> ReplyFuture<'_> {
+        Box::pin(async { panic!("no reply is sent") })
+    }
+
+    fn pause(&self) -> ReplyFuture<'_> {
+        Box::pin(async {
+            self.paused.notify_one();
+            self.resumed.notified().await;
+            Ok(())
+        })
+    }
+}
+
+fn request(results: impl PartialReplySink) -> Bench {
+    let mut bench = Bench::new();
+    bench.context = bench.context.with_results(Some(Results::new(results, REPLY_LIMITS)));
+    bench
+}
+
+#[tokio::test]
+async fn a_program_pauses_until_its_file_is_created() {
+    let queue = Pauses::default();
+    let bench = request(queue.clone());
+    let program = run(
+        &bench,
+        r#"echo '{"type":"step","name":"before"}' >&3; echo '{"type":"pause","path":"go"}' >&3
+        echo '{"type":"step","name":"after"}' >&3; until [ -e go ]; do sleep 0.02; done"#,
+    );
+    let test = async {
+        queue.paused.notified().await;
+        assert_eq!(bench.context.progress().as_deref(), Some("paused"));
+        assert!(!bench.workdir().join("go").exists());
+        queue.resumed.notify_one();
+    };
+    tokio::join!(program, test).0.completed();
+    assert_eq!(bench.context.progress().as_deref(), Some("after"));
+    assert!(!bench.log().contains("descriptor 3"), "{}", bench.log());
+}
+
+#[tokio::test]
+async fn a_program_that_ends_while_it_is_paused_holds_nothing_open() {
+    let queue = Pauses::default();
+    let bench = request(queue.clone());
+    let program = run(&bench, r#"echo '{"type":"pause"}' >&3; until [ -e end ]; do sleep 0.02; done"#);
+    let test = async {
+        queue.paused.notified().await;
+        std::fs::write(bench.workdir().join("end"), "").unwrap();
+    };
+    tokio::join!(program, test).0.completed();
+    assert!(!bench.log().contains("descriptor 3"), "{}", bench.log());
+    assert!(!bench.workdir().join("resumed").exists());
+}
+
+#[tokio::test]
+async fn a_pause_that_is_not_possible_is_noted_and_creates_nothing() {
+    for bench in [Bench::new(), request(Parts::default())] {
+        let program = run(
+            &bench,
+            r#"echo '{"type":"pause","path":"../x"}' >&3; echo '{"type":"pause"}' >&3
+            until [ -e end ]; do sleep 0.02; done"#,
+        );
+        let test = async {
+            bench.logged("line 1: ignored: `path` of a pause must be the name").await;
+            bench.logged("line 2: ignored: this queue cannot pause a task").await;
+            assert!(!bench.workdir().join("resumed").exists());
+            std::fs::write(bench.workdir().join("end"), "").unwrap();
+        };
+        tokio::join!(program, test).0.completed();
+    }
+}
+
+#[tokio::test]
+async fn the_file_of_a_pause_is_not_created_through_a_link_of_the_program() {
+    let queue = Pauses::default();
+    queue.resumed.notify_one();
+    let bench = request(queue);
+    let program =
+        run(&bench, r#"ln -s elsewhere resumed; echo '{"type":"pause"}' >&3; until [ -e end ]; do sleep 0.02; done"#);
+    let test = async {
+        bench.logged("ignored: resumed, but cannot create resumed").await;
+        std::fs::write(bench.workdir().join("end"), "").unwrap();
+    };
+    tokio::join!(program, test).0.completed();
+    assert!(!bench.workdir().join("elsewhere").exists());
 }
 
 #[tokio::test]
