@@ -13,6 +13,7 @@
 mod wire;
 
 mod mechanisms;
+mod pauses;
 mod sessions;
 mod support;
 mod zuul_submits;

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use journeyman::handler::{Context, ExecuteError, PayloadHandler, PrepareError, erase};
+use journeyman::handler::{Context, DynHandler, ExecuteError, PayloadHandler, PrepareError, erase};
 use journeyman::source::zookeeper::{Dialect, ZooKeeperSource, ZooKeeperSourceConfig};
 use journeyman::task::Reply;
 use journeyman::worker::{Control, ExitReason, SourceBinding, Worker, WorkerConfig};
@@ -186,6 +186,10 @@ pub(crate) struct Running {
 
 impl Running {
     pub(crate) fn start(source: ZooKeeperSourceConfig, act: Act) -> Self {
+        Self::with_handler(source, erase(Scripted(act)))
+    }
+
+    pub(crate) fn with_handler(source: ZooKeeperSourceConfig, handler: Arc<dyn DynHandler>) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let config = WorkerConfig {
             work_dir: folder.path().join("work"),
@@ -193,8 +197,7 @@ impl Running {
             ..WorkerConfig::default()
         };
         let source = Arc::new(ZooKeeperSource::new(source));
-        let binding =
-            SourceBinding { name: "requests".to_owned(), source, handler: erase(Scripted(act)), env: Arc::default() };
+        let binding = SourceBinding { name: "requests".to_owned(), source, handler, env: Arc::default() };
         let worker = Worker::new(config, vec![binding]);
         Self { control: worker.control(), worker: tokio::spawn(worker.run()), _folder: folder }
     }
@@ -202,7 +205,11 @@ impl Running {
     /// Drains it and waits for its end.
     pub(crate) async fn drained(self) {
         self.control.drain().await;
+        assert_eq!(self.ended().await, ExitReason::Drained);
+    }
+
+    pub(crate) async fn ended(self) -> ExitReason {
         let ended = within("the end of the worker", self.worker).await;
-        assert_eq!(ended.expect("it did not panic").expect("it could work"), ExitReason::Drained);
+        ended.expect("it did not panic").expect("it could work")
     }
 }

@@ -1,6 +1,10 @@
-//! What the claims of all dialects share: the lock as a lease, one settlement, and its end without one.
+//! What the claims of all dialects share: the lock as a lease, one settlement, and its end without one; and what happens to a
+//! build before its end, its status and its pauses.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
 
 use super::job_source::SourceInner;
 use super::queue_watch::QueueWatch;
@@ -9,7 +13,7 @@ use crate::domain::outcome::Outcome;
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
 use crate::source::{Artifact, CallError, Claim, SourceFuture};
-use crate::task::{PartialReplySink, Reply, ReplyFuture, ReplyLimits, Results};
+use crate::task::{PartialReplySink, Reply, ReplyFuture, ReplyLimits, Results, cannot_pause};
 
 /// How a dialect settles what it holds. Each call may be repeated.
 pub(super) trait Held: Send + 'static {
@@ -21,6 +25,21 @@ pub(super) trait Held: Send + 'static {
 
     /// Gives the lock up without an outcome.
     fn abandon(self: Box<Self>, watch: Arc<QueueWatch>) -> SourceFuture<'static, ()>;
+
+    /// Sends a partial result.
+    fn send_status<'a>(&'a mut self, _watch: &'a QueueWatch, _status: Reply) -> SourceFuture<'a, ()> {
+        Box::pin(std::future::ready(Err(no_partial_results())))
+    }
+
+    /// Writes that the task waits to be resumed.
+    fn pause<'a>(&'a mut self, _watch: &'a QueueWatch, _results: &'a Results) -> SourceFuture<'a, ()> {
+        Box::pin(std::future::ready(Err(cannot_pause())))
+    }
+
+    /// Writes that the task goes on.
+    fn resume<'a>(&'a mut self, _watch: &'a QueueWatch) -> SourceFuture<'a, ()> {
+        Box::pin(std::future::ready(Err(cannot_pause())))
+    }
 }
 
 /// A request that a handler runs.
@@ -31,6 +50,10 @@ pub(super) struct JobClaim {
     lock_path: String,
     results: Results,
     state: tokio::sync::Mutex<ClaimState>,
+    /// Held while the task is paused.
+    pause: Arc<tokio::sync::Mutex<()>>,
+    /// The payload has ended.
+    ended: CancellationToken,
 }
 
 struct ClaimState {
@@ -39,26 +62,51 @@ struct ClaimState {
 }
 
 impl JobClaim {
-    pub(super) fn new(
-        run: Run,
-        source: &Arc<SourceInner>,
-        watch: &Arc<QueueWatch>,
-        held: Box<dyn Held>,
-        results: Results,
-    ) -> Arc<Self> {
+    pub(super) fn new(run: Run, source: &Arc<SourceInner>, watch: &Arc<QueueWatch>, held: Box<dyn Held>) -> Arc<Self> {
         watch.hold(run.task.as_str(), &run);
-        Arc::new(Self {
+        Arc::new_cyclic(|claim| Self {
             run,
             source: Arc::clone(source),
             watch: Arc::clone(watch),
             lock_path: held.lock_path(),
-            results,
+            results: results(Weak::clone(claim)),
             state: tokio::sync::Mutex::new(ClaimState { held: Some(held), settled_as: None }),
+            pause: Arc::default(),
+            ended: CancellationToken::new(),
         })
+    }
+
+    /// Where the handler's replies go.
+    pub(super) fn results(&self) -> Results {
+        self.results.clone()
+    }
+
+    async fn send_status(&self, status: Reply) -> Result<(), CallError> {
+        self.state.lock().await.running()?.send_status(&self.watch, status).await
+    }
+
+    /// Pauses the task until it is resumed or ends. The claim is held for the writes only, so that its end is seen.
+    async fn pause(self: Arc<Self>) -> Result<(), CallError> {
+        let (watch, id, ended) = (Arc::clone(&self.watch), self.run.task.clone(), self.ended.clone());
+        self.state.lock().await.running()?.pause(&watch, &self.results).await?;
+        let claim = Arc::downgrade(&self);
+        drop(self);
+        tokio::select! {
+            () = ended.cancelled() => return Err(has_ended()),
+            resumed = watch.resumed(id.as_str()) => resumed?,
+        }
+        let claim = claim.upgrade().ok_or_else(has_ended)?;
+        claim.state.lock().await.running()?.resume(&watch).await
     }
 
     fn error(&self, refusal: Refusal, operation: &str, why: &str) -> CallError {
         CallError { refusal, message: format!("{operation} {}: {why}", self.run) }
+    }
+}
+
+impl ClaimState {
+    fn running(&mut self) -> Result<&mut Box<dyn Held>, CallError> {
+        self.held.as_mut().filter(|_| self.settled_as.is_none()).ok_or_else(has_ended)
     }
 }
 
@@ -89,6 +137,7 @@ impl Claim for JobClaim {
 
     fn report(&self, outcome: Outcome) -> SourceFuture<'_, ()> {
         Box::pin(async move {
+            self.ended.cancel();
             let mut state = self.state.lock().await;
             match state.settled_as {
                 Some(earlier) if earlier == outcome => return Ok(()),
@@ -125,6 +174,7 @@ impl Claim for JobClaim {
 impl Drop for JobClaim {
     /// The payload has ended without a report. Its lock is given up, so that others need not wait for the session to expire.
     fn drop(&mut self) {
+        self.ended.cancel();
         let ClaimState { held, settled_as } = self.state.get_mut();
         let (watch, id) = (Arc::clone(&self.watch), self.run.task.clone());
         watch.let_go(id.as_str());
@@ -138,19 +188,53 @@ impl Drop for JobClaim {
     }
 }
 
-/// These queues have no partial results.
-struct NoPartialResults;
+/// Sends the status and the pauses of a build, as long as it runs.
+struct ClaimSink(Weak<JobClaim>);
 
-impl PartialReplySink for NoPartialResults {
-    fn send(&self, _reply: Reply) -> ReplyFuture<'_> {
-        Box::pin(std::future::ready(Err(CallError {
-            refusal: Refusal::Gone,
-            message: "this queue has no partial results".to_owned(),
-        })))
+impl PartialReplySink for ClaimSink {
+    fn send(&self, reply: Reply) -> ReplyFuture<'_> {
+        Box::pin(async move { self.0.upgrade().ok_or_else(has_ended)?.send_status(reply).await })
+    }
+
+    fn pause(&self) -> ReplyFuture<'_> {
+        Box::pin(async {
+            let claim = self.0.upgrade().ok_or_else(has_ended)?;
+            let Ok(paused) = Arc::clone(&claim.pause).try_lock_owned() else {
+                return Err(claim.error(Refusal::Rejected, "pause", "it is paused already"));
+            };
+            let (resumed, answer) = oneshot::channel();
+            // Not in this future: if it were dropped between two writes, the version of the request would be unknown.
+            let source = Arc::clone(&claim.source);
+            source.spawn(async move {
+                let answer = claim.pause().await;
+                drop(paused);
+                if let Err(Err(error)) = resumed.send(answer) {
+                    tracing::debug!("{error}");
+                }
+            });
+            answer.await.unwrap_or_else(|_| Err(has_ended()))
+        })
     }
 }
 
-pub(super) fn results() -> Results {
+pub(super) fn gone(message: &str) -> CallError {
+    CallError { refusal: Refusal::Gone, message: message.to_owned() }
+}
+
+pub(super) fn no_partial_results() -> CallError {
+    gone("this queue has no partial results")
+}
+
+fn has_ended() -> CallError {
+    gone("the task has ended")
+}
+
+/// The replies of a task that has no claim any more.
+pub(super) fn no_results() -> Results {
+    results(Weak::new())
+}
+
+fn results(claim: Weak<JobClaim>) -> Results {
     let limits = ReplyLimits { body_bytes: crate::limits::ZOOKEEPER_RESULT_BYTES_MAX, content_type_bytes: 255 };
-    Results::new(NoPartialResults, limits)
+    Results::new(ClaimSink(claim), limits)
 }

@@ -1,11 +1,12 @@
 //! The source itself: polls that wait for a free request and claim it.
 
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use futures_util::future::join_all;
 use parking_lot::Mutex;
 use serde_json::json;
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -53,8 +54,10 @@ pub(super) struct SourceInner {
     paused: Notify,
     /// This worker among the processes of a Zuul.
     registration: tokio::sync::Mutex<Option<Registration>>,
-    /// Watching, and giving up locks of claims without a report.
+    /// Watching, pauses, and giving up locks of claims without a report.
     tasks: Mutex<JoinSet<()>>,
+    /// Where the source is polled: a handler that pauses or drops its claim runs on threads that end earlier.
+    runtime: OnceLock<Handle>,
 }
 
 impl ZooKeeperSource {
@@ -70,6 +73,7 @@ impl ZooKeeperSource {
             paused: Notify::new(),
             registration: tokio::sync::Mutex::default(),
             tasks: Mutex::default(),
+            runtime: OnceLock::new(),
         };
         Self { inner: Arc::new(inner), events: tokio::sync::Mutex::new(receiver) }
     }
@@ -83,7 +87,7 @@ impl SourceInner {
                 tracing::error!(%error, "a task of a ZooKeeper source panicked; its locks end with the session");
             }
         }
-        tasks.spawn(task);
+        tasks.spawn_on(task, self.runtime.get_or_init(Handle::current));
     }
 
     async fn watch(self: &Arc<Self>) -> Result<Arc<QueueWatch>, CallError> {

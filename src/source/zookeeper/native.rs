@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use zookeeper_client as zk;
 use zookeeper_client::CreateMode;
 
-use super::claim::{self, Held, JobClaim};
+use super::claim::{Held, JobClaim};
 use super::job_source::SourceInner;
 use super::queue_watch::QueueWatch;
 use crate::domain::id::{Run, TaskId};
@@ -71,16 +71,16 @@ pub(super) async fn claim(
     let payload = json.get::<Value>("payload").unwrap_or_default();
     let version = stat.version + 1;
     let held = HeldTask { task_path, lock_path, result_path, json, version, attempts };
-    let results = claim::results();
+    let claim = JobClaim::new(run.clone(), source, watch, Box::new(held));
     Ok(Some(Grant {
-        run: run.clone(),
+        run,
         expires_at: SourceInner::expires_at(watch, sent_at),
         terms: RunTerms { deadline: None, retries_left: Some(ZOOKEEPER_ATTEMPTS_MAX.saturating_sub(attempts)) },
         queued_for: None,
         task: json!({ "payload": payload }).into(),
         payload_error: None,
-        claim: JobClaim::new(run, source, watch, Box::new(held), results.clone()),
-        results: Some(results),
+        results: Some(claim.results()),
+        claim,
     }))
 }
 

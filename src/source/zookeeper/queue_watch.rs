@@ -1,6 +1,7 @@
 //! The requests of a queue as one session sees them: a recursive watch, and a walk at first and after each lost connection.
 
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::sync::Arc;
 
 use futures_util::StreamExt as _;
@@ -28,6 +29,8 @@ pub(super) struct QueueWatch {
     /// The requests that this worker holds, by their ids.
     held: Mutex<BTreeMap<String, Run>>,
     arrived: Notify,
+    /// A task may have been resumed.
+    resumed: Notify,
     stopped: CancellationToken,
     jitter: Mutex<Jitter>,
     tree: tokio::sync::Mutex<TreeWatch>,
@@ -38,6 +41,7 @@ pub(super) struct QueueWatch {
 enum QueueNode<'a> {
     Request(&'a str),
     CancelFlag(&'a str),
+    ResumeFlag(&'a str),
     Contender { id: &'a str, name: &'a str },
 }
 
@@ -46,6 +50,7 @@ fn parse(dialect: Dialect, path: &str) -> Option<QueueNode<'_>> {
     match (dialect, parts.as_slice()) {
         (_, ["requests", id]) => Some(QueueNode::Request(id)),
         (Dialect::ZuulExecutor, ["requests", id, "cancel"]) => Some(QueueNode::CancelFlag(id)),
+        (Dialect::ZuulExecutor, ["requests", id, "resume"]) => Some(QueueNode::ResumeFlag(id)),
         (Dialect::Native, ["locks", id]) => Some(QueueNode::Contender { id, name: "" }),
         (Dialect::ZuulMerger | Dialect::ZuulExecutor, ["locks", id, name]) => Some(QueueNode::Contender { id, name }),
         _ => None,
@@ -64,6 +69,7 @@ impl QueueWatch {
             requests: Mutex::default(),
             held: Mutex::default(),
             arrived: Notify::new(),
+            resumed: Notify::new(),
             stopped: CancellationToken::new(),
             jitter: Mutex::new(Jitter::seeded(uuid::Uuid::new_v4().as_u64_pair().0)),
             tree: tokio::sync::Mutex::new(tree),
@@ -106,6 +112,27 @@ impl QueueWatch {
         self.stopped.cancel();
     }
 
+    pub(super) fn resume_flag(&self, id: &str) -> String {
+        format!("{}/resume", self.queue.path("requests", id))
+    }
+
+    /// Waits until a scheduler has set the flag that resumes a build. The watch of the queue tells of it: before ZooKeeper 3.9
+    /// another watch of one node may disturb that one.
+    pub(super) async fn resumed(&self, id: &str) -> Result<(), Error> {
+        let flag = self.resume_flag(id);
+        loop {
+            let mut changed = pin!(self.resumed.notified());
+            changed.as_mut().enable();
+            if self.session.retry(|| self.session.stat(&flag)).await?.is_some() {
+                return Ok(());
+            }
+            tokio::select! {
+                () = changed => {}
+                () = self.session.ended() => {}
+            }
+        }
+    }
+
     /// Follows the queue until the session ends.
     pub(super) async fn run(&self, events: mpsc::Sender<SourceEvent>) {
         let mut tree = self.tree.lock().await;
@@ -143,13 +170,18 @@ impl QueueWatch {
                     }
                 }
                 (TreeEvent::Created(_), QueueNode::CancelFlag(id)) => self.cancel(id, &events).await,
+                (TreeEvent::Created(_), QueueNode::ResumeFlag(_)) => {
+                    self.resumed.notify_waiters();
+                    continue;
+                }
                 (TreeEvent::Created(_), QueueNode::Contender { id, name }) => {
                     self.requests.lock().on_contender(id, name)
                 }
                 (TreeEvent::Deleted(_), QueueNode::Contender { id, name }) => {
                     self.requests.lock().on_contender_left(id, name);
                 }
-                (_, QueueNode::Request(_) | QueueNode::CancelFlag(_) | QueueNode::Contender { .. }) => continue,
+                (_, QueueNode::Request(_) | QueueNode::CancelFlag(_) | QueueNode::ResumeFlag(_)) => continue,
+                (_, QueueNode::Contender { .. }) => continue,
             }
             self.arrived.notify_waiters();
         }
@@ -177,6 +209,7 @@ impl QueueWatch {
             }
         }
         self.arrived.notify_waiters();
+        self.resumed.notify_waiters();
     }
 
     /// Reads the whole queue.

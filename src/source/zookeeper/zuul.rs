@@ -5,6 +5,7 @@ use std::mem::discriminant;
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
+use tokio::time::sleep;
 
 use super::Dialect;
 use super::claim::{self, Held, JobClaim};
@@ -14,8 +15,9 @@ use crate::domain::id::{Run, TaskId};
 use crate::domain::outcome::{ExceptionReason, Outcome};
 use crate::domain::refusal::Refusal;
 use crate::host::crash_points::crash_point;
+use crate::limits::ZOOKEEPER_RETRY_DELAY;
 use crate::source::{CallError, Grant, RunTerms, SourceFuture};
-use crate::task::Results;
+use crate::task::{Reply, Results, cannot_pause};
 use crate::zookeeper::event_queue::{EventQueue, event};
 use crate::zookeeper::job_queue::{ClaimAttempt, ClaimedRequest, JobError, JobRequest, RequestState};
 use crate::zookeeper::submit::unix_seconds;
@@ -66,16 +68,16 @@ pub(super) async fn claim(
     if let Err(error) = held.send_started(watch).await {
         tracing::warn!(request = id, "{error}");
     }
-    let results = claim::results();
+    let claim = JobClaim::new(run.clone(), source, watch, Box::new(held));
     Ok(Some(Grant {
-        run: run.clone(),
+        run,
         expires_at: SourceInner::expires_at(watch, sent_at),
         terms: RunTerms { deadline: None, retries_left: Some(u32::MAX) },
         queued_for: None,
         task: json!({ "payload": payload }).into(),
         payload_error,
-        claim: JobClaim::new(run, source, watch, Box::new(held), results.clone()),
-        results: Some(results),
+        results: Some(claim.results()),
+        claim,
     }))
 }
 
@@ -124,6 +126,28 @@ impl HeldJob {
         Ok(())
     }
 
+    /// Adds an event, repeated until it is answered. If only the answer was lost, the scheduler ignores the second. Every
+    /// error is `Gone`, since the build can go on without: its end says all that the scheduler needs.
+    async fn put_event(&self, watch: &QueueWatch, kind: &str, data: &Value) -> Result<(), CallError> {
+        let event = self.build_event(watch, data);
+        let queue = self.event_queue().ok_or_else(|| claim::gone("the build names no pipeline"))?;
+        loop {
+            match queue.put(&watch.session, kind, event.clone()).await {
+                Ok(true) => return Ok(()),
+                Ok(false) => return Err(claim::gone("the pipeline of the build is gone")),
+                Err(JobError::Call(error)) if error.is_unanswered() && !watch.session.is_ended() => {
+                    sleep(ZOOKEEPER_RETRY_DELAY).await;
+                }
+                Err(error) => return Err(claim::gone(&format!("{kind} is not sent: {error}"))),
+            }
+        }
+    }
+
+    async fn write_state(&mut self, watch: &QueueWatch, state: RequestState) -> Result<(), CallError> {
+        let is_ours = watch.queue.set_state(&watch.session, &mut self.claimed.request, state).await?;
+        if is_ours { Ok(()) } else { Err(self.settled_elsewhere()) }
+    }
+
     /// What the handler set as its result, if it is an object.
     fn handler_result(results: &Results) -> Map<String, Value> {
         let reply = results.final_reply().and_then(|reply| serde_json::from_slice::<Value>(&reply.body).ok());
@@ -141,8 +165,8 @@ impl HeldJob {
             "error_detail": results.failure_reason(),
             "warnings": own.get("warnings").cloned().unwrap_or_else(|| json!([])),
             "unreachable": false,
-            "data": own.get("data").cloned().unwrap_or_else(|| json!({})),
-            "secret_data": own.get("secret_data").cloned().unwrap_or_else(|| json!({})),
+            "data": object(&own, "data"),
+            "secret_data": object(&own, "secret_data"),
             "held": false,
         });
         let event = event("BuildCompletedEvent", self.build_event(watch, &data));
@@ -159,8 +183,7 @@ impl HeldJob {
     }
 
     fn settled_elsewhere(&self) -> CallError {
-        let message = format!("report on {}: another process has removed or completed it", self.request().id);
-        CallError { refusal: Refusal::Gone, message }
+        claim::gone(&format!("request {}: another process has removed or completed it", self.request().id))
     }
 
     async fn end_merge(&mut self, watch: &QueueWatch, results: &Results) -> Result<(), CallError> {
@@ -176,11 +199,8 @@ impl HeldJob {
             self.is_result_stored = true;
         }
         crash_point("zookeeper-result");
-        let is_ours = watch.queue.set_state(session, &mut self.claimed.request, RequestState::Completed).await?;
+        self.write_state(watch, RequestState::Completed).await?;
         crash_point("zookeeper-completed");
-        if !is_ours {
-            return Err(self.settled_elsewhere());
-        }
         Ok(())
     }
 
@@ -221,6 +241,11 @@ impl HeldJob {
     }
 }
 
+/// A value of a handler's result that the scheduler merges into its variables.
+fn object(own: &Map<String, Value>, key: &str) -> Value {
+    own.get(key).cloned().unwrap_or_else(|| json!({}))
+}
+
 impl Held for HeldJob {
     fn lock_path(&self) -> String {
         self.claimed.lock.path()
@@ -250,9 +275,44 @@ impl Held for HeldJob {
             if self.dialect == Dialect::ZuulExecutor && watch.session.stat(&flag).await?.is_some() {
                 // The scheduler has asked for it, and reports it as canceled.
                 watch.session.delete(&flag).await?;
-                self.end_build(&watch, Some("ABORTED"), &claim::results()).await?;
+                self.end_build(&watch, Some("ABORTED"), &claim::no_results()).await?;
             }
             self.unlock(&watch).await
+        })
+    }
+
+    fn send_status<'a>(&'a mut self, watch: &'a QueueWatch, status: Reply) -> SourceFuture<'a, ()> {
+        Box::pin(async move {
+            if self.dialect != Dialect::ZuulExecutor {
+                return Err(claim::no_partial_results());
+            }
+            let Ok(Value::Object(data)) = serde_json::from_slice(&status.body) else {
+                let message =
+                    "a partial reply of a build must be a JSON object, such as {\"pre_fail\": true}".to_owned();
+                return Err(CallError { refusal: Refusal::Rejected, message });
+            };
+            self.put_event(watch, "BuildStatusEvent", &data.into()).await
+        })
+    }
+
+    fn pause<'a>(&'a mut self, watch: &'a QueueWatch, results: &'a Results) -> SourceFuture<'a, ()> {
+        Box::pin(async move {
+            if self.dialect != Dialect::ZuulExecutor {
+                return Err(cannot_pause());
+            }
+            self.write_state(watch, RequestState::Paused).await?;
+            let own = Self::handler_result(results);
+            let data =
+                json!({ "paused": true, "data": object(&own, "data"), "secret_data": object(&own, "secret_data") });
+            self.put_event(watch, "BuildPausedEvent", &data).await
+        })
+    }
+
+    fn resume<'a>(&'a mut self, watch: &'a QueueWatch) -> SourceFuture<'a, ()> {
+        Box::pin(async move {
+            self.write_state(watch, RequestState::Running).await?;
+            let (session, flag) = (&watch.session, watch.resume_flag(&self.request().id));
+            Ok(session.retry(|| session.delete(&flag)).await?)
         })
     }
 }
