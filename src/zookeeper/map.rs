@@ -94,7 +94,11 @@ const EVENT_QUEUE_ROOTS: [&str; 6] = [
     "/zuul/events/tenant/*/pipelines/*/trigger",
 ];
 
+/// A child of sharded data, by its number.
+const SHARD: Row = row("", Opaque, All, "a part of the data of its parent");
+
 const ROWS: &[Row] = &[
+    row("/zookeeper/**", Opaque, All, "the server's own"),
     row("/zuul-system", Json, All, "the id of this system, kept when everything else is removed"),
     row("/keystorage/**", Opaque, Scheduler, "encrypted keys of projects"),
     row("/zuul", Empty, All, "everything that can be made anew; remove it to reset the system"),
@@ -198,6 +202,15 @@ const ROWS: &[Row] = &[
 
 /// What is known of a path.
 pub fn find(path: &str) -> Option<Row> {
+    find_row(path).or_else(|| {
+        let (parent, name) = path.rsplit_once('/')?;
+        let is_number = name.len() == 10 && name.bytes().all(|byte| byte.is_ascii_digit());
+        let encoding = find_row(parent).filter(|_| is_number)?.encoding;
+        matches!(encoding, Sharded | ShardedText | Expandable).then_some(SHARD)
+    })
+}
+
+fn find_row(path: &str) -> Option<Row> {
     let nested = |roots: &[&str], rows: &[Row]| {
         roots.iter().find_map(|root| {
             let below = strip(root, path)?;

@@ -14,6 +14,7 @@ mod wire;
 
 mod mechanisms;
 mod pauses;
+mod recorded;
 mod sessions;
 mod support;
 mod zuul_submits;
