@@ -13,6 +13,8 @@ pub const SYSTEMD_SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(5);
 pub const SYSTEMD_EXTEND_BY: Duration = Duration::from_secs(60);
 /// A worker that takes longer does not count as alive.
 pub const HTTP_SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Of reading what a source shows of its queue.
+pub const SOURCE_INSPECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A browser redraws them every two seconds.
 pub const PAGE_GROUPS_MAX: usize = 200;
 /// Beyond this, an idle connection is closed.

@@ -23,6 +23,14 @@ pub const ZOOKEEPER_EVENTS_MAX: usize = 64;
 pub const ZOOKEEPER_READS_CONCURRENT_MAX: usize = 256;
 /// Nodes that `zk tree` prints.
 pub const ZOOKEEPER_TREE_NODES_MAX: usize = 10_000;
+/// Nodes that `zk doctor` looks at.
+pub const ZOOKEEPER_WALK_NODES_MAX: usize = 50_000;
+/// Nodes of each part of the tree that the page of a source looks at, each time that it is shown.
+pub const ZOOKEEPER_INSPECT_NODES_MAX: usize = 2_000;
+/// Rows of each of its tables.
+pub const ZOOKEEPER_INSPECT_ROWS_MAX: usize = 50;
+/// Between a host and the server; ages are compared with minutes.
+pub const ZOOKEEPER_CLOCK_SKEW_MAX: Duration = Duration::from_secs(5);
 /// How old something without an owner is when it is removed.
 pub const ZOOKEEPER_LEFTOVER_AGE: Duration = Duration::from_secs(300);
 /// Between two clean-ups of a queue.

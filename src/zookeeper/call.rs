@@ -20,7 +20,7 @@ pub struct Error {
 }
 
 impl Error {
-    pub(super) fn new(operation: &'static str, path: &str, cause: zk::Error) -> Self {
+    pub(crate) fn new(operation: &'static str, path: &str, cause: zk::Error) -> Self {
         Self { operation, path: path.to_owned(), cause }
     }
 
@@ -219,7 +219,7 @@ fn check_size(path: &str, data: &[u8]) -> Result<(), Error> {
     Err(Error::new("write", path, zk::Error::BadArguments(&"the data is larger than a node may be, 1,000,000 bytes")))
 }
 
-async fn bounded<T>(
+pub(super) async fn bounded<T>(
     operation: &'static str,
     path: &str,
     call: impl Future<Output = Result<T, zk::Error>>,

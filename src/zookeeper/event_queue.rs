@@ -1,11 +1,19 @@
 //! Zuul's event queues: numbered nodes in `queue`, and the data of large events in shards below `data`.
 
-use serde_json::{Map, Value};
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Value, json};
 use zookeeper_client::CreateMode;
 
+use super::janitor::is_leftover;
 use super::job_queue::JobError;
+use super::submit::unix_seconds;
 use super::{Error, Session};
 use crate::limits::{ZOOKEEPER_EVENT_BYTES_MAX, ZOOKEEPER_EVENTS_QUEUED_MAX};
+
+const TENANTS: &str = "/zuul/events/tenant";
+/// Where management events are answered.
+const ANSWERS: &str = "/zuul/results/management";
 
 /// A queue of events, such as the results of a pipeline.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,7 +51,7 @@ impl EventQueue {
     /// The results of a pipeline.
     #[must_use]
     pub fn of_pipeline(tenant: &str, pipeline: &str) -> Self {
-        Self::new(&format!("/zuul/events/tenant/{tenant}/pipelines/{pipeline}/result"))
+        Self::new(&format!("{TENANTS}/{tenant}/pipelines/{pipeline}/result"))
     }
 
     /// What the number of a new event is added to.
@@ -74,13 +82,17 @@ impl EventQueue {
     ///
     /// See [`JobError`]. After a lost answer the event may be there; a reader ignores the second.
     pub async fn put(&self, session: &Session, kind: &str, data: Value) -> Result<bool, JobError> {
+        self.put_fields(session, event(kind, data)).await
+    }
+
+    async fn put_fields(&self, session: &Session, fields: Map<String, Value>) -> Result<bool, JobError> {
         let folder = format!("{}/queue", self.root);
         let Some(stat) = session.stat(&folder).await? else { return Ok(false) };
         if usize::try_from(stat.num_children).unwrap_or(0) > ZOOKEEPER_EVENTS_QUEUED_MAX {
             let message = format!("it holds {} unread events; Zuul drops more", stat.num_children);
             return Err(JobError::Unreadable { path: folder, message });
         }
-        let node = self.to_node(session, event(kind, data)).await?;
+        let node = self.to_node(session, fields).await?;
         match session.create(&self.event_prefix(), &node, CreateMode::PersistentSequential).await {
             Err(error) if error.is_no_node() => Ok(false),
             created => Ok(created.map(|_| true)?),
@@ -126,4 +138,87 @@ impl EventQueue {
         }
         session.delete(&event.path).await
     }
+
+    /// Adds a management event and waits until a scheduler has acted upon it. Returns the traceback of one that failed.
+    ///
+    /// # Errors
+    ///
+    /// See [`JobError`]. A queue that does not exist has no scheduler.
+    ///
+    /// # Cancel safety
+    ///
+    /// Not cancel safe: the event stays, and the node of its answer until the session ends.
+    pub async fn ask(&self, session: &Session, kind: &str, data: Value) -> Result<Option<String>, JobError> {
+        session.ensure(ANSWERS).await?;
+        let slot = format!("{ANSWERS}/{}", uuid::Uuid::new_v4());
+        session.create(&slot, b"", CreateMode::Ephemeral).await?;
+        let unreadable =
+            |path: &str, message: &str| JobError::Unreadable { path: path.to_owned(), message: message.to_owned() };
+        let mut fields = event(kind, data);
+        fields.insert("result_path".to_owned(), slot.clone().into());
+        if !self.put_fields(session, fields).await? {
+            return Err(unreadable(&self.root, "there is no such event queue"));
+        }
+        session.wait_until(&slot, |stat| stat.is_none_or(|stat| stat.data_length > 0)).await?;
+        let answer = session.get(&slot).await?.and_then(|(data, _)| serde_json::from_slice::<Value>(&data).ok());
+        session.delete(&slot).await?;
+        let answer = answer.ok_or_else(|| unreadable(&slot, "the answer is no JSON, or another process removed it"))?;
+        Ok(answer["traceback"].as_str().map(str::to_owned))
+    }
+
+    /// Removes data that no event names any more and that are old by the server's clock, and returns their paths.
+    ///
+    /// # Errors
+    ///
+    /// See [`Error`].
+    pub async fn remove_lost_data(&self, session: &Session, now_ms: i64) -> Result<Vec<String>, Error> {
+        let (data, queue) = (format!("{}/data", self.root), format!("{}/queue", self.root));
+        let mut lost = BTreeSet::new();
+        for name in session.children(&data).await?.unwrap_or_default() {
+            let path = format!("{data}/{name}");
+            if session.stat(&path).await?.is_some_and(|stat| is_leftover(&stat, now_ms)) {
+                lost.insert(path);
+            }
+        }
+        // Data are written before their event, so the events are read last.
+        let events = if lost.is_empty() { Vec::new() } else { session.children(&queue).await?.unwrap_or_default() };
+        for name in events {
+            let node = session.get(&format!("{queue}/{name}")).await?;
+            let event = node.and_then(|(node, _)| serde_json::from_slice::<Map<String, Value>>(&node).ok());
+            if let Some(path) = event.as_ref().and_then(|event| event.get("event_data_path")?.as_str()) {
+                lost.remove(path);
+            }
+        }
+        for path in &lost {
+            session.delete_tree(path).await?;
+        }
+        Ok(lost.into_iter().collect())
+    }
+}
+
+impl QueuedEvent {
+    /// Answers a management event, with the traceback of a failure. `false` if it needs no answer, or the one who asked is gone.
+    ///
+    /// # Errors
+    ///
+    /// See [`Error`].
+    pub async fn answer(&self, session: &Session, traceback: Option<&str>) -> Result<bool, Error> {
+        let Some(slot) = self.fields.get("result_path").and_then(Value::as_str) else { return Ok(false) };
+        let answer = json!({ "timestamp": unix_seconds(), "traceback": traceback });
+        match session.set(slot, answer.to_string().as_bytes(), None).await {
+            Err(error) if error.is_no_node() => Ok(false),
+            answered => answered.map(|_| true),
+        }
+    }
+}
+
+/// Removes the data of lost events from the results of every pipeline.
+pub(super) async fn clean_results(session: &Session, now_ms: i64) -> Result<Vec<String>, Error> {
+    let mut removed = Vec::new();
+    for tenant in session.children(TENANTS).await?.unwrap_or_default() {
+        for pipeline in session.children(&format!("{TENANTS}/{tenant}/pipelines")).await?.unwrap_or_default() {
+            removed.extend(EventQueue::of_pipeline(&tenant, &pipeline).remove_lost_data(session, now_ms).await?);
+        }
+    }
+    Ok(removed)
 }

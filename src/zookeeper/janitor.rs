@@ -7,14 +7,19 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde_json::json;
+use zookeeper_client::Stat;
 
-use super::event_queue::{EventQueue, event};
+use super::event_queue::{EventQueue, clean_results, event};
 use super::job_queue::{JobError, JobQueue, JobRequest, RequestState};
 use super::lock::{HeldLock, LockMode};
 use super::submit::unix_seconds;
 use super::{Error, Session};
 use crate::limits::ZOOKEEPER_LEFTOVER_AGE;
 use crate::source::zookeeper::Dialect;
+
+/// Folders of a queue whose nodes are removed when that of their owner is gone.
+pub(super) const OWNERS: [(&str, &str); 4] =
+    [("params", "requests"), ("locks", "requests"), ("result-data", "waiters"), ("results", "waiters")];
 
 /// What a clean-up did.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
@@ -90,13 +95,15 @@ impl Janitor {
         }
         let requests: BTreeSet<String> = self.names(session, "requests").await?.into_iter().collect();
         let waiters: BTreeSet<String> = self.names(session, "waiters").await?.into_iter().collect();
-        for (folder, owners) in
-            [("params", &requests), ("locks", &requests), ("result-data", &waiters), ("results", &waiters)]
-        {
+        for (folder, owners) in OWNERS {
+            let owners = if owners == "requests" { &requests } else { &waiters };
             for id in self.names(session, folder).await?.into_iter().filter(|id| !owners.contains(id)) {
                 let path = self.queue.path(folder, &id);
                 remove_if_old(session, path, now_ms, &mut cleaned).await?;
             }
+        }
+        if self.dialect != Dialect::Native {
+            cleaned.removed.extend(clean_results(session, now_ms).await?);
         }
         Ok(cleaned)
     }
@@ -163,10 +170,13 @@ impl Janitor {
 }
 
 /// What is young may belong to something that is still being written.
+pub(super) fn is_leftover(stat: &Stat, now_ms: i64) -> bool {
+    u128::try_from(now_ms.saturating_sub(stat.ctime)).unwrap_or(0) > ZOOKEEPER_LEFTOVER_AGE.as_millis()
+}
+
 async fn remove_if_old(session: &Session, path: String, now_ms: i64, cleaned: &mut Cleaned) -> Result<(), Error> {
     let Some(stat) = session.stat(&path).await? else { return Ok(()) };
-    let age_ms = u128::try_from(now_ms.saturating_sub(stat.ctime)).unwrap_or(0);
-    if age_ms > ZOOKEEPER_LEFTOVER_AGE.as_millis() {
+    if is_leftover(&stat, now_ms) {
         session.delete_tree(&path).await?;
         cleaned.removed.push(path);
     }

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use zookeeper_client as zk;
-use zookeeper_client::{AddWatchMode, EventType, PersistentWatcher, SessionState};
+use zookeeper_client::{AddWatchMode, EventType, PersistentWatcher, SessionState, Stat};
 
+use super::call::bounded;
 use super::{Error, Session};
-use crate::limits::ZOOKEEPER_RETRY_DELAY;
+use crate::limits::{ZOOKEEPER_CALL_TIMEOUT, ZOOKEEPER_RETRY_DELAY};
 
 /// What happened in a tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,13 +87,25 @@ impl Session {
         watched.map_err(|cause| Error::new("watch", root, cause))
     }
 
+    /// Whether events of watches carry the transaction that caused them, as since ZooKeeper 3.9. Writes to this node.
+    ///
+    /// # Errors
+    ///
+    /// See [`Error`].
+    pub async fn has_event_zxids(&self, path: &str) -> Result<bool, Error> {
+        let (_, watcher) = bounded("watch", path, self.client.check_and_watch_stat(path)).await?;
+        self.set(path, b"x", None).await?;
+        let event = tokio::time::timeout(ZOOKEEPER_CALL_TIMEOUT, watcher.changed()).await;
+        Ok(event.is_ok_and(|event| event.zxid != zk::WatchedEvent::NO_ZXID))
+    }
+
     /// Waits until a node is gone.
     ///
     /// # Errors
     ///
     /// If the session ends.
     pub async fn wait_until_deleted(&self, path: &str) -> Result<(), Error> {
-        self.wait_until(path, |exists| !exists).await
+        self.wait_until(path, |stat| stat.is_none()).await
     }
 
     /// Waits until a node exists.
@@ -101,14 +114,14 @@ impl Session {
     ///
     /// If the session ends.
     pub async fn wait_until_created(&self, path: &str) -> Result<(), Error> {
-        self.wait_until(path, |exists| exists).await
+        self.wait_until(path, |stat| stat.is_some()).await
     }
 
-    async fn wait_until(&self, path: &str, is_wanted: impl Fn(bool) -> bool) -> Result<(), Error> {
+    pub(super) async fn wait_until(&self, path: &str, is_wanted: impl Fn(Option<&Stat>) -> bool) -> Result<(), Error> {
         loop {
             let watched = self.client.check_and_watch_stat(path).await;
             match watched.map_err(|cause| Error::new("watch", path, cause)) {
-                Ok((stat, _)) if is_wanted(stat.is_some()) => return Ok(()),
+                Ok((stat, _)) if is_wanted(stat.as_ref()) => return Ok(()),
                 Ok((_, watcher)) => drop(watcher.changed().await),
                 Err(error) if error.is_unanswered() && !self.is_ended() => {
                     tokio::time::sleep(ZOOKEEPER_RETRY_DELAY).await

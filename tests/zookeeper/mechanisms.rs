@@ -1,10 +1,14 @@
 //! Each mechanism beside Zuul's own class.
 
+use journeyman::zookeeper::components::{self, Component, ComponentState, Registration};
+use journeyman::zookeeper::event_queue::EventQueue;
 use journeyman::zookeeper::lock::{HeldLock, LockMode};
 use journeyman::zookeeper::semaphore::{Holder, Semaphore};
+use serde_json::json;
+use sha2::{Digest as _, Sha256};
 use zookeeper_client::CreateMode;
 
-use crate::support::Tree;
+use crate::support::{Tree, until, within};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_is_held_by_one_and_read_by_many() {
@@ -22,7 +26,7 @@ async fn a_lock_is_held_by_one_and_read_by_many() {
     });
     one.release().await.expect("it is given up");
     two.release().await.expect("it is given up");
-    let write = crate::support::within("the write lock", waiting).await.expect("no panic");
+    let write = within("the write lock", waiting).await.expect("no panic");
     assert!(write.is_valid());
     assert_eq!(tree.session.children("/zuul/locks/x").await.expect("it is answered").expect("it is there").len(), 1);
 }
@@ -51,4 +55,231 @@ async fn a_node_over_the_limit_is_refused_before_it_is_sent() {
     assert!(refused.to_string().contains("/large") && refused.to_string().contains("1,000,000"), "{refused}");
     tree.session.write_shards("/large", &large).await.expect("shards are not");
     assert_eq!(tree.session.read_shards("/large").await.expect("they are read").expect("they are there"), large);
+}
+
+fn digest(data: &[u8]) -> String {
+    Sha256::digest(data).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A program of Zuul's for each kind of object, which it handles with its own class.
+const TOOLS: &str = "zuul_tools.py";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn shards_are_read_by_either_side() {
+    let Some(tree) = Tree::new().await else { return };
+    let data: Vec<u8> =
+        (0..3_000_000_u32).flat_map(|number| number.wrapping_mul(2_654_435_761).to_be_bytes()).collect();
+    tree.session.write_shards("/zuul/ours", &data).await.expect("they are written");
+    let Some(mut reader) = tree.zuul(TOOLS, &["shards", "read", "/zuul/ours"]) else { return };
+    assert_eq!(reader.says("shards").await["sha256"], digest(&data));
+    for old in [&[][..], &["--model-api", "30"]] {
+        let written = [old, &["shards", "write", "/zuul/theirs", "--bytes", "3000000"]].concat();
+        let Some(mut writer) = tree.zuul(TOOLS, &written) else { return };
+        let said = writer.says("shards").await;
+        assert_eq!(writer.ends().await, 0);
+        let read = tree.session.read_shards("/zuul/theirs").await.expect("they are read").expect("they are there");
+        assert!(said["nodes"].as_array().expect("a list").len() > 2, "{said}");
+        assert_eq!(said["sha256"], digest(&read), "{old:?}");
+        tree.session.delete_tree("/zuul/theirs").await.expect("they are removed");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn locks_of_either_side_keep_the_other_out() {
+    let Some(tree) = Tree::new().await else { return };
+    let path = "/zuul/locks/tenant/t";
+    let take = async |mode| HeldLock::try_take(&tree.session, path, mode).await.expect("it is answered");
+    for (kind, ours, may_share) in [
+        ("lock", LockMode::Exclusive, false),
+        ("session", LockMode::Exclusive, false),
+        ("write", LockMode::Read, false),
+        ("read", LockMode::Write, false),
+        ("read", LockMode::Read, true),
+        ("session-read", LockMode::Read, true),
+    ] {
+        let Some(mut theirs) = tree.zuul(TOOLS, &["lock", kind, path]) else { return };
+        theirs.says("acquired").await;
+        let second = take(ours).await;
+        assert_eq!(second.is_some(), may_share, "{kind} {ours:?}");
+        theirs.lets_go();
+        theirs.says("released").await;
+        if let Some(second) = second {
+            second.release().await.expect("it is given up");
+        }
+        assert_eq!(theirs.ends().await, 0);
+
+        let held = take(ours).await.expect("it is free");
+        let Some(mut theirs) = tree.zuul(TOOLS, &["lock", kind, path, "--now"]) else { return };
+        theirs.says(if may_share { "acquired" } else { "refused" }).await;
+        assert_eq!(theirs.ends().await, i32::from(!may_share), "{kind} {ours:?}");
+        held.release().await.expect("it is given up");
+    }
+}
+
+/// Kazoo's election is a lock at its path, and so is ours.
+#[tokio::test(flavor = "multi_thread")]
+async fn elections_have_one_winner_of_either_side() {
+    let Some(tree) = Tree::new().await else { return };
+    let path = "/zuul/scheduler/timer-election";
+    let ours = HeldLock::try_take(&tree.session, path, LockMode::Exclusive).await.expect("it is answered");
+    let Some(mut theirs) = tree.zuul(TOOLS, &["election", path]) else { return };
+    until("they stand for election", async || {
+        tree.session.children(path).await.expect("it is answered").is_some_and(|names| names.len() == 2)
+    })
+    .await;
+    ours.expect("it is free").release().await.expect("it is given up");
+    theirs.says("elected").await;
+    let next = HeldLock::try_take(&tree.session, path, LockMode::Exclusive).await.expect("it is answered");
+    assert!(next.is_none(), "two lead");
+    let waiting = tokio::spawn({
+        let session = tree.session.clone();
+        async move { HeldLock::take(&session, path, LockMode::Exclusive).await }
+    });
+    theirs.lets_go();
+    theirs.says("resigned").await;
+    within("our turn", waiting).await.expect("no panic").expect("it is ours");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn semaphores_are_counted_by_either_side() {
+    let Some(tree) = Tree::new().await else { return };
+    let semaphore = [Semaphore { path: "/zuul/semaphores/t/s".to_owned(), max: 1 }];
+    let ours = Holder { buildset_path: "/zuul/tenant/t/ours".to_owned(), job_name: "j".to_owned() };
+    assert!(tree.session.acquire_semaphores(&semaphore, &ours).await.expect("it is answered"));
+    let Some(mut theirs) = tree.zuul(TOOLS, &["semaphore", "acquire", "s"]) else { return };
+    let said = theirs.says("semaphore").await;
+    assert_eq!(said["holders"][0]["buildset_path"], "/zuul/tenant/t/ours", "{said}");
+    assert_eq!(theirs.ends().await, 1, "both have it");
+    tree.session.release_semaphore("/zuul/semaphores/t/s", &ours).await.expect("it is answered");
+    let Some(theirs) = tree.zuul(TOOLS, &["semaphore", "acquire", "s"]) else { return };
+    assert_eq!(theirs.ends().await, 0);
+    assert!(!tree.session.acquire_semaphores(&semaphore, &ours).await.expect("it is answered"));
+    let Some(theirs) = tree.zuul(TOOLS, &["semaphore", "release", "s"]) else { return };
+    assert_eq!(theirs.ends().await, 0);
+    assert!(tree.session.acquire_semaphores(&semaphore, &ours).await.expect("it is answered"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_logical_clock_is_one() {
+    let Some(tree) = Tree::new().await else { return };
+    let before = tree.session.ltime("/zuul/ltime").await.expect("it is answered");
+    let Some(mut theirs) = tree.zuul(TOOLS, &["ltime"]) else { return };
+    let said = theirs.says("ltime").await["ltime"].as_i64().expect("a number");
+    let after = tree.session.ltime("/zuul/ltime").await.expect("it is answered");
+    assert!(before < said && said < after, "{before} {said} {after}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_with_side_data_are_read_and_acknowledged_by_either_side() {
+    let Some(tree) = Tree::with_pipeline().await else { return };
+    let (session, queue) = (&tree.session, EventQueue::of_pipeline("t", "p"));
+    let data_of = |padding: &str| {
+        json!({
+            "build_uuid": "b", "build_set_uuid": "bs", "job_uuid": "j", "zuul_event_id": "e",
+            "build_request_ref": "/zuul/executor/unzoned/requests/b", "data": { "result": "SUCCESS", "padding": padding },
+        })
+    };
+    let left = async |folder: &str| {
+        let path = format!("/zuul/events/tenant/t/pipelines/p/result/{folder}");
+        session.children(&path).await.expect("it is answered").expect("it is there").len()
+    };
+    for padding in ["small".to_owned(), "x".repeat(600_000)] {
+        assert!(queue.put(session, "BuildCompletedEvent", data_of(&padding)).await.expect("it is added"));
+    }
+    assert_eq!((left("queue").await, left("data").await), (2, 1));
+    let Some(mut theirs) = tree.zuul(TOOLS, &["events", "ack", "result"]) else { return };
+    let first = theirs.says("BuildCompletedEvent").await;
+    let second = theirs.says("BuildCompletedEvent").await;
+    assert_eq!(first["data"]["data"]["padding"], "small", "{first}");
+    assert_eq!(second["data"]["data"]["padding"].as_str().expect("text").len(), 600_000);
+    assert_eq!(theirs.ends().await, 0);
+    assert_eq!((left("queue").await, left("data").await), (0, 0));
+
+    let Some(theirs) = tree.zuul(TOOLS, &["events", "put", "result", "--bytes", "1200000", "--count", "2"]) else {
+        return;
+    };
+    assert_eq!(theirs.ends().await, 0);
+    let events = queue.read(session).await.expect("they are read");
+    let sizes = events.iter().map(|event| event.fields["event_data"]["data"]["data"]["padding"].as_str().map(str::len));
+    assert_eq!(sizes.collect::<Vec<_>>(), [Some(1_200_000); 2]);
+    queue.acknowledge(session, &events[0]).await.expect("it is removed");
+    assert_eq!((left("queue").await, left("data").await), (1, 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn side_data_of_lost_events_are_removed_when_they_are_old() {
+    let Some(tree) = Tree::with_pipeline().await else { return };
+    let (session, queue) = (&tree.session, EventQueue::of_pipeline("t", "p"));
+    let large = json!({ "padding": "x".repeat(600_000) });
+    assert!(queue.put(session, "BuildCompletedEvent", large).await.expect("it is added"));
+    let lost = "/zuul/events/tenant/t/pipelines/p/result/data/lost";
+    session.write_shards(lost, b"{}").await.expect("it is written");
+    let now_ms = session.stat(lost).await.expect("it is answered").expect("it is there").ctime;
+    let removed = async |now_ms| queue.remove_lost_data(session, now_ms).await.expect("it is answered");
+    assert_eq!(removed(now_ms + 299_000).await, [""; 0]);
+    assert_eq!(removed(now_ms + 301_000).await, [lost]);
+    assert_eq!(queue.read(session).await.expect("the other is whole").len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn management_events_are_answered_by_either_side() {
+    let Some(tree) = Tree::new().await else { return };
+    let (session, root) = (&tree.session, "/zuul/events/tenant/t/management");
+    session.ensure(&format!("{root}/queue")).await.expect("it is made");
+    let queue = EventQueue::new(root);
+    for error in [None, Some("it failed")] {
+        let Some(mut asker) = tree.zuul(TOOLS, &["events", "put", "tenant-management", "--wait"]) else { return };
+        asker.says("put").await;
+        let events = queue.read(session).await.expect("they are read");
+        assert!(events[0].answer(session, error).await.expect("it is answered"), "the one who asked is gone");
+        queue.acknowledge(session, &events[0]).await.expect("it is removed");
+        let answered = asker.says("answered").await;
+        assert_eq!(answered["error"].as_str(), error, "{answered}");
+        asker.ends().await;
+        assert!(!events[0].answer(session, error).await.expect("it is answered"), "its node is still there");
+
+        let asking = tokio::spawn({
+            let (session, queue) = (session.clone(), queue.clone());
+            async move { queue.ask(&session, "SemaphoreReleaseEvent", json!({ "semaphore_name": "s" })).await }
+        });
+        until("it is asked", async || !queue.read(session).await.expect("they are read").is_empty()).await;
+        let mut arguments = vec!["events", "ack", "tenant-management"];
+        arguments.extend(error.into_iter().flat_map(|error| ["--error", error]));
+        let Some(theirs) = tree.zuul(TOOLS, &arguments) else { return };
+        assert_eq!(theirs.ends().await, 0);
+        let answer = within("the answer", asking).await.expect("no panic").expect("it is read");
+        assert_eq!(answer.as_deref(), error);
+        let slots = session.children("/zuul/results/management").await.expect("it is answered").expect("it is there");
+        assert_eq!(slots, [""; 0]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn components_of_either_side_are_listed_by_the_other() {
+    let Some(tree) = Tree::new().await else { return };
+    let ours = Component {
+        state: ComponentState::Running,
+        hostname: "ours".to_owned(),
+        kind: "merger".to_owned(),
+        version: "1".to_owned(),
+        model_api: 37,
+        own: serde_json::Map::new(),
+    };
+    let registry = "/zuul/components";
+    let mut registration = Registration::create(&tree.session, registry, ours).await.expect("it is registered");
+    registration.update(|component| component.state = ComponentState::Paused).await.expect("it is written");
+    let Some(mut theirs) = tree.zuul(TOOLS, &["register", "executor", "--name", "theirs"]) else { return };
+    theirs.says("registered").await;
+    let Some(mut lister) = tree.zuul(TOOLS, &["components", "merger"]) else { return };
+    let said = lister.says("component").await;
+    assert_eq!((&said["data"]["hostname"], &said["data"]["state"]), (&json!("ours"), &json!("paused")), "{said}");
+    assert_eq!(lister.says("cluster").await["model_api"], 37);
+    let listed = components::list(&tree.session, registry, "executor").await.expect("it is answered");
+    assert_eq!((listed[0].1.hostname.as_str(), listed[0].1.state), ("theirs", ComponentState::Running));
+    assert_eq!(components::cluster_model_api(&tree.session, registry).await.expect("it is answered"), 37);
+    assert_eq!(theirs.ends().await, 0);
+    until("theirs is gone", async || {
+        components::list(&tree.session, registry, "executor").await.expect("it is answered").is_empty()
+    })
+    .await;
 }

@@ -77,7 +77,7 @@ impl Tree {
         let mut command = Command::new(python);
         command.arg(format!("{folder}/{program}")).args(["--hosts", &self.connect.servers]);
         command.args(["--chroot", self.connect.chroot.as_deref().expect("a chroot")]).args(arguments);
-        command.stdout(std::process::Stdio::piped()).kill_on_drop(true);
+        command.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped()).kill_on_drop(true);
         let mut child = command.spawn().expect("python starts");
         let lines = tokio::io::BufReader::new(child.stdout.take().expect("it is piped")).lines();
         Some(Program { child, lines })
@@ -108,7 +108,13 @@ impl Program {
         within(event, reading).await
     }
 
+    /// Ends its standard input, until which it holds what it has.
+    pub(crate) fn lets_go(&mut self) {
+        drop(self.child.stdin.take());
+    }
+
     pub(crate) async fn ends(mut self) -> i32 {
+        self.lets_go();
         while within("its output", self.lines.next_line()).await.expect("it is text").is_some() {}
         within("its end", self.child.wait()).await.expect("it is waited for").code().unwrap_or(-1)
     }
