@@ -114,6 +114,11 @@ impl Session {
         absent_is_none(bounded("list", path, self.client.list_children(path)).await)
     }
 
+    /// Lists the names of a node's children, with its stat; `None` if it does not exist.
+    pub(super) async fn list(&self, path: &str) -> Result<Option<(Vec<String>, Stat)>, Error> {
+        absent_is_none(bounded("list", path, self.client.get_children(path)).await)
+    }
+
     /// The stat of a node; `None` if it does not exist.
     ///
     /// # Errors

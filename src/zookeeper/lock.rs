@@ -27,6 +27,12 @@ impl LockMode {
         }
     }
 
+    /// How a contender that is seen in a lock shares it; `None` for another node.
+    pub(super) fn of_contender(name: &str) -> Option<Self> {
+        let is_reader = Contender::parse(name)?.marker == Self::Read.marker();
+        Some(if is_reader { Self::Read } else { Self::Write })
+    }
+
     /// Whether a lower contender with this marker has to leave first.
     fn waits_for(self, marker: &str) -> bool {
         match self {
@@ -55,10 +61,15 @@ impl<'a> Contender<'a> {
 }
 
 /// Who stands before `own` and keeps it from the lock: the last of them, since it leaves last.
-fn predecessor<'a>(names: &'a [String], own: &str, mode: LockMode) -> Option<&'a str> {
+fn predecessor<'a>(names: impl Iterator<Item = &'a str>, own: &str, mode: LockMode) -> Option<&'a str> {
     let own = Contender::parse(own)?.number;
-    let before = names.iter().filter_map(|name| Contender::parse(name));
+    let before = names.filter_map(Contender::parse);
     before.filter(|one| one.number < own && mode.waits_for(one.marker)).max().map(|one| one.name)
+}
+
+/// Whether a contender that is seen among others holds the lock.
+pub(super) fn may_hold<'a>(names: impl Iterator<Item = &'a str>, own: &str) -> bool {
+    LockMode::of_contender(own).is_some_and(|mode| predecessor(names, own, mode).is_none())
 }
 
 /// A lock that is held. It ends with its session; without [`HeldLock::release`] it is held until then.
@@ -137,7 +148,7 @@ impl HeldLock {
     async fn predecessor(&self, mode: LockMode) -> Result<Option<String>, Error> {
         let names = self.session.retry(|| self.session.children(&self.folder)).await?;
         let names = names.unwrap_or_default();
-        Ok(predecessor(&names, &self.name, mode).map(str::to_owned))
+        Ok(predecessor(names.iter().map(String::as_str), &self.name, mode).map(str::to_owned))
     }
 
     /// The path of its node, which exists as long as the lock is held.
@@ -189,7 +200,7 @@ mod tests {
     fn the_contender_that_stands_before_is_found_by_number_and_mode() {
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let line = names(&["b__lock__0000000007", "a__rlock__0000000003", "z__rlock__0000000009", "cancel"]);
-        let before = |own, mode| predecessor(&line, own, mode);
+        let before = |own, mode| predecessor(line.iter().map(String::as_str), own, mode);
         assert_eq!(before("b__lock__0000000007", LockMode::Exclusive), None);
         assert_eq!(before("b__lock__0000000007", LockMode::Write), Some("a__rlock__0000000003"));
         assert_eq!(before("z__rlock__0000000009", LockMode::Read), Some("b__lock__0000000007"));

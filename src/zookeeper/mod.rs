@@ -7,6 +7,7 @@ pub mod call;
 pub mod components;
 pub mod decode;
 pub mod event_queue;
+pub mod inspect;
 pub mod janitor;
 pub mod job_queue;
 pub mod json_object;

@@ -12,6 +12,7 @@
 #[allow(dead_code, reason = "not all of it is used here")]
 mod wire;
 
+mod commands;
 mod mechanisms;
 mod pauses;
 mod recorded;

@@ -5,7 +5,7 @@
 mod broker;
 pub(super) mod host;
 mod taskcluster;
-mod zookeeper;
+pub(super) mod zookeeper;
 
 use std::fmt::Write as _;
 
@@ -36,14 +36,14 @@ pub(super) struct DoctorArgs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum State {
+pub(super) enum State {
     Ok,
     Warning,
     Failed,
 }
 
 #[derive(Debug, Clone, Serialize)]
-struct Check {
+pub(super) struct Check {
     name: String,
     state: State,
     result: String,
@@ -52,16 +52,16 @@ struct Check {
 }
 
 impl Check {
-    fn ok(name: impl Into<String>, result: impl Into<String>) -> Self {
+    pub(super) fn ok(name: impl Into<String>, result: impl Into<String>) -> Self {
         Self { name: name.into(), state: State::Ok, result: redacted(result.into()), fix: None }
     }
 
-    fn warning(name: impl Into<String>, result: impl Into<String>, fix: impl Into<String>) -> Self {
+    pub(super) fn warning(name: impl Into<String>, result: impl Into<String>, fix: impl Into<String>) -> Self {
         let fix = Some(redacted(fix.into()));
         Self { name: name.into(), state: State::Warning, result: redacted(result.into()), fix }
     }
 
-    fn failed(name: impl Into<String>, result: impl Into<String>, fix: impl Into<String>) -> Self {
+    pub(super) fn failed(name: impl Into<String>, result: impl Into<String>, fix: impl Into<String>) -> Self {
         Self { state: State::Failed, ..Self::warning(name, result, fix) }
     }
 }
@@ -82,9 +82,14 @@ pub(super) async fn run(arguments: DoctorArgs, environment: &Environment) -> Exi
             vec![Check::failed("configuration", failure.message, "see `journeyman config check`")]
         }
     };
-    let (warnings, failed) = (count(&checks, State::Warning), count(&checks, State::Failed));
-    match arguments.output {
-        Format::Table => output::print(&render(&checks))?,
+    report(&checks, arguments.output)
+}
+
+/// Prints checks; the exit status says whether one failed.
+pub(super) fn report(checks: &[Check], format: Format) -> ExitResult {
+    let (warnings, failed) = (count(checks, State::Warning), count(checks, State::Failed));
+    match format {
+        Format::Table => output::print(&render(checks))?,
         Format::Json => {
             output::json(&serde_json::json!({ "checks": checks, "warnings": warnings, "failed": failed }))?;
         }

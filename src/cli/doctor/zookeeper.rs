@@ -1,28 +1,40 @@
-//! Checks the connection to a ZooKeeper and the queue of a source.
+//! Checks the connection to a ZooKeeper and the queue of a source. `journeyman zk doctor` checks more.
 
 use super::Check;
 use crate::config::schema::ZooKeeperSource;
+#[cfg(feature = "zookeeper")]
+use crate::{cli::zookeeper_setup, zookeeper::Session};
 
 #[cfg(feature = "zookeeper")]
 pub(super) async fn check_source(name: &str, source: &ZooKeeperSource) -> Vec<Check> {
-    use crate::cli::zookeeper_setup;
-    use crate::zookeeper::Session;
+    match connect(name, source).await {
+        Ok((_, _, checks)) => checks,
+        Err(check) => vec![check],
+    }
+}
 
+/// The session, the path of the queue, and how both are.
+#[cfg(feature = "zookeeper")]
+pub(in crate::cli) async fn connect(
+    name: &str,
+    source: &ZooKeeperSource,
+) -> Result<(Session, String, Vec<Check>), Check> {
     let part = format!("{name}: ZooKeeper");
-    let queue = match zookeeper_setup::queue(name, source) {
-        Ok(queue) => queue,
-        Err(failure) => return vec![Check::failed(part, failure.message, "set it to the path that submitters use")],
+    let queue = zookeeper_setup::queue(name, source)
+        .map_err(|failure| Check::failed(&part, failure.message, "set it to the path that submitters use"))?;
+    let session = Session::connect(&zookeeper_setup::connect_config(source)).await.map_err(|error| {
+        let fix = "is this the client port, with or without TLS as configured? A server with TLS wants a client \
+                   certificate, and its own needs subject alternative names";
+        Check::failed(&part, error.to_string(), fix)
+    })?;
+    let (granted, asked) = (session.timeout(), source.session_timeout.0);
+    let connected = format!("{}: connected, sessions last {} s", source.connect, granted.as_secs());
+    let connected = if granted < asked {
+        let found = format!("{connected}, {} s were asked for", asked.as_secs());
+        Check::warning(part, found, "raise `maxSessionTimeout` of the servers, or ask for less by `session_timeout`")
+    } else {
+        Check::ok(part, connected)
     };
-    let session = match Session::connect(&zookeeper_setup::connect_config(source)).await {
-        Ok(session) => session,
-        Err(error) => {
-            let fix = "is this the client port, with or without TLS as configured? A server with TLS wants a client \
-                       certificate, and its own needs subject alternative names";
-            return vec![Check::failed(part, error.to_string(), fix)];
-        }
-    };
-    let seconds = session.timeout().as_secs();
-    let connected = Check::ok(part, format!("{}: connected, sessions last {seconds} s", source.connect));
     let part = format!("{name}: queue");
     let found = match session.children(&format!("{queue}/requests")).await {
         Ok(Some(requests)) => Check::ok(part, format!("{queue}: {} requests", requests.len())),
@@ -31,7 +43,7 @@ pub(super) async fn check_source(name: &str, source: &ZooKeeperSource) -> Vec<Ch
         }
         Err(error) => Check::failed(part, error.to_string(), "does this client have the right to read there?"),
     };
-    vec![connected, found]
+    Ok((session, queue, vec![connected, found]))
 }
 
 #[cfg(not(feature = "zookeeper"))]

@@ -10,6 +10,7 @@ use crate::cli::output::{self, Format};
 use crate::limits::ZOOKEEPER_TREE_NODES_MAX;
 use crate::zookeeper::Session;
 use crate::zookeeper::decode::Decoded;
+use crate::zookeeper::inspect::{Contender, Walk};
 use crate::zookeeper::map;
 use crate::zookeeper::watch::{TreeEvent, TreeWatch};
 
@@ -61,16 +62,21 @@ pub(super) async fn show(session: &Session, path: &str, format: Format) -> ExitR
     let Some(Decoded { row, stat, data, points_to }) = found else {
         return Err(Failure::new(Exit::Failed, format!("{path} does not exist")));
     };
-    let mut locks = session.children(path).await.map_err(|error| failure(&error.into()))?.unwrap_or_default();
-    locks.retain(|name| name.contains("__lock__") || name.contains("__rlock__"));
-    locks.sort_unstable_by_key(|name| name.rsplit('_').next().unwrap_or_default().to_owned());
+    // The lock of a request is beside it.
+    let request = path.rsplit_once("/requests/").filter(|(_, id)| !id.contains('/'));
+    let lock = request.map_or_else(|| path.to_owned(), |(root, id)| format!("{root}/locks/{id}"));
+    let mut walk = Walk::default();
+    let walked = session.walk(&mut walk, &lock, ZOOKEEPER_TREE_NODES_MAX, |folder| folder == lock);
+    walked.await.map_err(|error| failure(&error.into()))?;
+    let mut contenders = walk.contenders();
+    contenders.retain(|one| one.lock == lock);
     let owner = (stat.ephemeral_owner != 0).then(|| format!("{:#x}", stat.ephemeral_owner));
     if format == Format::Json {
         let shown = json!({
             "path": path, "what": row.map(|row| row.what), "encoding": row.map(|row| format!("{:?}", row.encoding)),
             "writer": row.map(|row| format!("{:?}", row.writer)), "version": stat.version, "czxid": stat.czxid,
             "mzxid": stat.mzxid, "ctime_ms": stat.ctime, "mtime_ms": stat.mtime, "owner": owner, "bytes": stat.data_length,
-            "children": stat.num_children, "contenders": locks, "points_to": points_to, "data": data,
+            "children": stat.num_children, "contenders": contenders.iter().map(contender_json).collect::<Vec<_>>(), "points_to": points_to, "data": data,
         });
         output::line(&shown.to_string())?;
         return Ok(Exit::Success);
@@ -89,13 +95,21 @@ pub(super) async fn show(session: &Session, path: &str, format: Format) -> ExitR
     field("version", &format!("{} of {} bytes, {} children", stat.version, stat.data_length, stat.num_children));
     field("changed", &jiff::Timestamp::from_millisecond(stat.mtime).unwrap_or_default().to_string());
     field("session", &owner.unwrap_or_default());
-    field("lock", &locks.join(", "));
+    for one in contenders {
+        let since = jiff::Timestamp::from_millisecond(one.since_ms).unwrap_or_default();
+        let does = if one.holds { "held by" } else { "waited for by" };
+        field("lock", &format!("{does} session {:#x} since {since}: {}", one.session, one.path));
+    }
     field("points to", &points_to.join(", "));
     output::line(out.trim_end())?;
     if data != Value::Null {
         output::line(&serde_json::to_string_pretty(&data).unwrap_or_default())?;
     }
     Ok(Exit::Success)
+}
+
+fn contender_json(one: &Contender) -> Value {
+    json!({ "path": one.path, "session": format!("{:#x}", one.session), "since_ms": one.since_ms, "holds": one.holds })
 }
 
 /// Prints a line for each change below a path, until it is stopped.

@@ -1,12 +1,13 @@
 //! `journeyman zk`: submits requests to a queue in a ZooKeeper, and looks at it.
 
+mod doctor;
 mod look;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::config_args::{ConfigArgs, NoFlags};
 use super::exit::{Exit, ExitResult, Failure};
@@ -40,13 +41,18 @@ pub(super) enum ZkCommand {
     Show(LookArgs),
     /// Print a line for each change below a path
     Watch(LookArgs),
+    /// Check server, permissions, clock, queues, locks and leftovers, and say how to fix what fails
+    Doctor(SourceArgs),
 }
 
 #[derive(Debug, Args)]
-struct SourceArgs {
+pub(super) struct SourceArgs {
     /// Source of kind `zookeeper` whose queue is meant [default: the only one]
     #[arg(long, value_name = "NAME")]
     source: Option<String>,
+    /// How to print it
+    #[arg(short, long, value_enum, default_value_t = Format::Table)]
+    output: Format,
     #[command(flatten)]
     settings: ConfigArgs<NoFlags>,
 }
@@ -95,9 +101,6 @@ pub(super) struct LookArgs {
     /// Path of the node, below the chroot of the source
     #[arg(value_name = "PATH", default_value = "/")]
     path: String,
-    /// How to print it
-    #[arg(short, long, value_enum, default_value_t = Format::Table)]
-    output: Format,
     #[command(flatten)]
     source: SourceArgs,
 }
@@ -114,18 +117,19 @@ pub(super) async fn run(command: ZkCommand, environment: &Environment) -> ExitRe
             let (source, session, queue) = open(&arguments.source, environment).await?;
             let canceled = queue.cancel(&session, source.dialect, &arguments.request).await;
             canceled.map_err(|error| job_failure(&error.into()))?;
-            Ok(Exit::Success)
+            print(arguments.source.output, "", &json!({ "canceled": arguments.request }))
         }
         ZkCommand::Janitor(arguments) => janitor(arguments, environment).await,
-        ZkCommand::Tree(LookArgs { path, output, source }) => {
-            look::tree(&open(&source, environment).await?.1, &path, output).await
+        ZkCommand::Tree(LookArgs { path, source }) => {
+            look::tree(&open(&source, environment).await?.1, &path, source.output).await
         }
-        ZkCommand::Show(LookArgs { path, output, source }) => {
-            look::show(&open(&source, environment).await?.1, &path, output).await
+        ZkCommand::Show(LookArgs { path, source }) => {
+            look::show(&open(&source, environment).await?.1, &path, source.output).await
         }
-        ZkCommand::Watch(LookArgs { path, output, source }) => {
-            look::watch(open(&source, environment).await?.1, &path, output).await
+        ZkCommand::Watch(LookArgs { path, source }) => {
+            look::watch(open(&source, environment).await?.1, &path, source.output).await
         }
+        ZkCommand::Doctor(source) => doctor::run(&source, environment).await,
     }
 }
 
@@ -142,28 +146,39 @@ async fn submit(arguments: SubmitArgs, environment: &Environment) -> ExitResult 
     let SubmitArgs { precedence, wait, timeout, .. } = arguments;
     let submission = Submission { dialect: source.dialect, payload, precedence, fields, waits: wait };
     let id = queue.add(&session, &submission).await.map_err(|error| job_failure(&error))?;
+    let output = arguments.source.output;
     if !wait {
-        output::line(&id)?;
-        return Ok(Exit::Success);
+        return print(output, &id, &json!({ "request": id }));
     }
     let waiting = queue.wait_for_result(&session, source.dialect, &id);
     let limit = timeout.map_or(Duration::MAX, |timeout| timeout.0);
     let late = || Failure::new(Exit::Failed, format!("request {id} had no result in time; `zk cancel` ends it"));
     let result = tokio::time::timeout(limit, waiting).await.map_err(|_| late())?;
-    output::line(&result.map_err(|error| job_failure(&error))?.to_string())?;
+    let result = result.map_err(|error| job_failure(&error))?;
+    print(output, &result.to_string(), &json!({ "request": id, "result": result }))
+}
+
+/// One line: `text`, unless it is empty, or JSON.
+fn print(format: Format, text: &str, json: &Value) -> ExitResult {
+    match format {
+        Format::Json => output::line(&json.to_string())?,
+        Format::Table if text.is_empty() => {}
+        Format::Table => output::line(text)?,
+    }
     Ok(Exit::Success)
 }
 
 async fn janitor(arguments: JanitorArgs, environment: &Environment) -> ExitResult {
     let (source, session, queue) = open(&arguments.source, environment).await?;
     let (session, mut signals) = (Arc::new(session), ExitSignals::listen()?);
-    let mut janitor = Janitor::new(queue, source.dialect);
+    let (mut janitor, output) = (Janitor::new(queue, source.dialect), arguments.source.output);
     for look in 1_u64.. {
         match janitor.clean(&session).await {
-            Ok(None) => output::line("another process cleans this queue")?,
+            Ok(None) => drop(print(output, "another process cleans this queue", &json!({ "event": "busy" }))?),
             Ok(Some(cleaned)) => {
-                for (what, names) in [("lost", &cleaned.lost), ("removed", &cleaned.removed)] {
-                    names.iter().try_for_each(|name| output::line(&format!("{what:<8} {name}")))?;
+                let lost = cleaned.lost.iter().map(|id| ("lost", "request", id));
+                for (what, key, name) in lost.chain(cleaned.removed.iter().map(|path| ("removed", "path", path))) {
+                    print(output, &format!("{what:<8} {name}"), &json!({ "event": what, key: name }))?;
                 }
             }
             Err(error) => return Err(job_failure(&error)),
@@ -180,10 +195,8 @@ async fn janitor(arguments: JanitorArgs, environment: &Environment) -> ExitResul
     Ok(Exit::Success)
 }
 
-async fn open(
-    arguments: &SourceArgs,
-    environment: &Environment,
-) -> Result<(ZooKeeperSource, Session, JobQueue), Failure> {
+/// The source that is meant, with its name.
+fn find_source(arguments: &SourceArgs, environment: &Environment) -> Result<(String, ZooKeeperSource), Failure> {
     let config = arguments.settings.load(environment)?.config;
     let mut sources = config.source.iter().filter_map(|(name, source)| match source {
         Source::Zookeeper(source) if arguments.source.as_ref().is_none_or(|wanted| wanted == name) => {
@@ -196,10 +209,18 @@ async fn open(
     if sources.next().is_some() {
         return Err(Failure::new(Exit::Usage, "there are several sources of kind `zookeeper`: name one with --source"));
     }
-    let queue = JobQueue::new(&zookeeper_setup::queue(name, source)?);
-    let connected = Session::connect(&zookeeper_setup::connect_config(source)).await;
+    Ok((name.clone(), source.clone()))
+}
+
+async fn open(
+    arguments: &SourceArgs,
+    environment: &Environment,
+) -> Result<(ZooKeeperSource, Session, JobQueue), Failure> {
+    let (name, source) = find_source(arguments, environment)?;
+    let queue = JobQueue::new(&zookeeper_setup::queue(&name, &source)?);
+    let connected = Session::connect(&zookeeper_setup::connect_config(&source)).await;
     let session = connected.map_err(|error| Failure::new(Exit::Unreachable, error.to_string()))?;
-    Ok((source.clone(), session, queue))
+    Ok((source, session, queue))
 }
 
 fn job_failure(error: &JobError) -> Failure {
