@@ -27,6 +27,7 @@ use crate::observe::log;
 use crate::observe::status_routes::SnapshotFn;
 use crate::observe::traces::{self, Export};
 use crate::observe::worker_http;
+use crate::source::Source;
 use crate::worker::live_log::LiveLogs;
 use crate::worker::{Control, ExitReason, Worker};
 
@@ -96,7 +97,7 @@ pub(super) async fn serve(
     let (worker, live_logs) = serve_live_logs(worker, config).await?;
     let control = worker.control();
     let watch = termination_watch::watch_notices(config, control.clone())?;
-    let http = serve_http(config, &name, &control).await?;
+    let http = serve_http(config, &name, &control, worker.inspected_sources()).await?;
     let WorkerIdentity { group, id } = name;
     let socket =
         Socket::listen(&control_socket(config)).map_err(|error| Failure::from_error(Exit::HostUnusable, &error))?;
@@ -138,6 +139,7 @@ async fn serve_http(
     config: &Config,
     name: &WorkerIdentity,
     control: &Control,
+    sources: Vec<(String, Arc<dyn Source>)>,
 ) -> Result<impl Future<Output = Infallible> + use<>, Failure> {
     let listener = listen_http(config, "health, metrics and a status page").await?;
     let (control, name) = (control.clone(), name.clone());
@@ -147,7 +149,7 @@ async fn serve_http(
     });
     Ok(async move {
         match listener {
-            Some(listener) => worker_http::serve(listener, snapshot).await,
+            Some(listener) => worker_http::serve(listener, snapshot, sources).await,
             None => std::future::pending().await,
         }
     })

@@ -1,17 +1,39 @@
 //! The HTTP routes of a worker: health, metrics and the status page. All of them are read-only.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::routing::get;
+use axum::{Json, Router};
+use futures_util::future::join_all;
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
 use super::metrics;
-use super::page;
+use super::page::{self, HtmlPage};
 use super::status_routes::{ReadinessCheck, SnapshotFn, StatusRoutes};
 use crate::control::WorkerStatusReply;
 use crate::http::HttpListener;
+use crate::limits::SOURCE_INSPECT_TIMEOUT;
+use crate::source::{InspectionTable, Source};
 use crate::worker::status::{BlockedReason, LifecycleState, WorkerStatus};
 
-/// Serves until dropped.
-pub async fn serve(listener: HttpListener, snapshot: Arc<SnapshotFn<WorkerStatusReply>>) -> Infallible {
+type Sources = Arc<Vec<(String, Arc<dyn Source>)>>;
+
+/// Serves until dropped. Each of the sources has a page of its own.
+pub async fn serve(
+    listener: HttpListener,
+    snapshot: Arc<SnapshotFn<WorkerStatusReply>>,
+    sources: Vec<(String, Arc<dyn Source>)>,
+) -> Infallible {
+    let names: Vec<String> = sources.iter().map(|(name, _)| name.clone()).collect();
+    let source_routes = Router::new()
+        .route("/sources/{*name}", get(source_page))
+        .route("/sources.json", get(sources_json))
+        .with_state(Arc::new(sources));
     let routes = StatusRoutes {
         role: "worker",
         snapshot,
@@ -19,9 +41,35 @@ pub async fn serve(listener: HttpListener, snapshot: Arc<SnapshotFn<WorkerStatus
         // Not the queue's answer: one that boots with this host would get the worker restarted.
         is_started: |status| status.snapshot.sidecars.iter().all(|sidecar| sidecar.up || sidecar.restarts > 0),
         metrics: metrics::text,
-        page: Box::new(|status| page::worker::render(status, jiff::Timestamp::now())),
+        page: Box::new(move |status| page::worker::render(status, &names, jiff::Timestamp::now())),
     };
-    listener.serve(routes.into_router()).await
+    listener.serve(routes.into_router().merge(source_routes)).await
+}
+
+async fn inspect(source: &dyn Source) -> Result<Vec<InspectionTable>, String> {
+    let reading = async { Some(source.inspect()?.await) };
+    match timeout(SOURCE_INSPECT_TIMEOUT, reading).await {
+        Ok(Some(Ok(tables))) => Ok(tables),
+        Ok(Some(Err(error))) => Err(error.message),
+        Ok(None) => Ok(Vec::new()),
+        Err(_) => Err(format!("the source did not answer within {SOURCE_INSPECT_TIMEOUT:?}")),
+    }
+}
+
+async fn source_page(State(sources): State<Sources>, Path(name): Path<String>) -> Result<HtmlPage, StatusCode> {
+    let (_, source) = sources.iter().find(|(found, _)| *found == name).ok_or(StatusCode::NOT_FOUND)?;
+    Ok(page::source::render(&name, &inspect(&**source).await, jiff::Timestamp::now()))
+}
+
+async fn sources_json(State(sources): State<Sources>) -> Json<BTreeMap<String, Value>> {
+    let inspected = sources.iter().map(async |(name, source)| {
+        let found = match inspect(&**source).await {
+            Ok(tables) => json!({ "tables": tables }),
+            Err(error) => json!({ "error": error }),
+        };
+        (name.clone(), found)
+    });
+    Json(join_all(inspected).await.into_iter().collect())
 }
 
 fn readiness_checks(view: &WorkerStatus) -> Vec<ReadinessCheck> {

@@ -92,6 +92,23 @@ pub struct Grant {
     pub results: Option<Results>,
 }
 
+/// A part of what a source shows of its queue, and of the processes that share it.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct InspectionTable {
+    /// What the rows are.
+    pub name: &'static str,
+    /// The keys of a row, in the order of a page. Those in `_seconds_ago` are points in time.
+    #[serde(skip)]
+    pub columns: &'static [&'static str],
+    /// Objects with these keys.
+    pub rows: Vec<serde_json::Value>,
+    /// How many rows were left out.
+    pub more: usize,
+    /// How the rows are to be read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<&'static str>,
+}
+
 /// An event that a source reports without being asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SourceEvent {
@@ -216,6 +233,11 @@ pub trait Source: Send + Sync + 'static {
     /// The source's own counters by name.
     fn metrics(&self) -> BTreeMap<&'static str, u64> {
         BTreeMap::new()
+    }
+
+    /// Reads what the queue holds and who works for it, for a status page; `None` for a source that shows nothing.
+    fn inspect(&self) -> Option<SourceFuture<'_, Vec<InspectionTable>>> {
+        None
     }
 
     /// No claims are wanted until the next poll: a poll in flight may be answered if nothing is lost by it, and work

@@ -277,6 +277,14 @@ impl Worker {
         self
     }
 
+    /// The sources that show what their queues hold, by name; see [`Source::inspect`].
+    #[doc(hidden)]
+    #[must_use]
+    pub fn inspected_sources(&self) -> Vec<(String, Arc<dyn Source>)> {
+        let inspected = self.sources.iter().filter(|binding| binding.source.inspect().is_some());
+        inspected.map(|binding| (binding.name.clone(), Arc::clone(&binding.source))).collect()
+    }
+
     /// The handle for commands and counters.
     #[must_use]
     pub fn control(&self) -> Control {

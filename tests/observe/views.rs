@@ -209,12 +209,13 @@ pub(crate) struct Server<S> {
 
 impl Server<WorkerStatusReply> {
     pub(crate) async fn start(status: WorkerStatusReply) -> Self {
-        Self::serving(Some(status), serve).await
+        Self::serving(Some(status), |listener, snapshot| serve(listener, snapshot, Vec::new())).await
     }
 
     /// One whose worker does not answer.
     pub(crate) async fn stuck() -> Self {
-        Self::serving(None, |listener, _| serve(listener, Arc::new(|| Box::pin(std::future::pending())))).await
+        Self::serving(None, |listener, _| serve(listener, Arc::new(|| Box::pin(std::future::pending())), Vec::new()))
+            .await
     }
 }
 

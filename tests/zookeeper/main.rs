@@ -14,6 +14,7 @@ mod wire;
 
 mod commands;
 mod mechanisms;
+mod page;
 mod pauses;
 mod recorded;
 mod sessions;

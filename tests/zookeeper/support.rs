@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use journeyman::handler::{Context, DynHandler, ExecuteError, PayloadHandler, PrepareError, erase};
+use journeyman::source::Source;
 use journeyman::source::zookeeper::{Dialect, ZooKeeperSource, ZooKeeperSourceConfig};
 use journeyman::task::Reply;
 use journeyman::worker::{Control, ExitReason, SourceBinding, Worker, WorkerConfig};
@@ -186,6 +187,8 @@ impl PayloadHandler for Scripted {
 /// A worker with a handler of the test's.
 pub(crate) struct Running {
     pub(crate) control: Control,
+    /// Those with a status page.
+    pub(crate) sources: Vec<(String, Arc<dyn Source>)>,
     worker: JoinHandle<std::io::Result<ExitReason>>,
     _folder: tempfile::TempDir,
 }
@@ -205,7 +208,8 @@ impl Running {
         let source = Arc::new(ZooKeeperSource::new(source));
         let binding = SourceBinding { name: "requests".to_owned(), source, handler, env: Arc::default() };
         let worker = Worker::new(config, vec![binding]);
-        Self { control: worker.control(), worker: tokio::spawn(worker.run()), _folder: folder }
+        let (control, sources) = (worker.control(), worker.inspected_sources());
+        Self { control, sources, worker: tokio::spawn(worker.run()), _folder: folder }
     }
 
     /// Drains it and waits for its end.

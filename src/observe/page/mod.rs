@@ -4,6 +4,7 @@
 //! scripts only, by hash.
 
 pub mod controller;
+pub mod source;
 pub mod worker;
 
 use axum::http::header::CONTENT_SECURITY_POLICY;

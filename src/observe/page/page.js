@@ -1,6 +1,7 @@
 "use strict";
 (() => {
-  const interval = 2000;
+  const slow = document.querySelector("main [data-refresh-seconds]");
+  const interval = slow ? 1000 * slow.dataset.refreshSeconds : 2000;
   const state = document.getElementById("state");
   const stop = document.getElementById("stop");
   let refreshing = true;

@@ -13,12 +13,13 @@ use crate::worker::status::{
 
 const LEASE_SHORT_SECONDS: f64 = 30.0;
 
-pub fn render(status: &WorkerStatusReply, now: Timestamp) -> HtmlPage {
+/// `inspected` are the sources that have a page of their own.
+pub fn render(status: &WorkerStatusReply, inspected: &[String], now: Timestamp) -> HtmlPage {
     let (view, clock) = (&status.snapshot, SnapshotClock { now });
     let parts = PageContent {
         title: format!("{} {}/{} · {}", view.state.as_str(), view.claims.len(), view.capacity, status.id),
         name: html! { code { (status.id) } " in " code { (status.group) } },
-        main: body(status, clock),
+        main: body(status, inspected, clock),
         buttons: CommandButtons::Hidden,
         version: status.version.clone(),
         pid: status.pid,
@@ -28,7 +29,7 @@ pub fn render(status: &WorkerStatusReply, now: Timestamp) -> HtmlPage {
     build_page(parts, clock)
 }
 
-pub(crate) fn body(status: &WorkerStatusReply, clock: SnapshotClock) -> Markup {
+pub(crate) fn body(status: &WorkerStatusReply, inspected: &[String], clock: SnapshotClock) -> Markup {
     let view = &status.snapshot;
     html! {
         (headline(view))
@@ -37,7 +38,7 @@ pub(crate) fn body(status: &WorkerStatusReply, clock: SnapshotClock) -> Markup {
         h2 { "Claims, shortest lease first" }
         @if view.claims.is_empty() { (no_tasks(view)) } @else { (tasks(&view.claims, clock)) }
         h2 { "Sources" }
-        (sources(&view.sources, clock))
+        (sources(&view.sources, inspected, clock))
         @if !view.sidecars.is_empty() {
             h2 { "Sidecars" }
             (sidecars(&view.sidecars))
@@ -199,14 +200,18 @@ fn recent_results(results: &[RecentResult], clock: SnapshotClock) -> Markup {
     }
 }
 
-fn sources(sources: &[SourceStatus], clock: SnapshotClock) -> Markup {
+fn sources(sources: &[SourceStatus], inspected: &[String], clock: SnapshotClock) -> Markup {
     html! {
         table {
             thead { tr { th { "source" } th { "status" } th { "last poll" } th { "last claim" } th { "next poll" } th { "claims" } } }
             tbody {
                 @for source in sources {
                     tr {
-                        td data-label="source" { (source.name) small { (source.description) } }
+                        td data-label="source" {
+                            @if inspected.contains(&source.name) { a href={ "/sources/" (source.name) } { (source.name) } }
+                            @else { (source.name) }
+                            small { (source.description) }
+                        }
                         td data-label="status" { (source_state(source, clock)) }
                         td.short data-label="last poll" { (time_ago(source.polled_seconds_ago, clock)) }
                         td.short data-label="last claim" { (time_ago(source.last_received_seconds_ago, clock)) }

@@ -15,12 +15,14 @@ use crate::domain::id::PriorityQueue;
 use crate::domain::refusal::Refusal;
 use crate::host::clock::Clock;
 use crate::limits::{ZOOKEEPER_CLOSE_TIMEOUT, ZOOKEEPER_EVENTS_MAX, ZOOKEEPER_LONG_POLL_WAIT};
-use crate::source::{CallError, Capabilities, Grant, OpenResult, PollBatch, Source, SourceEvent, SourceFuture};
+use crate::source::{
+    CallError, Capabilities, Grant, InspectionTable, OpenResult, PollBatch, Source, SourceEvent, SourceFuture,
+};
 use crate::zookeeper::components::{self, Component, ComponentState, Registration};
 use crate::zookeeper::{ConnectConfig, Session};
 
 use super::queue_watch::QueueWatch;
-use super::{Dialect, native, zuul};
+use super::{Dialect, inspection, native, zuul};
 
 const COMPONENTS: &str = "/zuul/components";
 
@@ -262,6 +264,17 @@ impl Source for ZooKeeperSource {
                 None => std::future::pending().await,
             }
         })
+    }
+
+    fn inspect(&self) -> Option<SourceFuture<'_, Vec<InspectionTable>>> {
+        Some(Box::pin(async {
+            let watch = self.inner.watch.lock().await.clone();
+            let watch = watch.filter(|watch| !watch.session.is_ended()).ok_or_else(|| {
+                let message = format!("there is no session with {}", self.inner.config.connect.servers);
+                CallError { refusal: Refusal::Retry { retry_after: None }, message }
+            })?;
+            Ok(inspection::tables(&watch.session, watch.queue.root()).await?)
+        }))
     }
 
     fn pause(&self) {

@@ -7,6 +7,8 @@
 #[cfg(feature = "zookeeper")]
 mod claim;
 #[cfg(feature = "zookeeper")]
+mod inspection;
+#[cfg(feature = "zookeeper")]
 mod job_source;
 #[cfg(feature = "zookeeper")]
 mod native;

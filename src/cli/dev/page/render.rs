@@ -28,7 +28,7 @@ fn clock() -> SnapshotClock {
 }
 
 pub(super) fn worker(status: &WorkerStatusReply) -> HtmlPage {
-    page(format!("worker {}", status.id), page::worker::body(status, clock()), html! {})
+    page(format!("worker {}", status.id), page::worker::body(status, &[], clock()), html! {})
 }
 
 pub(super) fn list(list: &TaskList) -> HtmlPage {

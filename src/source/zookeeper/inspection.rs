@@ -1,0 +1,105 @@
+//! What a status page shows of a tree: components, queues, locks and semaphores, read anew each time and bounded.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use crate::limits::{ZOOKEEPER_INSPECT_NODES_MAX, ZOOKEEPER_INSPECT_ROWS_MAX};
+use crate::source::InspectionTable;
+use crate::zookeeper::inspect::Walk;
+use crate::zookeeper::{Error, Session};
+
+const ROOTS: [&str; 5] =
+    ["/zuul/components", "/zuul/merger", "/zuul/executor", "/zuul/semaphores", "/zuul/global-semaphores"];
+
+pub(super) async fn tables(session: &Session, queue: &str) -> Result<Vec<InspectionTable>, Error> {
+    let mut walk = Walk::default();
+    for root in ROOTS.into_iter().chain((!queue.starts_with("/zuul/")).then_some(queue)) {
+        session.walk(&mut walk, root, ZOOKEEPER_INSPECT_NODES_MAX, is_looked_into).await?;
+    }
+    let (components, names) = components(session, &walk).await?;
+    Ok(vec![components, queues(&walk), locks(session, &walk, &names).await?, semaphores(session, &walk).await?])
+}
+
+/// The folders of a queue are counted; of a request only its lock matters.
+fn is_looked_into(path: &str) -> bool {
+    let (parent, name) = path.rsplit_once('/').unwrap_or_default();
+    !parent.ends_with("/requests") && !["params", "result-data", "results", "waiters"].contains(&name)
+}
+
+fn table(name: &'static str, columns: &'static [&'static str], rows: Vec<Value>, total: usize) -> InspectionTable {
+    let more = total.saturating_sub(rows.len());
+    InspectionTable { name, columns, rows, more, note: None }
+}
+
+fn seconds_ago(ctime_ms: i64) -> f64 {
+    let since = jiff::Timestamp::from_millisecond(ctime_ms).unwrap_or_default();
+    jiff::Timestamp::now().duration_since(since).as_secs_f64().max(0.0)
+}
+
+/// Null for a node that is gone, or another program's.
+async fn read(session: &Session, path: &str) -> Result<Value, Error> {
+    Ok(session.get(path).await?.and_then(|(data, _)| serde_json::from_slice(&data).ok()).unwrap_or_default())
+}
+
+/// With the names of the sessions that own one.
+async fn components(session: &Session, walk: &Walk) -> Result<(InspectionTable, BTreeMap<i64, Value>), Error> {
+    let found = walk.nodes.iter().filter(|(path, stat)| path.starts_with(ROOTS[0]) && stat.ephemeral_owner != 0);
+    let (mut rows, mut names, total) = (Vec::new(), BTreeMap::new(), found.clone().count());
+    for (path, stat) in found.take(ZOOKEEPER_INSPECT_ROWS_MAX) {
+        if let Value::Object(mut row) = read(session, path).await? {
+            names.insert(stat.ephemeral_owner, row.get("hostname").cloned().unwrap_or_default());
+            row.insert("since_seconds_ago".to_owned(), seconds_ago(stat.ctime).into());
+            rows.push(row.into());
+        }
+    }
+    let columns = &["kind", "hostname", "state", "accepting_work", "zone", "version", "model_api", "since_seconds_ago"];
+    Ok((table("components", columns, rows, total), names))
+}
+
+fn queues(walk: &Walk) -> InspectionTable {
+    let queues = walk.queues();
+    let rows = queues.iter().take(ZOOKEEPER_INSPECT_ROWS_MAX).map(|queue| {
+        json!({
+            "queue": queue.root, "requests": queue.requests, "running": queue.running,
+            "oldest_waiting_seconds_ago": queue.oldest_ms.map(seconds_ago),
+        })
+    });
+    let columns = &["queue", "requests", "running", "oldest_waiting_seconds_ago"];
+    let note =
+        walk.is_cut.then_some("Long queues are read in part: the oldest, the running and the locks may be more.");
+    InspectionTable { note, ..table("queues", columns, rows.collect(), queues.len()) }
+}
+
+async fn locks(session: &Session, walk: &Walk, names: &BTreeMap<i64, Value>) -> Result<InspectionTable, Error> {
+    let (holders, waiting): (Vec<_>, Vec<_>) = walk.contenders().into_iter().partition(|one| one.holds);
+    let mut rows = Vec::new();
+    for one in holders.iter().take(ZOOKEEPER_INSPECT_ROWS_MAX) {
+        let holder = match names.get(&one.session) {
+            Some(name) => name.clone(),
+            None => read(session, &one.path).await?.get("worker").cloned().unwrap_or_default(),
+        };
+        let (queue, request) = one.lock.rsplit_once("/locks/").unwrap_or(("", &one.lock));
+        rows.push(json!({
+            "request": request, "queue": queue, "holder": holder, "session": format!("{:#x}", one.session),
+            "waiting": waiting.iter().filter(|other| other.lock == one.lock).count(),
+            "since_seconds_ago": seconds_ago(one.since_ms),
+        }));
+    }
+    let columns = &["request", "queue", "holder", "session", "waiting", "since_seconds_ago"];
+    Ok(table("locks", columns, rows, holders.len()))
+}
+
+async fn semaphores(session: &Session, walk: &Walk) -> Result<InspectionTable, Error> {
+    // Those of a tenant are one level deeper.
+    let is_one = |path: &str| path.starts_with("/zuul/semaphores/") && path.matches('/').count() == 4;
+    let is_one = |path: &str| is_one(path) || path.starts_with("/zuul/global-semaphores/");
+    let found: Vec<&String> = walk.nodes.keys().filter(|path| is_one(path)).collect();
+    let mut rows = Vec::new();
+    for path in found.iter().take(ZOOKEEPER_INSPECT_ROWS_MAX) {
+        let holders: Vec<Value> = serde_json::from_value(read(session, path).await?).unwrap_or_default();
+        let shown = &holders[..holders.len().min(ZOOKEEPER_INSPECT_ROWS_MAX)];
+        rows.push(json!({ "semaphore": path, "held": holders.len(), "holders": shown }));
+    }
+    Ok(table("semaphores", &["semaphore", "held", "holders"], rows, found.len()))
+}
