@@ -140,10 +140,10 @@ pub trait Claim: Send + Sync {
     /// Uploads an artifact of the run. Repeating it is safe.
     fn upload<'a>(&'a self, artifact: &'a Artifact) -> SourceFuture<'a, ()>;
 
-    /// Whether the claim is known to be lost already. A source sets it before it sends [`SourceEvent::Lost`], which may
-    /// arrive before the grant does.
-    fn is_lost(&self) -> bool {
-        false
+    /// Why the claim is known to be over already. A source sets it before it sends [`SourceEvent::Lost`] or
+    /// [`SourceEvent::CancelRequested`], which may arrive before the grant does.
+    fn known_loss(&self) -> Option<LossReason> {
+        None
     }
 
     /// Why the run is no longer this worker's; `None` while it is. Called only if

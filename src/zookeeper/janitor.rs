@@ -9,10 +9,9 @@ use std::sync::Arc;
 use serde_json::json;
 use zookeeper_client::Stat;
 
-use super::event_queue::{EventQueue, clean_results, event};
+use super::event_queue::{EventQueue, clean_results};
 use super::job_queue::{JobError, JobQueue, JobRequest, RequestState};
 use super::lock::{HeldLock, LockMode};
-use super::submit::unix_seconds;
 use super::{Error, Session};
 use crate::limits::ZOOKEEPER_LEFTOVER_AGE;
 use crate::source::zookeeper::Dialect;
@@ -131,39 +130,29 @@ impl Janitor {
 
     /// Completes a lost request: its submitter is told, and makes another.
     async fn end(&self, session: &Session, mut request: JobRequest) -> Result<(), JobError> {
-        let text = |key: &str| request.json.get::<String>(key);
-        let events = text("tenant_name").zip(text("pipeline_name"));
-        let events = events.map(|(tenant, pipeline)| EventQueue::of_pipeline(&tenant, &pipeline));
-        let build_set = text("build_set_uuid");
         tracing::warn!(request = request.id, "its worker is gone; completing it, so that its submitter can try again");
         if self.dialect == Dialect::ZuulExecutor {
-            let data = json!({
-                "build_uuid": request.id, "build_set_uuid": build_set, "job_uuid": text("job_uuid"),
-                "build_request_ref": self.queue.path("requests", &request.id), "zuul_event_id": text("event_id"),
-                "data": { "result": "ABORTED", "end_time": unix_seconds() },
-            });
-            match events {
-                Some(events) => {
-                    let event = event("BuildCompletedEvent", data);
-                    self.queue.complete_with_event(session, &mut request, &events, event).await?;
+            return self.queue.complete_unlocked_build(session, request, "ABORTED").await.map(drop);
+        }
+        let text = |key: &str| request.json.get::<String>(key);
+        // The result comes before the state, as a worker writes them; a worker that died in between has stored it.
+        if request.state() != Some(RequestState::Completed) {
+            let result = self.queue.path("results", &request.id);
+            if text("result_path").is_none() {
+                if let Some((tenant, pipeline)) = text("tenant_name").zip(text("pipeline_name")) {
+                    let data = json!({
+                        "request_uuid": request.id, "build_set_uuid": text("build_set_uuid"), "merged": false,
+                        "updated": false,
+                    });
+                    let events = EventQueue::of_pipeline(&tenant, &pipeline);
+                    events.put(session, "MergeCompletedEvent", data).await?;
                 }
-                None => drop(self.queue.set_state(session, &mut request, RequestState::Completed).await?),
+            } else if session.stat(&result).await?.is_none() {
+                self.queue.store_result(session, &request.id, b"{}").await?;
             }
-            return Ok(());
-        }
-        let was_completed = request.state() == Some(RequestState::Completed);
-        let waits = text("result_path").is_some();
-        if !was_completed && !self.queue.set_state(session, &mut request, RequestState::Completed).await? {
-            return Ok(());
-        }
-        // The worker may have died after it had stored the result.
-        if was_completed || session.stat(&self.queue.path("results", &request.id)).await?.is_some() {
-        } else if waits {
-            self.queue.store_result(session, &request.id, b"{}").await?;
-        } else if let Some(events) = events {
-            let data =
-                json!({ "request_uuid": request.id, "build_set_uuid": build_set, "merged": false, "updated": false });
-            events.put(session, "MergeCompletedEvent", data).await?;
+            if !self.queue.set_state(session, &mut request, RequestState::Completed).await? {
+                return Ok(());
+            }
         }
         Ok(self.queue.remove(session, &request.id).await?)
     }

@@ -134,6 +134,11 @@ impl JobQueue {
         format!("{}/{folder}/{id}", self.root)
     }
 
+    /// The node that asks the worker of a build to stop it.
+    pub fn cancel_flag(&self, id: &str) -> String {
+        format!("{}/requests/{id}/cancel", self.root)
+    }
+
     /// Creates its folders. Every party does, since any may be the first.
     ///
     /// # Errors

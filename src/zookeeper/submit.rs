@@ -1,11 +1,16 @@
 //! The submitter's side of every dialect: adds a request, waits for its result, cancels it.
 
+use std::sync::Arc;
+
+use serde::Serialize;
 use serde_json::{Value, json};
 use zookeeper_client::CreateMode;
 
-use super::job_queue::{JobError, JobQueue};
+use super::Session;
+use super::event_queue::{EventQueue, event};
+use super::job_queue::{JobError, JobQueue, JobRequest, RequestState};
 use super::json_object::JsonObject;
-use super::{Error, Session};
+use super::lock::{HeldLock, LockMode};
 use crate::source::zookeeper::Dialect;
 
 /// A request to be added.
@@ -21,6 +26,18 @@ pub struct Submission {
     pub fields: serde_json::Map<String, Value>,
     /// Whether the result is waited for. Builds have none: their result is an event.
     pub waits: bool,
+}
+
+/// What a cancel did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CancelResult {
+    /// The request has ended: no worker will run it, or its worker sees that it is gone.
+    Canceled,
+    /// The worker of a build was asked to stop it, and will end it.
+    Requested,
+    /// There was nothing to cancel.
+    Gone,
 }
 
 impl JobQueue {
@@ -73,17 +90,21 @@ impl JobQueue {
     ///
     /// # Errors
     ///
-    /// If the session ends, or the result cannot be read.
+    /// If the session ends, the request was canceled, or the result cannot be read.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe: the result stays until it is read, or the session ends.
     pub async fn wait_for_result(&self, session: &Session, dialect: Dialect, id: &str) -> Result<Value, JobError> {
-        let path = self.path("results", id);
-        session.wait_until_created(&path).await?;
+        let (path, waiter) = (self.path("results", id), self.path("waiters", id));
+        tokio::select! {
+            biased;
+            created = session.wait_until_created(&path) => created?,
+            gone = session.wait_until_deleted(&waiter) => gone?,
+        }
         let found = session.retry(|| session.get(&path)).await?;
         let unreadable = |message: String| JobError::Unreadable { path: path.clone(), message };
-        let (data, _) = found.ok_or_else(|| unreadable("another process has removed it".to_owned()))?;
+        let (data, _) = found.ok_or_else(|| unreadable("the request was canceled".to_owned()))?;
         let pointer: Value = serde_json::from_slice(&data).map_err(|error| unreadable(error.to_string()))?;
         let result = if dialect == Dialect::Native {
             pointer
@@ -100,20 +121,64 @@ impl JobQueue {
         Ok(result)
     }
 
-    /// Asks for the end of a request: it is removed where no worker holds it, and its worker is told otherwise.
+    /// Ends a request. A merge or a task is removed, which its worker sees. A build that no worker holds is completed as `CANCELED`,
+    /// as a scheduler does it; of another one the worker is asked to stop it.
     ///
     /// # Errors
     ///
-    /// See [`Error`].
-    pub async fn cancel(&self, session: &Session, dialect: Dialect, id: &str) -> Result<(), Error> {
-        let request = self.path("requests", id);
+    /// See [`JobError`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Not cancel safe: the request may stay locked until the session ends.
+    pub async fn cancel(&self, session: &Arc<Session>, dialect: Dialect, id: &str) -> Result<CancelResult, JobError> {
         if dialect != Dialect::ZuulExecutor {
-            return session.delete_tree(&request).await;
+            let is_gone = session.stat(&self.path("requests", id)).await?.is_none();
+            for folder in ["requests", "params", "waiters"] {
+                session.delete_tree(&self.path(folder, id)).await?;
+            }
+            return Ok(if is_gone { CancelResult::Gone } else { CancelResult::Canceled });
         }
-        match session.create(&format!("{request}/cancel"), b"", CreateMode::Persistent).await {
-            Err(error) if error.cause == zookeeper_client::Error::NodeExists || error.is_no_node() => Ok(()),
-            created => created.map(drop),
+        if session.stat(&self.path("requests", id)).await?.is_none() {
+            return Ok(CancelResult::Gone);
         }
+        let Some(lock) = HeldLock::try_take(session, &self.path("locks", id), LockMode::Exclusive).await? else {
+            return match session.create(&self.cancel_flag(id), b"", CreateMode::Persistent).await {
+                Err(error) if error.is_no_node() => Ok(CancelResult::Gone),
+                Err(error) if error.cause != zookeeper_client::Error::NodeExists => Err(error.into()),
+                Ok(_) | Err(_) => Ok(CancelResult::Requested),
+            };
+        };
+        // As it is now that no worker can take it.
+        let completed = match self.read(session, id).await {
+            Ok(Some(request)) if request.state() != Some(RequestState::Completed) => {
+                self.complete_unlocked_build(session, request, "CANCELED").await
+            }
+            other => other.map(|_| false),
+        };
+        lock.release().await?;
+        Ok(if completed? { CancelResult::Canceled } else { CancelResult::Gone })
+    }
+
+    /// Completes a build whose worker is gone or never was. `false` if another process has completed or removed it.
+    pub(super) async fn complete_unlocked_build(
+        &self,
+        session: &Session,
+        mut request: JobRequest,
+        result: &str,
+    ) -> Result<bool, JobError> {
+        let id = request.id.clone();
+        let text = |key: &str| request.json.get::<String>(key);
+        let data = json!({
+            "build_uuid": id, "build_set_uuid": text("build_set_uuid"), "job_uuid": text("job_uuid"),
+            "build_request_ref": self.path("requests", &id), "zuul_event_id": text("event_id"),
+            "data": { "result": result, "end_time": unix_seconds() },
+        });
+        let Some((tenant, pipeline)) = text("tenant_name").zip(text("pipeline_name")) else {
+            return self.set_state(session, &mut request, RequestState::Completed).await;
+        };
+        let events = EventQueue::of_pipeline(&tenant, &pipeline);
+        self.complete_with_event(session, &mut request, &events, event("BuildCompletedEvent", data)).await
     }
 }
 

@@ -21,7 +21,7 @@ use crate::limits::ZOOKEEPER_CLEAN_INTERVAL;
 use crate::zookeeper::Session;
 use crate::zookeeper::janitor::Janitor;
 use crate::zookeeper::job_queue::{JobError, JobQueue};
-use crate::zookeeper::submit::Submission;
+use crate::zookeeper::submit::{CancelResult, Submission};
 
 /// Between the two looks of `zk janitor --once`.
 const LOOK_INTERVAL: Duration = Duration::from_secs(5);
@@ -115,9 +115,18 @@ pub(super) async fn run(command: ZkCommand, environment: &Environment) -> ExitRe
         ZkCommand::Submit(arguments) => submit(arguments, environment).await,
         ZkCommand::Cancel(arguments) => {
             let (source, session, queue) = open(&arguments.source, environment).await?;
-            let canceled = queue.cancel(&session, source.dialect, &arguments.request).await;
-            canceled.map_err(|error| job_failure(&error.into()))?;
-            print(arguments.source.output, "", &json!({ "canceled": arguments.request }))
+            let id = &arguments.request;
+            let canceled = queue.cancel(&Arc::new(session), source.dialect, id).await;
+            let canceled = canceled.map_err(|error| job_failure(&error))?;
+            let text = match canceled {
+                CancelResult::Canceled => "canceled",
+                CancelResult::Requested => "asked its worker to stop it",
+                CancelResult::Gone => {
+                    let message = format!("{} has no request {id} that could be canceled", queue.root());
+                    return Err(Failure::new(Exit::Failed, message));
+                }
+            };
+            print(arguments.source.output, text, &json!({ "request": id, "cancel": canceled }))
         }
         ZkCommand::Janitor(arguments) => janitor(arguments, environment).await,
         ZkCommand::Tree(LookArgs { path, source }) => {

@@ -14,7 +14,7 @@ use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
 use crate::host::crash_points::crash_point;
 use crate::limits::{AMQP_LEASE, AMQP_NAME_BYTES_MAX};
-use crate::source::{Artifact, CallError, Claim, SourceFuture};
+use crate::source::{Artifact, CallError, Claim, LossReason, SourceFuture};
 use crate::task::{Definition, Reply, ReplyLimits, ReplyStatus, Results};
 
 use super::config::OnAttemptsExhausted;
@@ -343,8 +343,8 @@ impl Claim for GrantedRequest {
         &self.claim.run
     }
 
-    fn is_lost(&self) -> bool {
-        self.claim.session.is_lost()
+    fn known_loss(&self) -> Option<LossReason> {
+        self.claim.session.is_lost().then_some(LossReason::Revoked)
     }
 
     fn renew(&self) -> SourceFuture<'_, Instant> {

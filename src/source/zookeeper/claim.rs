@@ -7,12 +7,12 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use super::job_source::SourceInner;
-use super::queue_watch::QueueWatch;
+use super::queue_watch::{HoldGuard, QueueWatch};
 use crate::domain::id::Run;
 use crate::domain::outcome::Outcome;
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
-use crate::source::{Artifact, CallError, Claim, SourceFuture};
+use crate::source::{Artifact, CallError, Claim, LossReason, SourceFuture};
 use crate::task::{PartialReplySink, Reply, ReplyFuture, ReplyLimits, Results, cannot_pause};
 
 /// How a dialect settles what it holds. Each call may be repeated.
@@ -49,6 +49,7 @@ pub(super) struct JobClaim {
     watch: Arc<QueueWatch>,
     lock_path: String,
     results: Results,
+    hold: HoldGuard,
     state: tokio::sync::Mutex<ClaimState>,
     /// Held while the task is paused.
     pause: Arc<tokio::sync::Mutex<()>>,
@@ -62,10 +63,16 @@ struct ClaimState {
 }
 
 impl JobClaim {
-    pub(super) fn new(run: Run, source: &Arc<SourceInner>, watch: &Arc<QueueWatch>, held: Box<dyn Held>) -> Arc<Self> {
-        watch.hold(run.task.as_str(), &run);
+    pub(super) fn new(
+        run: Run,
+        source: &Arc<SourceInner>,
+        watch: &Arc<QueueWatch>,
+        hold: HoldGuard,
+        held: Box<dyn Held>,
+    ) -> Arc<Self> {
         Arc::new_cyclic(|claim| Self {
             run,
+            hold,
             source: Arc::clone(source),
             watch: Arc::clone(watch),
             lock_path: held.lock_path(),
@@ -115,8 +122,11 @@ impl Claim for JobClaim {
         &self.run
     }
 
-    fn is_lost(&self) -> bool {
-        self.watch.session.is_ended()
+    fn known_loss(&self) -> Option<LossReason> {
+        if self.watch.session.is_ended() {
+            return Some(LossReason::Revoked);
+        }
+        self.hold.is_canceled().then_some(LossReason::Canceled)
     }
 
     fn renew(&self) -> SourceFuture<'_, Instant> {
@@ -177,7 +187,6 @@ impl Drop for JobClaim {
         self.ended.cancel();
         let ClaimState { held, settled_as } = self.state.get_mut();
         let (watch, id) = (Arc::clone(&self.watch), self.run.task.clone());
-        watch.let_go(id.as_str());
         if let Some(held) = held.take().filter(|_| settled_as.is_none() && !watch.session.is_ended()) {
             self.source.spawn(async move {
                 if let Err(error) = held.abandon(watch).await {

@@ -47,6 +47,8 @@ pub(super) async fn claim(
         return Ok(None);
     };
     let attempts = json.get::<u32>("attempts").unwrap_or_default().saturating_add(1);
+    let run = Run { task, run: attempts - 1 };
+    let Some(hold) = watch.hold(&run) else { return Ok(None) };
     let invalid =
         |error: serde_json::Error| CallError { refusal: Refusal::Rejected, message: format!("{task_path}: {error}") };
     json.set("attempts", &attempts).map_err(invalid)?;
@@ -67,11 +69,10 @@ pub(super) async fn claim(
         Err(failed) => return Err(failed.error.into()),
     }
     crash_point("zookeeper-claimed");
-    let run = Run { task, run: attempts - 1 };
     let payload = json.get::<Value>("payload").unwrap_or_default();
     let version = stat.version + 1;
     let held = HeldTask { task_path, lock_path, result_path, json, version, attempts };
-    let claim = JobClaim::new(run.clone(), source, watch, Box::new(held));
+    let claim = JobClaim::new(run.clone(), source, watch, hold, Box::new(held));
     Ok(Some(Grant {
         run,
         expires_at: SourceInner::expires_at(watch, sent_at),

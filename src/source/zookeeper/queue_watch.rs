@@ -26,14 +26,50 @@ pub(super) struct QueueWatch {
     pub(super) queue: JobQueue,
     dialect: Dialect,
     requests: Mutex<JobRequests>,
-    /// The requests that this worker holds, by their ids.
-    held: Mutex<BTreeMap<String, Run>>,
+    /// The requests that this worker claims or holds, by their ids.
+    held: Mutex<BTreeMap<String, HeldRun>>,
     arrived: Notify,
     /// A task may have been resumed.
     resumed: Notify,
     stopped: CancellationToken,
     jitter: Mutex<Jitter>,
     tree: tokio::sync::Mutex<TreeWatch>,
+}
+
+struct HeldRun {
+    run: Run,
+    is_canceled: bool,
+    /// It was put back and offered again before its claim has ended here.
+    is_offered: bool,
+}
+
+/// As long as it exists, a cancel of its request is noticed.
+pub(super) struct HoldGuard {
+    watch: Arc<QueueWatch>,
+    id: String,
+}
+
+impl HoldGuard {
+    /// Notes a cancel that came before.
+    pub(super) fn set_canceled(&self) {
+        if let Some(held) = self.watch.held.lock().get_mut(&self.id) {
+            held.is_canceled = true;
+        }
+    }
+
+    pub(super) fn is_canceled(&self) -> bool {
+        self.watch.held.lock().get(&self.id).is_some_and(|held| held.is_canceled)
+    }
+}
+
+impl Drop for HoldGuard {
+    fn drop(&mut self) {
+        let held = self.watch.held.lock().remove(&self.id);
+        if held.is_some_and(|held| held.is_offered) {
+            self.watch.put_back(&self.id);
+            self.watch.arrived.notify_waiters();
+        }
+    }
 }
 
 /// A node that matters, by its path below the queue.
@@ -96,12 +132,16 @@ impl QueueWatch {
         self.requests.lock().put_back(id);
     }
 
-    pub(super) fn hold(&self, id: &str, run: &Run) {
-        self.held.lock().insert(id.to_owned(), run.clone());
-    }
-
-    pub(super) fn let_go(&self, id: &str) {
-        self.held.lock().remove(id);
+    /// Called before the claim, so that no cancel is missed. `None` while an earlier claim of the request is still being ended here.
+    pub(super) fn hold(self: &Arc<Self>, run: &Run) -> Option<HoldGuard> {
+        let id = run.task.as_str().to_owned();
+        let mut held = self.held.lock();
+        if let Some(earlier) = held.get_mut(&id) {
+            earlier.is_offered = true;
+            return None;
+        }
+        held.insert(id.clone(), HeldRun { run: run.clone(), is_canceled: false, is_offered: false });
+        Some(HoldGuard { watch: Arc::clone(self), id })
     }
 
     pub(super) fn held_claims(&self) -> usize {
@@ -149,7 +189,7 @@ impl QueueWatch {
                     continue;
                 }
                 TreeEvent::Ended => {
-                    let lost: Vec<Run> = self.held.lock().values().cloned().collect();
+                    let lost: Vec<Run> = self.held.lock().values().map(|held| held.run.clone()).collect();
                     if !lost.is_empty() {
                         _ = events.send(SourceEvent::Lost(lost)).await;
                     }
@@ -164,7 +204,9 @@ impl QueueWatch {
                     self.requests.lock().on_request_deleted(id);
                     self.cancel(id, &events).await;
                 }
-                (_, QueueNode::Request(id)) if !self.held.lock().contains_key(id) => {
+                // A task of our own layout changes when an attempt is counted, which matters to nobody.
+                (TreeEvent::Changed(_), QueueNode::Request(_)) if self.dialect == Dialect::Native => continue,
+                (_, QueueNode::Request(id)) => {
                     if let Err(error) = self.read(id).await {
                         tracing::warn!(request = id, "{error}");
                     }
@@ -180,15 +222,17 @@ impl QueueWatch {
                 (TreeEvent::Deleted(_), QueueNode::Contender { id, name }) => {
                     self.requests.lock().on_contender_left(id, name);
                 }
-                (_, QueueNode::Request(_) | QueueNode::CancelFlag(_) | QueueNode::ResumeFlag(_)) => continue,
-                (_, QueueNode::Contender { .. }) => continue,
+                (_, QueueNode::CancelFlag(_) | QueueNode::ResumeFlag(_) | QueueNode::Contender { .. }) => continue,
             }
             self.arrived.notify_waiters();
         }
     }
 
     async fn cancel(&self, id: &str, events: &mpsc::Sender<SourceEvent>) {
-        let held = self.held.lock().get(id).cloned();
+        let held = self.held.lock().get_mut(id).map(|held| {
+            held.is_canceled = true;
+            held.run.clone()
+        });
         if let Some(run) = held {
             _ = events.send(SourceEvent::CancelRequested(run)).await;
         }
@@ -202,7 +246,7 @@ impl QueueWatch {
         let held: Vec<String> = self.held.lock().keys().cloned().collect();
         for id in held {
             let request = self.queue.path("requests", &id);
-            let is_canceled = matches!(self.session.stat(&format!("{request}/cancel")).await, Ok(Some(_)));
+            let is_canceled = matches!(self.session.stat(&self.queue.cancel_flag(&id)).await, Ok(Some(_)));
             let is_gone = matches!(self.session.stat(&request).await, Ok(None));
             if is_canceled || is_gone {
                 self.cancel(&id, events).await;

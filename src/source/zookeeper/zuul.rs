@@ -49,12 +49,21 @@ pub(super) async fn claim(
     let Some(task) = TaskId::parse(id) else { return Ok(None) };
     let sent_at = source.clock.now();
     let dialect = source.config.dialect;
+    let run = Run { task, run: 0 };
+    let Some(hold) = watch.hold(&run) else { return Ok(None) };
     let info = json!({ "hostname": source.config.worker_id, "log_port": null, "zone": source.config.zone });
     let info = (dialect == Dialect::ZuulExecutor).then_some(&info);
     let claimed = match watch.queue.claim(&watch.session, id, info).await? {
         ClaimAttempt::Claimed(claimed) => *claimed,
         ClaimAttempt::Locked | ClaimAttempt::Settled => return Ok(None),
     };
+    // A scheduler sets the flag while any worker, also one that comes too late, has entered the lock.
+    if dialect == Dialect::ZuulExecutor {
+        let flag = watch.queue.cancel_flag(id);
+        if watch.session.retry(|| watch.session.stat(&flag)).await?.is_some() {
+            hold.set_canceled();
+        }
+    }
     let parsed = claimed.params.as_ref().map_err(Clone::clone).and_then(|params| {
         serde_json::from_slice::<Value>(params).map_err(|error| format!("its parameters are no JSON: {error}"))
     });
@@ -62,13 +71,12 @@ pub(super) async fn claim(
         Ok(payload) => (payload, None),
         Err(error) => (Value::Null, Some(error)),
     };
-    let run = Run { task, run: 0 };
     let held = HeldJob { dialect, claimed, started_at: unix_seconds(), is_result_stored: false };
     // The end of the build says all that the scheduler needs.
     if let Err(error) = held.send_started(watch).await {
         tracing::warn!(request = id, "{error}");
     }
-    let claim = JobClaim::new(run.clone(), source, watch, Box::new(held));
+    let claim = JobClaim::new(run.clone(), source, watch, hold, Box::new(held));
     Ok(Some(Grant {
         run,
         expires_at: SourceInner::expires_at(watch, sent_at),
@@ -271,7 +279,7 @@ impl Held for HeldJob {
 
     fn abandon(mut self: Box<Self>, watch: Arc<QueueWatch>) -> SourceFuture<'static, ()> {
         Box::pin(async move {
-            let flag = format!("{}/cancel", watch.queue.path("requests", &self.request().id));
+            let flag = watch.queue.cancel_flag(&self.request().id);
             if self.dialect == Dialect::ZuulExecutor && watch.session.stat(&flag).await?.is_some() {
                 // The scheduler has asked for it, and reports it as canceled.
                 watch.session.delete(&flag).await?;

@@ -167,11 +167,11 @@ impl Engine {
         result
     }
 
-    /// Claims that were reported lost before their grant arrived.
+    /// Claims that were reported lost or canceled before their grant arrived.
     fn drop_lost_grants(&mut self, granted: &[LocalToken]) {
         for claim in granted {
-            if self.calls.claims.get(claim).is_some_and(|live| live.granted().is_lost()) {
-                self.handle_event(Event::Claim(*claim, ClaimEvent::Lost));
+            if let Some(reason) = self.calls.claims.get(claim).and_then(|live| live.granted().known_loss()) {
+                self.handle_event(Event::Claim(*claim, ClaimEvent::StatusChecked(Ok(Some(reason)))));
             }
         }
     }
