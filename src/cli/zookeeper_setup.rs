@@ -19,8 +19,7 @@ pub(super) fn source_binding(
     let settings = zk::ZooKeeperSourceConfig {
         connect: connect_config(config),
         dialect: config.dialect,
-        queue: queue(source_name, config)?,
-        zone: config.zone.clone(),
+        queues: queues(config),
         worker_id: worker.id.clone(),
     };
     let source = Arc::new(zk::ZooKeeperSource::new(settings));
@@ -53,13 +52,11 @@ pub(super) fn connect_config(config: &ZooKeeperSource) -> crate::zookeeper::Conn
     }
 }
 
-/// The path of the queue.
-///
-/// # Errors
-///
-/// [`Exit::Config`] if neither the configuration nor the dialect names it.
+/// The queues that a source claims from.
 #[cfg(feature = "zookeeper")]
-pub(super) fn queue(source_name: &str, config: &ZooKeeperSource) -> Result<String, Failure> {
-    let queue = config.queue.clone().or_else(|| config.dialect.usual_queue(config.zone.as_deref()));
-    queue.ok_or_else(|| Failure::new(Exit::Config, format!("[source.{source_name}] has no `queue`")))
+pub(super) fn queues(config: &ZooKeeperSource) -> Vec<crate::source::zookeeper::ZooKeeperQueue> {
+    let unzoned = config.allow_unzoned.unwrap_or(config.zones.is_empty());
+    let zones = config.zones.iter().cloned().map(Some).chain(unzoned.then_some(None));
+    let path = |zone: Option<&str>| config.queue.clone().unwrap_or_else(|| config.dialect.usual_queue(zone));
+    zones.map(|zone| crate::source::zookeeper::ZooKeeperQueue { path: path(zone.as_deref()), zone }).collect()
 }

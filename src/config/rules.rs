@@ -108,9 +108,16 @@ impl Rules<'_> {
     }
 
     fn zookeeper(&mut self, key: &str, source: &ZooKeeperSource) {
-        if source.queue.is_none() && source.dialect == zookeeper::Dialect::Native {
-            let help = "set it to the path that the tasks' submitters use, such as \"/journeyman/builds\"";
-            self.error(key, "queue", format!("[{key}] has no `queue`"), help);
+        let has_zones = !source.zones.is_empty();
+        if has_zones && (source.queue.is_some() || source.dialect != zookeeper::Dialect::ZuulExecutor) {
+            let message = format!("[{key}] has `zones`, and a `queue` or another dialect than `zuul-executor`");
+            self.error(key, "zones", message, "zones choose among the queues of a Zuul's builds");
+        }
+        if let Some(zone) = source.zones.iter().find(|zone| zone.is_empty() || zone.contains('/')) {
+            self.error(key, "zones", format!("\"{zone}\" is no zone"), "it is the name of a node");
+        }
+        if source.allow_unzoned == Some(false) && !has_zones {
+            self.error(key, "allow_unzoned", format!("[{key}] would claim nothing"), "name the `zones` to claim for");
         }
         let paths = [("queue", &source.queue), ("chroot", &source.chroot)];
         for (name, path) in paths.into_iter().filter_map(|(name, path)| Some((name, path.as_ref()?))) {

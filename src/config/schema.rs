@@ -258,10 +258,13 @@ pub struct ZooKeeperSource {
     pub connect: String,
     /// Node below which all paths lie [built-in: none]. It is created if it does not exist.
     pub chroot: Option<String>,
-    /// Path of the queue [built-in: that of a Zuul]. Required with `dialect = "native"`.
+    /// Path of the queue [built-in: that of a Zuul; `/journeyman` with `dialect = "native"`].
     pub queue: Option<String>,
-    /// Zone whose builds are claimed, for `dialect = "zuul-executor"` [built-in: builds without a zone].
-    pub zone: Option<String>,
+    /// Zones whose builds are claimed, for `dialect = "zuul-executor"`.
+    #[serde(default)]
+    pub zones: Vec<String>,
+    /// Also claim builds without a zone [built-in: true without `zones`].
+    pub allow_unzoned: Option<bool>,
     /// File with the CA certificates (PEM) that verify the servers, whose certificates need subject alternative names. With it the connection uses TLS.
     pub ca_file: Option<File>,
     /// File with the client certificate chain (PEM).

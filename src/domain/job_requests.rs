@@ -73,6 +73,11 @@ impl JobRequests {
         self.put_back(id);
     }
 
+    /// Precedence and transaction of the first free request, to compare queues by.
+    pub fn first_place(&self) -> Option<(i64, i64)> {
+        self.free.first().map(|place| (place.precedence, place.created))
+    }
+
     /// Takes one of the first free requests, which is then not offered again until something about it is seen.
     /// `below` returns a random number below its argument.
     pub fn pick(&mut self, below: impl FnOnce(usize) -> usize) -> Option<Box<str>> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use journeyman::domain::id::{Run, TaskId};
 use journeyman::source::Source;
-use journeyman::source::zookeeper::{Dialect, ZooKeeperSource, ZooKeeperSourceConfig};
+use journeyman::source::zookeeper::{Dialect, ZooKeeperQueue, ZooKeeperSource, ZooKeeperSourceConfig};
 use journeyman::zookeeper::job_queue::JobQueue;
 use journeyman::zookeeper::submit::Submission;
 use journeyman::zookeeper::{ConnectConfig, Session};
@@ -50,7 +50,7 @@ impl Rig for Ensemble {
         Box::pin(async move {
             let session = Session::connect(&connect).await.expect("it is connected to");
             session.ensure(EVENTS).await.expect("the pipeline exists");
-            let queue = dialect.usual_queue(None).unwrap_or_else(|| "/tasks".to_owned());
+            let queue = dialect.usual_queue(None);
             Arc::new(QueueBench { connect, session, dialect, queue }) as Arc<dyn Bench>
         })
     }
@@ -93,8 +93,7 @@ impl Bench for QueueBench {
         Arc::new(ZooKeeperSource::new(ZooKeeperSourceConfig {
             connect: self.connect.clone(),
             dialect: self.dialect,
-            queue: self.queue.clone(),
-            zone: None,
+            queues: vec![ZooKeeperQueue { path: self.queue.clone(), zone: None }],
             worker_id: worker.to_owned(),
         }))
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use journeyman::handler::{Context, DynHandler, ExecuteError, PayloadHandler, PrepareError, erase};
 use journeyman::source::Source;
-use journeyman::source::zookeeper::{Dialect, ZooKeeperSource, ZooKeeperSourceConfig};
+use journeyman::source::zookeeper::{Dialect, ZooKeeperQueue, ZooKeeperSource, ZooKeeperSourceConfig};
 use journeyman::task::Reply;
 use journeyman::worker::{Control, ExitReason, SourceBinding, Worker, WorkerConfig};
 use journeyman::zookeeper::job_queue::JobQueue;
@@ -61,14 +61,13 @@ impl Tree {
         ZooKeeperSourceConfig {
             connect: self.connect.clone(),
             dialect,
-            queue: dialect.usual_queue(None).unwrap_or_else(|| "/tasks".to_owned()),
-            zone: None,
+            queues: vec![ZooKeeperQueue { path: dialect.usual_queue(None), zone: None }],
             worker_id: "test-worker".to_owned(),
         }
     }
 
     pub(crate) fn queue(&self, dialect: Dialect) -> JobQueue {
-        JobQueue::new(&self.source(dialect).queue)
+        JobQueue::new(&dialect.usual_queue(None))
     }
 
     /// One of Zuul's programs in this chroot; `None` without Zuul.

@@ -1,9 +1,9 @@
-//! Checks the connection to a ZooKeeper and the queue of a source. `journeyman zk doctor` checks more.
+//! Checks the connection to a ZooKeeper and the queues of a source. `journeyman zk doctor` checks more.
 
 use super::Check;
 use crate::config::schema::ZooKeeperSource;
 #[cfg(feature = "zookeeper")]
-use crate::{cli::zookeeper_setup, zookeeper::Session};
+use crate::{cli::zookeeper_setup, source::zookeeper::ZooKeeperQueue, zookeeper::Session};
 
 #[cfg(feature = "zookeeper")]
 pub(super) async fn check_source(name: &str, source: &ZooKeeperSource) -> Vec<Check> {
@@ -13,15 +13,13 @@ pub(super) async fn check_source(name: &str, source: &ZooKeeperSource) -> Vec<Ch
     }
 }
 
-/// The session, the path of the queue, and how both are.
+/// The session, the queues, and how they are.
 #[cfg(feature = "zookeeper")]
 pub(in crate::cli) async fn connect(
     name: &str,
     source: &ZooKeeperSource,
-) -> Result<(Session, String, Vec<Check>), Check> {
+) -> Result<(Session, Vec<ZooKeeperQueue>, Vec<Check>), Check> {
     let part = format!("{name}: ZooKeeper");
-    let queue = zookeeper_setup::queue(name, source)
-        .map_err(|failure| Check::failed(&part, failure.message, "set it to the path that submitters use"))?;
     let session = Session::connect(&zookeeper_setup::connect_config(source)).await.map_err(|error| {
         let fix = "is this the client port, with or without TLS as configured? A server with TLS wants a client \
                    certificate, and its own needs subject alternative names";
@@ -29,21 +27,24 @@ pub(in crate::cli) async fn connect(
     })?;
     let (granted, asked) = (session.timeout(), source.session_timeout.0);
     let connected = format!("{}: connected, sessions last {} s", source.connect, granted.as_secs());
-    let connected = if granted < asked {
+    let mut checks = vec![if granted < asked {
         let found = format!("{connected}, {} s were asked for", asked.as_secs());
         Check::warning(part, found, "raise `maxSessionTimeout` of the servers, or ask for less by `session_timeout`")
     } else {
         Check::ok(part, connected)
-    };
-    let part = format!("{name}: queue");
-    let found = match session.children(&format!("{queue}/requests")).await {
-        Ok(Some(requests)) => Check::ok(part, format!("{queue}: {} requests", requests.len())),
-        Ok(None) => {
-            Check::warning(part, format!("{queue} does not exist"), "the worker creates it; is the path correct?")
-        }
-        Err(error) => Check::failed(part, error.to_string(), "does this client have the right to read there?"),
-    };
-    Ok((session, queue, vec![connected, found]))
+    }];
+    let queues = zookeeper_setup::queues(source);
+    for ZooKeeperQueue { path, .. } in &queues {
+        let part = format!("{name}: queue");
+        checks.push(match session.children(&format!("{path}/requests")).await {
+            Ok(Some(requests)) => Check::ok(part, format!("{path}: {} requests", requests.len())),
+            Ok(None) => {
+                Check::warning(part, format!("{path} does not exist"), "the worker creates it; is the path correct?")
+            }
+            Err(error) => Check::failed(part, error.to_string(), "does this client have the right to read there?"),
+        });
+    }
+    Ok((session, queues, checks))
 }
 
 #[cfg(not(feature = "zookeeper"))]

@@ -20,6 +20,7 @@ use crate::limits::{
     DOCTOR_CALL_TIMEOUT, DOCTOR_CHECK_TIMEOUT, ZOOKEEPER_CLOCK_SKEW_MAX, ZOOKEEPER_NODE_BYTES_MAX,
     ZOOKEEPER_WALK_NODES_MAX,
 };
+use crate::source::zookeeper::ZooKeeperQueue;
 use crate::worker::snapshot::format_duration;
 use crate::zookeeper::inspect::Walk;
 use crate::zookeeper::{Error, Session, map};
@@ -32,16 +33,17 @@ pub(super) async fn run(arguments: &SourceArgs, environment: &Environment) -> Ex
 }
 
 async fn check(name: &str, source: &ZooKeeperSource) -> Vec<Check> {
-    let (session, queue, mut checks) = match connect(name, source).await {
+    let (session, queues, mut checks) = match connect(name, source).await {
         Ok(connected) => connected,
         Err(check) => return vec![check],
     };
     if let Ok(Some(version)) = timeout(DOCTOR_CALL_TIMEOUT, server_version(source)).await {
         checks.push(Check::ok("server", format!("version {version}")));
     }
-    let is_there = session.stat(&queue).await.is_ok_and(|stat| stat.is_some());
+    let queue = queues.first().map_or("", |queue| &queue.path);
+    let is_there = session.stat(queue).await.is_ok_and(|stat| stat.is_some());
     let now_ms =
-        check_writes(&session, if is_there { &queue } else { "" }, &mut checks).await.unwrap_or_else(|error| {
+        check_writes(&session, if is_there { queue } else { "" }, &mut checks).await.unwrap_or_else(|error| {
             let fix = "give this client the rights to read, create, write and delete there";
             checks.push(Check::failed("permissions", error.to_string(), fix));
             unix_ms()
@@ -49,7 +51,7 @@ async fn check(name: &str, source: &ZooKeeperSource) -> Vec<Check> {
     let mut walk = Walk::default();
     let walking = session.walk(&mut walk, "/", ZOOKEEPER_WALK_NODES_MAX, |_| true);
     match timeout(DOCTOR_CHECK_TIMEOUT, walking).await {
-        Ok(Ok(())) => checks.extend(check_tree(walk, &queue, now_ms)),
+        Ok(Ok(())) => checks.extend(check_tree(walk, &queues, now_ms)),
         Ok(Err(error)) => checks.push(Check::failed("tree", error.to_string(), "is the connection stable?")),
         Err(_) => checks.push(Check::failed("tree", "reading it takes too long", "set `chroot` to a part of it")),
     }
@@ -104,9 +106,11 @@ async fn check_writes(session: &Session, folder: &str, checks: &mut Vec<Check>) 
     Ok(stat.ctime)
 }
 
-fn check_tree(walk: Walk, queue: &str, now_ms: i64) -> Vec<Check> {
-    let is_own =
-        |path: &str| queue.starts_with(path) || path.strip_prefix(queue).is_some_and(|below| below.starts_with('/'));
+fn check_tree(walk: Walk, queues: &[ZooKeeperQueue], now_ms: i64) -> Vec<Check> {
+    let is_own = |path: &str| {
+        let below = |queue: &str| path.strip_prefix(queue).is_some_and(|below| below.starts_with('/'));
+        queues.iter().any(|queue| queue.path.starts_with(path) || below(&queue.path))
+    };
     let unknown = walk.topmost(|path| map::find(path).is_none() && !map::is_folder(path) && !is_own(path));
     let mut checks = vec![
         none_of("unknown paths", unknown, "another program's, or of a newer Zuul; they are left alone"),

@@ -18,6 +18,7 @@ use crate::config::Environment;
 use crate::config::schema::{Source, ZooKeeperSource};
 use crate::config::values::Span;
 use crate::limits::ZOOKEEPER_CLEAN_INTERVAL;
+use crate::source::zookeeper::ZooKeeperQueue;
 use crate::zookeeper::Session;
 use crate::zookeeper::janitor::Janitor;
 use crate::zookeeper::job_queue::{JobError, JobQueue};
@@ -68,6 +69,9 @@ pub(super) struct SubmitArgs {
     /// Further key of a Zuul's request, such as tenant_name=example; its value is text
     #[arg(long, value_name = "KEY=VALUE")]
     field: Vec<String>,
+    /// Zone of the source whose queue gets it [default: the first]
+    #[arg(long, value_name = "ZONE")]
+    zone: Option<String>,
     /// Wait for the result and print it
     #[arg(long)]
     wait: bool,
@@ -114,19 +118,19 @@ pub(super) async fn run(command: ZkCommand, environment: &Environment) -> ExitRe
     match command {
         ZkCommand::Submit(arguments) => submit(arguments, environment).await,
         ZkCommand::Cancel(arguments) => {
-            let (source, session, queue) = open(&arguments.source, environment).await?;
-            let id = &arguments.request;
-            let canceled = queue.cancel(&Arc::new(session), source.dialect, id).await;
-            let canceled = canceled.map_err(|error| job_failure(&error))?;
-            let text = match canceled {
-                CancelResult::Canceled => "canceled",
-                CancelResult::Requested => "asked its worker to stop it",
-                CancelResult::Gone => {
-                    let message = format!("{} has no request {id} that could be canceled", queue.root());
-                    return Err(Failure::new(Exit::Failed, message));
-                }
-            };
-            print(arguments.source.output, text, &json!({ "request": id, "cancel": canceled }))
+            let (source, session, queues) = open(&arguments.source, environment).await?;
+            let (id, session) = (&arguments.request, Arc::new(session));
+            for queue in queues {
+                let canceled = JobQueue::new(&queue.path).cancel(&session, source.dialect, id).await;
+                let canceled = canceled.map_err(|error| job_failure(&error))?;
+                let text = match canceled {
+                    CancelResult::Canceled => "canceled",
+                    CancelResult::Requested => "asked its worker to stop it",
+                    CancelResult::Gone => continue,
+                };
+                return print(arguments.source.output, text, &json!({ "request": id, "cancel": canceled }));
+            }
+            Err(Failure::new(Exit::Failed, format!("there is no request {id} that could be canceled")))
         }
         ZkCommand::Janitor(arguments) => janitor(arguments, environment).await,
         ZkCommand::Tree(LookArgs { path, source }) => {
@@ -150,8 +154,15 @@ async fn submit(arguments: SubmitArgs, environment: &Environment) -> ExitResult 
         let (key, value) = pair.split_once('=').ok_or_else(|| usage(format!("\"{pair}\" is not KEY=VALUE")))?;
         Ok((key.to_owned(), Value::from(value)))
     };
-    let fields = arguments.field.iter().map(field).collect::<Result<_, Failure>>()?;
-    let (source, session, queue) = open(&arguments.source, environment).await?;
+    let mut fields = arguments.field.iter().map(field).collect::<Result<serde_json::Map<_, _>, Failure>>()?;
+    let (source, session, queues) = open(&arguments.source, environment).await?;
+    let zone = arguments.zone.as_ref();
+    let queue = queues.iter().find(|queue| zone.is_none() || zone == queue.zone.as_ref());
+    let queue = queue.ok_or_else(|| usage("the source claims nothing of this zone".to_owned()))?;
+    if let Some(zone) = &queue.zone {
+        fields.insert("zone".to_owned(), zone.as_str().into());
+    }
+    let queue = JobQueue::new(&queue.path);
     let SubmitArgs { precedence, wait, timeout, .. } = arguments;
     let submission = Submission { dialect: source.dialect, payload, precedence, fields, waits: wait };
     let id = queue.add(&session, &submission).await.map_err(|error| job_failure(&error))?;
@@ -178,19 +189,22 @@ fn print(format: Format, text: &str, json: &Value) -> ExitResult {
 }
 
 async fn janitor(arguments: JanitorArgs, environment: &Environment) -> ExitResult {
-    let (source, session, queue) = open(&arguments.source, environment).await?;
+    let (source, session, queues) = open(&arguments.source, environment).await?;
     let (session, mut signals) = (Arc::new(session), ExitSignals::listen()?);
-    let (mut janitor, output) = (Janitor::new(queue, source.dialect), arguments.source.output);
+    let queues = queues.iter().map(|queue| Janitor::new(JobQueue::new(&queue.path), source.dialect));
+    let (mut janitors, output) = (queues.collect::<Vec<_>>(), arguments.source.output);
     for look in 1_u64.. {
-        match janitor.clean(&session).await {
-            Ok(None) => drop(print(output, "another process cleans this queue", &json!({ "event": "busy" }))?),
-            Ok(Some(cleaned)) => {
-                let lost = cleaned.lost.iter().map(|id| ("lost", "request", id));
-                for (what, key, name) in lost.chain(cleaned.removed.iter().map(|path| ("removed", "path", path))) {
-                    print(output, &format!("{what:<8} {name}"), &json!({ "event": what, key: name }))?;
+        for janitor in &mut janitors {
+            match janitor.clean(&session).await.map_err(|error| job_failure(&error))? {
+                None => drop(print(output, "another process cleans this queue", &json!({ "event": "busy" }))?),
+                Some(cleaned) => {
+                    let lost = cleaned.lost.iter().map(|id| ("lost", "request", id));
+                    let removed = cleaned.removed.iter().map(|path| ("removed", "path", path));
+                    for (what, key, name) in lost.chain(removed) {
+                        print(output, &format!("{what:<8} {name}"), &json!({ "event": what, key: name }))?;
+                    }
                 }
             }
-            Err(error) => return Err(job_failure(&error)),
         }
         if arguments.once && look == 2 {
             break;
@@ -224,12 +238,12 @@ fn find_source(arguments: &SourceArgs, environment: &Environment) -> Result<(Str
 async fn open(
     arguments: &SourceArgs,
     environment: &Environment,
-) -> Result<(ZooKeeperSource, Session, JobQueue), Failure> {
-    let (name, source) = find_source(arguments, environment)?;
-    let queue = JobQueue::new(&zookeeper_setup::queue(&name, &source)?);
+) -> Result<(ZooKeeperSource, Session, Vec<ZooKeeperQueue>), Failure> {
+    let (_, source) = find_source(arguments, environment)?;
     let connected = Session::connect(&zookeeper_setup::connect_config(&source)).await;
     let session = connected.map_err(|error| Failure::new(Exit::Unreachable, error.to_string()))?;
-    Ok((source, session, queue))
+    let queues = zookeeper_setup::queues(&source);
+    Ok((source, session, queues))
 }
 
 fn job_failure(error: &JobError) -> Failure {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
+use super::ZooKeeperQueue;
 use crate::limits::{ZOOKEEPER_INSPECT_NODES_MAX, ZOOKEEPER_INSPECT_ROWS_MAX};
 use crate::source::InspectionTable;
 use crate::zookeeper::inspect::Walk;
@@ -12,13 +13,14 @@ use crate::zookeeper::{Error, Session};
 const ROOTS: [&str; 5] =
     ["/zuul/components", "/zuul/merger", "/zuul/executor", "/zuul/semaphores", "/zuul/global-semaphores"];
 
-pub(super) async fn tables(session: &Session, queue: &str) -> Result<Vec<InspectionTable>, Error> {
+pub(super) async fn tables(session: &Session, queues: &[ZooKeeperQueue]) -> Result<Vec<InspectionTable>, Error> {
     let mut walk = Walk::default();
-    for root in ROOTS.into_iter().chain((!queue.starts_with("/zuul/")).then_some(queue)) {
+    let own = queues.iter().map(|queue| queue.path.as_str()).filter(|path| !path.starts_with("/zuul/"));
+    for root in ROOTS.into_iter().chain(own) {
         session.walk(&mut walk, root, ZOOKEEPER_INSPECT_NODES_MAX, is_looked_into).await?;
     }
     let (components, names) = components(session, &walk).await?;
-    Ok(vec![components, queues(&walk), locks(session, &walk, &names).await?, semaphores(session, &walk).await?])
+    Ok(vec![components, queue_table(&walk), locks(session, &walk, &names).await?, semaphores(session, &walk).await?])
 }
 
 /// The folders of a queue are counted; of a request only its lock matters.
@@ -57,7 +59,7 @@ async fn components(session: &Session, walk: &Walk) -> Result<(InspectionTable, 
     Ok((table("components", columns, rows, total), names))
 }
 
-fn queues(walk: &Walk) -> InspectionTable {
+fn queue_table(walk: &Walk) -> InspectionTable {
     let queues = walk.queues();
     let rows = queues.iter().take(ZOOKEEPER_INSPECT_ROWS_MAX).map(|queue| {
         json!({

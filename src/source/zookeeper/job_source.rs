@@ -26,22 +26,29 @@ use super::{Dialect, inspection, native, zuul};
 
 const COMPONENTS: &str = "/zuul/components";
 
-/// Which queue of which ensemble is worked for.
+/// A queue, and the zone whose builds it has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ZooKeeperQueue {
+    /// Its path.
+    pub path: String,
+    /// The zone; `None` for builds without one, and for other requests.
+    pub zone: Option<String>,
+}
+
+/// Which queues of which ensemble are worked for.
 #[derive(Debug, Clone)]
 pub struct ZooKeeperSourceConfig {
     /// The ensemble.
     pub connect: ConnectConfig,
-    /// The layout of the queue.
+    /// The layout of the queues.
     pub dialect: Dialect,
-    /// The path of the queue.
-    pub queue: String,
-    /// The zone whose builds are claimed.
-    pub zone: Option<String>,
+    /// The queues. The lowest precedence of them all comes first.
+    pub queues: Vec<ZooKeeperQueue>,
     /// The worker's name, which its locks and requests carry.
     pub worker_id: String,
 }
 
-/// A queue in a ZooKeeper.
+/// Queues in a ZooKeeper.
 pub struct ZooKeeperSource {
     inner: Arc<SourceInner>,
     events: tokio::sync::Mutex<mpsc::Receiver<SourceEvent>>,
@@ -50,16 +57,36 @@ pub struct ZooKeeperSource {
 pub(super) struct SourceInner {
     pub(super) config: ZooKeeperSourceConfig,
     pub(super) clock: Clock,
-    /// The queue as the current session sees it.
-    watch: tokio::sync::Mutex<Option<Arc<QueueWatch>>>,
+    /// The queues as the current session sees them.
+    watched: tokio::sync::Mutex<Option<Arc<Watched>>>,
     events: mpsc::Sender<SourceEvent>,
     paused: Notify,
-    /// This worker among the processes of a Zuul.
-    registration: tokio::sync::Mutex<Option<Registration>>,
+    /// This worker among the processes of a Zuul, once for each zone.
+    registrations: tokio::sync::Mutex<Vec<Registration>>,
     /// Watching, pauses, and giving up locks of claims without a report.
     tasks: Mutex<JoinSet<()>>,
     /// Where the source is polled: a handler that pauses or drops its claim runs on threads that end earlier.
     runtime: OnceLock<Handle>,
+}
+
+struct Watched {
+    session: Arc<Session>,
+    queues: Vec<Arc<QueueWatch>>,
+    /// Wakes when a request of any queue may have become free.
+    arrived: Arc<Notify>,
+}
+
+impl Watched {
+    fn pick(&self) -> Option<(&Arc<QueueWatch>, Box<str>)> {
+        let first = |watch: &Arc<QueueWatch>| watch.first_place();
+        let (_, watch) =
+            self.queues.iter().filter_map(|watch| Some((first(watch)?, watch))).min_by_key(|(place, _)| *place)?;
+        Some((watch, watch.pick()?))
+    }
+
+    fn held_claims(&self) -> usize {
+        self.queues.iter().map(|watch| watch.held_claims()).sum()
+    }
 }
 
 impl ZooKeeperSource {
@@ -70,10 +97,10 @@ impl ZooKeeperSource {
         let inner = SourceInner {
             config,
             clock: Clock::boot(),
-            watch: tokio::sync::Mutex::default(),
+            watched: tokio::sync::Mutex::default(),
             events,
             paused: Notify::new(),
-            registration: tokio::sync::Mutex::default(),
+            registrations: tokio::sync::Mutex::default(),
             tasks: Mutex::default(),
             runtime: OnceLock::new(),
         };
@@ -92,10 +119,10 @@ impl SourceInner {
         tasks.spawn_on(task, self.runtime.get_or_init(Handle::current));
     }
 
-    async fn watch(self: &Arc<Self>) -> Result<Arc<QueueWatch>, CallError> {
-        let mut current = self.watch.lock().await;
-        if let Some(watch) = current.as_ref().filter(|watch| !watch.session.is_ended()) {
-            return Ok(Arc::clone(watch));
+    async fn watch(self: &Arc<Self>) -> Result<Arc<Watched>, CallError> {
+        let mut current = self.watched.lock().await;
+        if let Some(watched) = current.as_ref().filter(|watched| !watched.session.is_ended()) {
+            return Ok(Arc::clone(watched));
         }
         // I6: what the lost session held is free, and must not run beside its old payload.
         if let Some(lost) = current.as_ref()
@@ -105,17 +132,22 @@ impl SourceInner {
             return Err(CallError { refusal: Refusal::Retry { retry_after: None }, message });
         }
         let session = Arc::new(Session::connect(&self.config.connect).await?);
-        *self.registration.lock().await = self.register(&session).await?;
-        let watch = QueueWatch::start(&self.config, session).await?;
-        tracing::debug!(queue = self.config.queue, session = watch.session.id(), "watching");
-        let (watching, events) = (Arc::clone(&watch), self.events.clone());
-        self.spawn(async move { watching.run(events).await });
-        Ok(Arc::clone(current.insert(watch)))
+        let (mut registrations, arrived) = (Vec::new(), Arc::new(Notify::new()));
+        let mut queues = Vec::new();
+        for queue in &self.config.queues {
+            registrations.extend(self.register(&session, queue.zone.as_deref()).await?);
+            queues.push(QueueWatch::start(self.config.dialect, queue, &session, &arrived).await?);
+        }
+        *self.registrations.lock().await = registrations;
+        for watch in &queues {
+            let (watching, events) = (Arc::clone(watch), self.events.clone());
+            self.spawn(async move { watching.run(events).await });
+        }
+        Ok(Arc::clone(current.insert(Arc::new(Watched { session, queues, arrived }))))
     }
 
-    /// A Zuul lists its processes, and writes the data formats of the oldest one.
-    async fn register(&self, session: &Arc<Session>) -> Result<Option<Registration>, CallError> {
-        let zone = &self.config.zone;
+    /// A Zuul lists its processes, sends builds of a zone to where it finds one, and writes the data formats of the oldest.
+    async fn register(&self, session: &Arc<Session>, zone: Option<&str>) -> Result<Option<Registration>, CallError> {
         let (kind, own) = match self.config.dialect {
             Dialect::Native => return Ok(None),
             Dialect::ZuulMerger => ("merger", json!({})),
@@ -138,26 +170,27 @@ impl SourceInner {
     }
 
     async fn set_accepting(&self, accepts: bool) {
-        let mut registration = self.registration.lock().await;
-        let Some(registration) = registration.as_mut() else { return };
-        let changed = registration.update(|component| match component.own.get_mut("accepting_work") {
-            Some(flag) => *flag = accepts.into(),
-            None => component.state = if accepts { ComponentState::Running } else { ComponentState::Paused },
-        });
-        if let Err(error) = changed.await {
-            tracing::debug!("{error}; the next change says it anew");
+        for registration in &mut *self.registrations.lock().await {
+            let changed = registration.update(|component| match component.own.get_mut("accepting_work") {
+                Some(flag) => *flag = accepts.into(),
+                None => component.state = if accepts { ComponentState::Running } else { ComponentState::Paused },
+            });
+            if let Err(error) = changed.await {
+                tracing::debug!("{error}; the next change says it anew");
+            }
         }
     }
 
     async fn poll(self: &Arc<Self>, max: u8) -> Result<PollBatch, CallError> {
         let ends_at = Instant::now() + ZOOKEEPER_LONG_POLL_WAIT;
-        let watch = self.watch().await?;
+        let watched = self.watch().await?;
         self.set_accepting(true).await;
         loop {
-            let changed = watch.changed();
-            let picked: Vec<Box<str>> = (0..max).map_while(|_| watch.pick()).collect();
+            let mut changed = std::pin::pin!(watched.arrived.notified());
+            changed.as_mut().enable();
+            let picked: Vec<_> = (0..max).map_while(|_| watched.pick()).collect();
             if !picked.is_empty() {
-                let claimed = join_all(picked.iter().map(|id| self.claim(&watch, id))).await;
+                let claimed = join_all(picked.iter().map(|(watch, id)| self.claim(watch, id))).await;
                 let (mut grants, mut failed) = (Vec::new(), None);
                 for claim in claimed {
                     match claim {
@@ -176,7 +209,7 @@ impl SourceInner {
             }
             tokio::select! {
                 () = changed => {}
-                () = watch.session.ended() => {
+                () = watched.session.ended() => {
                     let message = format!("the session with {} has expired", self.config.connect.servers);
                     return Err(CallError { refusal: Refusal::Retry { retry_after: None }, message });
                 }
@@ -209,6 +242,10 @@ impl SourceInner {
         }
     }
 
+    fn queue_paths(&self) -> String {
+        self.config.queues.iter().map(|queue| queue.path.as_str()).collect::<Vec<_>>().join(", ")
+    }
+
     /// How long a claim is safe that was seen to stand by an answer to a request of this time.
     pub(super) fn expires_at(
         watch: &QueueWatch,
@@ -226,19 +263,20 @@ impl Drop for ZooKeeperSource {
 
 impl Source for ZooKeeperSource {
     fn describe(&self) -> String {
-        let ZooKeeperSourceConfig { connect, queue, dialect, .. } = &self.inner.config;
+        let ZooKeeperSourceConfig { connect, dialect, .. } = &self.inner.config;
         let chroot = connect.chroot.as_deref().unwrap_or_default();
         let layout = match dialect {
             Dialect::ZuulMerger => "Zuul's merge jobs",
             Dialect::ZuulExecutor => "Zuul's builds",
             Dialect::Native => "tasks",
         };
-        format!("{layout} of {chroot}{queue} in the ZooKeeper at {}", connect.servers)
+        format!("{layout} of {} in the ZooKeeper at {}{chroot}", self.inner.queue_paths(), connect.servers)
     }
 
     fn service_id(&self) -> String {
-        let ZooKeeperSourceConfig { connect, queue, .. } = &self.inner.config;
-        format!("zookeeper {} {}{queue}", connect.servers, connect.chroot.as_deref().unwrap_or_default())
+        let ZooKeeperSourceConfig { connect, .. } = &self.inner.config;
+        let chroot = connect.chroot.as_deref().unwrap_or_default();
+        format!("zookeeper {}{chroot} {}", connect.servers, self.inner.queue_paths())
     }
 
     fn claimant(&self) -> String {
@@ -268,12 +306,12 @@ impl Source for ZooKeeperSource {
 
     fn inspect(&self) -> Option<SourceFuture<'_, Vec<InspectionTable>>> {
         Some(Box::pin(async {
-            let watch = self.inner.watch.lock().await.clone();
-            let watch = watch.filter(|watch| !watch.session.is_ended()).ok_or_else(|| {
+            let watched = self.inner.watched.lock().await.clone();
+            let watched = watched.filter(|watched| !watched.session.is_ended()).ok_or_else(|| {
                 let message = format!("there is no session with {}", self.inner.config.connect.servers);
                 CallError { refusal: Refusal::Retry { retry_after: None }, message }
             })?;
-            Ok(inspection::tables(&watch.session, watch.queue.root()).await?)
+            Ok(inspection::tables(&watched.session, &self.inner.config.queues).await?)
         }))
     }
 
@@ -283,8 +321,8 @@ impl Source for ZooKeeperSource {
 
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(async {
-            let Some(watch) = self.inner.watch.lock().await.take() else { return };
-            watch.stop();
+            let Some(watched) = self.inner.watched.lock().await.take() else { return };
+            watched.queues.iter().for_each(|watch| watch.stop());
             let mut tasks = std::mem::take(&mut *self.inner.tasks.lock());
             let ending = async { while tasks.join_next().await.is_some() {} };
             if timeout(ZOOKEEPER_CLOSE_TIMEOUT, ending).await.is_err() {

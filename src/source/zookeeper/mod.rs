@@ -21,7 +21,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 #[cfg(feature = "zookeeper")]
-pub use job_source::{ZooKeeperSource, ZooKeeperSourceConfig};
+pub use job_source::{ZooKeeperQueue, ZooKeeperSource, ZooKeeperSourceConfig};
 
 /// Whose layout a queue has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -36,13 +36,14 @@ pub enum Dialect {
 }
 
 impl Dialect {
-    /// The queue of a Zuul for this zone; `None` for the layout of our own, which has no usual place.
-    pub fn usual_queue(self, zone: Option<&str>) -> Option<String> {
+    /// The queue of a Zuul for this zone.
+    #[cfg(feature = "zookeeper")]
+    pub fn usual_queue(self, zone: Option<&str>) -> String {
         match (self, zone) {
-            (Self::ZuulMerger, _) => Some("/zuul/merger".to_owned()),
-            (Self::ZuulExecutor, None) => Some("/zuul/executor/unzoned".to_owned()),
-            (Self::ZuulExecutor, Some(zone)) => Some(format!("/zuul/executor/zones/{zone}")),
-            (Self::Native, _) => None,
+            (Self::ZuulMerger, _) => "/zuul/merger".to_owned(),
+            (Self::ZuulExecutor, None) => "/zuul/executor/unzoned".to_owned(),
+            (Self::ZuulExecutor, Some(zone)) => format!("/zuul/executor/zones/{zone}"),
+            (Self::Native, _) => "/journeyman".to_owned(),
         }
     }
 }

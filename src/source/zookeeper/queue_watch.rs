@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
-use super::{Dialect, ZooKeeperSourceConfig};
+use super::{Dialect, ZooKeeperQueue};
 use crate::domain::id::Run;
 use crate::domain::jitter::Jitter;
 use crate::domain::job_requests::{JobRequests, SeenRequest};
@@ -24,11 +24,12 @@ use crate::zookeeper::{Error, Session};
 pub(super) struct QueueWatch {
     pub(super) session: Arc<Session>,
     pub(super) queue: JobQueue,
+    pub(super) zone: Option<String>,
     dialect: Dialect,
     requests: Mutex<JobRequests>,
     /// The requests that this worker claims or holds, by their ids.
     held: Mutex<BTreeMap<String, HeldRun>>,
-    arrived: Notify,
+    arrived: Arc<Notify>,
     /// A task may have been resumed.
     resumed: Notify,
     stopped: CancellationToken,
@@ -94,17 +95,25 @@ fn parse(dialect: Dialect, path: &str) -> Option<QueueNode<'_>> {
 }
 
 impl QueueWatch {
-    pub(super) async fn start(config: &ZooKeeperSourceConfig, session: Arc<Session>) -> Result<Arc<Self>, CallError> {
-        let queue = JobQueue::new(&config.queue);
-        queue.ensure(&session).await?;
-        let tree = TreeWatch::start(&session, queue.root()).await?;
+    pub(super) async fn start(
+        dialect: Dialect,
+        queue: &ZooKeeperQueue,
+        session: &Arc<Session>,
+        arrived: &Arc<Notify>,
+    ) -> Result<Arc<Self>, CallError> {
+        let zone = queue.zone.clone();
+        let queue = JobQueue::new(&queue.path);
+        queue.ensure(session).await?;
+        let tree = TreeWatch::start(session, queue.root()).await?;
+        tracing::debug!(queue = queue.root(), session = session.id(), "watching");
         let watch = Self {
-            session,
+            session: Arc::clone(session),
             queue,
-            dialect: config.dialect,
+            zone,
+            dialect,
             requests: Mutex::default(),
             held: Mutex::default(),
-            arrived: Notify::new(),
+            arrived: Arc::clone(arrived),
             resumed: Notify::new(),
             stopped: CancellationToken::new(),
             jitter: Mutex::new(Jitter::seeded(uuid::Uuid::new_v4().as_u64_pair().0)),
@@ -114,11 +123,9 @@ impl QueueWatch {
         Ok(Arc::new(watch))
     }
 
-    /// Resolves when a request may have become free since this call.
-    pub(super) fn changed(&self) -> impl Future<Output = ()> + '_ {
-        let mut notified = Box::pin(self.arrived.notified());
-        notified.as_mut().enable();
-        notified
+    /// Precedence and age of the first free request.
+    pub(super) fn first_place(&self) -> Option<(i64, i64)> {
+        self.requests.lock().first_place()
     }
 
     pub(super) fn pick(&self) -> Option<Box<str>> {

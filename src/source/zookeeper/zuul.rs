@@ -51,7 +51,7 @@ pub(super) async fn claim(
     let dialect = source.config.dialect;
     let run = Run { task, run: 0 };
     let Some(hold) = watch.hold(&run) else { return Ok(None) };
-    let info = json!({ "hostname": source.config.worker_id, "log_port": null, "zone": source.config.zone });
+    let info = json!({ "hostname": source.config.worker_id, "log_port": null, "zone": watch.zone });
     let info = (dialect == Dialect::ZuulExecutor).then_some(&info);
     let claimed = match watch.queue.claim(&watch.session, id, info).await? {
         ClaimAttempt::Claimed(claimed) => *claimed,
