@@ -20,6 +20,7 @@ pub(super) fn source_binding(
         connect: connect_config(config),
         dialect: config.dialect,
         queues: queues(config),
+        janitor: config.janitor,
         worker_id: worker.id.clone(),
     };
     let source = Arc::new(zk::ZooKeeperSource::new(settings));

@@ -274,6 +274,9 @@ pub struct ZooKeeperSource {
     /// How long claims survive a lost connection. The server may shorten or extend it.
     #[serde(default = "session_timeout")]
     pub session_timeout: Span,
+    /// Also end requests whose worker is gone and remove leftovers, as `journeyman zk janitor` does. One worker at a time does it.
+    #[serde(default)]
+    pub janitor: bool,
     /// Name of the handler that runs the requests.
     #[serde(default = "command_name")]
     pub handler: String,

@@ -35,12 +35,14 @@ pub struct JobRequests {
     contenders: BTreeMap<Box<str>, BTreeSet<Box<str>>>,
     /// Requested and not locked.
     free: BTreeSet<Place>,
+    /// Not offered for a while.
+    deferred: BTreeSet<Box<str>>,
 }
 
 impl JobRequests {
-    /// Forgets everything, to be told anew.
+    /// Forgets everything but deferrals, to be told anew.
     pub fn clear(&mut self) {
-        *self = Self::default();
+        *self = Self { deferred: core::mem::take(&mut self.deferred), ..Self::default() };
     }
 
     /// A request was read.
@@ -88,8 +90,23 @@ impl JobRequests {
         Some(place.id)
     }
 
+    /// Something else has to happen before it can be claimed: it is not offered before [`JobRequests::end_deferral`].
+    pub fn defer(&mut self, id: &str) {
+        self.take(id);
+        self.deferred.insert(id.into());
+    }
+
+    /// It may be offered again.
+    pub fn end_deferral(&mut self, id: &str) {
+        self.deferred.remove(id);
+        self.put_back(id);
+    }
+
     /// A claim has failed without an answer: it is offered again.
     pub fn put_back(&mut self, id: &str) {
+        if self.deferred.contains(id) {
+            return;
+        }
         if let Some(seen) = self.seen.get(id).filter(|seen| seen.is_requested && !self.contenders.contains_key(id)) {
             self.free.insert(Place { precedence: seen.precedence, created: seen.created, id: id.into() });
         }
@@ -153,5 +170,18 @@ mod tests {
         queue.put_back("a");
         queue.on_request_deleted("a");
         assert_eq!(queue.pick(|_| 0), None);
+    }
+
+    #[test]
+    fn a_deferred_request_is_free_again_once_its_deferral_ends() {
+        let mut queue = JobRequests::default();
+        queue.on_request("a", requested(100, 1));
+        queue.defer("a");
+        queue.on_contender_left("a", "x");
+        queue.clear();
+        queue.on_request("a", requested(100, 1));
+        assert_eq!(queue.pick(|_| 0), None);
+        queue.end_deferral("a");
+        assert_eq!(queue.pick(|_| 0).as_deref(), Some("a"));
     }
 }

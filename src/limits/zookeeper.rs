@@ -33,6 +33,8 @@ pub const ZOOKEEPER_INSPECT_ROWS_MAX: usize = 50;
 pub const ZOOKEEPER_CLOCK_SKEW_MAX: Duration = Duration::from_secs(5);
 /// How old something without an owner is when it is removed.
 pub const ZOOKEEPER_LEFTOVER_AGE: Duration = Duration::from_secs(300);
+/// Before another try of a build whose semaphore had no free place. Zuul's executors wait 30 s.
+pub const ZOOKEEPER_SEMAPHORE_RETRY: Duration = Duration::from_secs(10);
 /// Between two clean-ups of a queue.
 pub const ZOOKEEPER_CLEAN_INTERVAL: Duration = Duration::from_secs(60);
 /// Of a certificate or key file.

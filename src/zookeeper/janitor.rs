@@ -27,6 +27,8 @@ pub struct Cleaned {
     pub lost: Vec<String>,
     /// Nodes that were removed with all below them.
     pub removed: Vec<String>,
+    /// Semaphores of which places were released whose build set is gone.
+    pub released: Vec<String>,
 }
 
 /// Cleans one queue again and again.
@@ -103,6 +105,9 @@ impl Janitor {
         }
         if self.dialect != Dialect::Native {
             cleaned.removed.extend(clean_results(session, now_ms).await?);
+        }
+        if self.dialect == Dialect::ZuulExecutor {
+            cleaned.released = session.release_leaked_semaphores().await?;
         }
         Ok(cleaned)
     }

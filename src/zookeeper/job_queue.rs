@@ -12,6 +12,7 @@ use zookeeper_client::CreateMode;
 use super::event_queue::EventQueue;
 use super::json_object::JsonObject;
 use super::lock::{HeldLock, LockMode};
+use super::semaphore::Places;
 use super::shards::ShardError;
 use super::{Error, Session, Write};
 use crate::host::crash_points::crash_point;
@@ -102,6 +103,8 @@ pub enum ClaimAttempt {
     Claimed(Box<ClaimedRequest>),
     /// Another worker holds its lock.
     Locked,
+    /// A semaphore that it needs has no free place.
+    Waits,
     /// It is gone, or waits for no worker.
     Settled,
 }
@@ -113,8 +116,16 @@ pub struct ClaimedRequest {
     pub request: JobRequest,
     /// Its parameters, or why there are none.
     pub params: Result<Vec<u8>, String>,
+    /// The places of semaphores that were taken for it.
+    pub places: Option<Places>,
     /// The right to run it.
     pub lock: HeldLock,
+}
+
+enum Start {
+    Started { request: JobRequest, params: Result<Vec<u8>, String>, places: Option<Places> },
+    Settled,
+    Waits,
 }
 
 impl JobQueue {
@@ -208,10 +219,14 @@ impl JobQueue {
         };
         crash_point("zookeeper-locked");
         match self.start(session, id, worker_info).await {
-            Ok(Some((request, params))) => {
-                Ok(ClaimAttempt::Claimed(Box::new(ClaimedRequest { request, params, lock })))
+            Ok(Start::Started { request, params, places }) => {
+                Ok(ClaimAttempt::Claimed(Box::new(ClaimedRequest { request, params, places, lock })))
             }
-            Ok(None) => {
+            Ok(Start::Waits) => {
+                lock.release().await?;
+                Ok(ClaimAttempt::Waits)
+            }
+            Ok(Start::Settled) => {
                 let is_gone = session.stat(&self.path("requests", id)).await?.is_none();
                 lock.release().await?;
                 if is_gone {
@@ -235,27 +250,38 @@ impl JobQueue {
         session: &Session,
         id: &str,
         worker_info: Option<&Value>,
-    ) -> Result<Option<(JobRequest, Result<Vec<u8>, String>)>, JobError> {
-        let Some(mut request) = self.read(session, id).await? else { return Ok(None) };
+    ) -> Result<Start, JobError> {
+        let Some(mut request) = self.read(session, id).await? else { return Ok(Start::Settled) };
         if request.state() != Some(RequestState::Requested) {
-            return Ok(None);
+            return Ok(Start::Settled);
         }
         let params = match session.read_shards(&self.path("params", id)).await {
             Ok(params) => params.ok_or_else(|| "its parameters are gone".to_owned()),
             Err(ShardError::Call(error)) => return Err(error.into()),
             Err(error) => Err(error.to_string()),
         };
+        let mut places = None;
         if let Some(info) = worker_info {
             self.put(&mut request, "worker_info", info)?;
+            places = params.as_ref().ok().and_then(|params| Places::of_build(params));
         }
-        if !self.set_state(session, &mut request, RequestState::Running).await? {
-            return Ok(None);
+        if let Some(places) = &places
+            && !session.acquire_semaphores(places).await?
+        {
+            return Ok(Start::Waits);
+        }
+        let is_set = self.set_state(session, &mut request, RequestState::Running).await;
+        if let (Ok(false) | Err(_), Some(places)) = (&is_set, &places) {
+            session.release_semaphores(places).await?;
+        }
+        if !is_set? {
+            return Ok(Start::Settled);
         }
         crash_point("zookeeper-running");
         let params_path = self.path("params", id);
         session.retry(|| session.delete_tree(&params_path)).await?;
         crash_point("zookeeper-params-removed");
-        Ok(Some((request, params)))
+        Ok(Start::Started { request, params, places })
     }
 
     /// Sets a request that this worker has locked to another state. `false` if it is gone or another process has changed it.

@@ -18,13 +18,46 @@ pub struct Holder {
     pub job_name: String,
 }
 
-/// A semaphore with its number of places.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A semaphore with its number of places, as the parameters of a build name it.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Semaphore {
+    /// Its name, which is told to the scheduler when a place is free again.
+    pub name: String,
     /// Its node.
     pub path: String,
     /// How many may hold it at once.
     pub max: usize,
+}
+
+/// The places that a build needs while it runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Places {
+    /// The semaphores.
+    pub semaphores: Vec<Semaphore>,
+    /// For whom they are taken.
+    pub holder: Holder,
+}
+
+impl Places {
+    /// The places that the playbooks of a build need, by its parameters; `None` for most builds.
+    pub fn of_build(params: &[u8]) -> Option<Self> {
+        #[derive(Deserialize)]
+        struct Params {
+            #[serde(default)]
+            playbooks: Vec<Playbook>,
+            semaphore_handle: Holder,
+        }
+        #[derive(Deserialize)]
+        struct Playbook {
+            #[serde(default)]
+            semaphores: Vec<Semaphore>,
+        }
+        let params: Params = serde_json::from_slice(params).ok()?;
+        let mut semaphores: Vec<_> = params.playbooks.into_iter().flat_map(|playbook| playbook.semaphores).collect();
+        semaphores.sort_by(|one, other| one.path.cmp(&other.path));
+        semaphores.dedup_by(|one, other| one.path == other.path);
+        (!semaphores.is_empty()).then_some(Self { semaphores, holder: params.semaphore_handle })
+    }
 }
 
 impl Session {
@@ -37,7 +70,8 @@ impl Session {
     /// # Cancel safety
     ///
     /// Not cancel safe: places may be taken.
-    pub async fn acquire_semaphores(&self, semaphores: &[Semaphore], holder: &Holder) -> Result<bool, JobError> {
+    pub async fn acquire_semaphores(&self, places: &Places) -> Result<bool, JobError> {
+        let Places { semaphores, holder } = places;
         for (index, semaphore) in semaphores.iter().enumerate() {
             let taken = self.change_holders(&semaphore.path, |holders| {
                 let has_place = holders.contains(holder);
@@ -69,6 +103,42 @@ impl Session {
         })
         .await
         .map(drop)
+    }
+
+    /// Gives places back.
+    ///
+    /// # Errors
+    ///
+    /// See [`JobError`]. It may be repeated.
+    pub async fn release_semaphores(&self, places: &Places) -> Result<(), JobError> {
+        for semaphore in &places.semaphores {
+            self.release_semaphore(&semaphore.path, &places.holder).await?;
+        }
+        Ok(())
+    }
+
+    /// Removes the holders whose build set is gone, and returns the semaphores that they held.
+    ///
+    /// # Errors
+    ///
+    /// See [`JobError`].
+    pub async fn release_leaked_semaphores(&self) -> Result<Vec<String>, JobError> {
+        let mut folders = vec!["/zuul/global-semaphores".to_owned()];
+        let tenants = self.children("/zuul/semaphores").await?.unwrap_or_default();
+        folders.extend(tenants.iter().map(|tenant| format!("/zuul/semaphores/{tenant}")));
+        let mut released = Vec::new();
+        for folder in folders {
+            for name in self.children(&folder).await?.unwrap_or_default() {
+                let path = format!("{folder}/{name}");
+                for holder in self.semaphore_holders(&path).await? {
+                    if self.stat(&holder.buildset_path).await?.is_none() {
+                        self.release_semaphore(&path, &holder).await?;
+                        released.push(path.clone());
+                    }
+                }
+            }
+        }
+        Ok(released)
     }
 
     /// Lists who holds a semaphore.

@@ -94,6 +94,7 @@ impl Bench for QueueBench {
             connect: self.connect.clone(),
             dialect: self.dialect,
             queues: vec![ZooKeeperQueue { path: self.queue.clone(), zone: None }],
+            janitor: false,
             worker_id: worker.to_owned(),
         }))
     }

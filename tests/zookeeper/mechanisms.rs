@@ -3,7 +3,7 @@
 use journeyman::zookeeper::components::{self, Component, ComponentState, Registration};
 use journeyman::zookeeper::event_queue::EventQueue;
 use journeyman::zookeeper::lock::{HeldLock, LockMode};
-use journeyman::zookeeper::semaphore::{Holder, Semaphore};
+use journeyman::zookeeper::semaphore::{Holder, Places, Semaphore};
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
 use zookeeper_client::CreateMode;
@@ -34,15 +34,28 @@ async fn a_lock_is_held_by_one_and_read_by_many() {
 #[tokio::test(flavor = "multi_thread")]
 async fn semaphores_are_taken_all_or_none() {
     let Some(tree) = Tree::new().await else { return };
-    let semaphores =
-        ["/zuul/semaphores/t/a", "/zuul/semaphores/t/b"].map(|path| Semaphore { path: path.to_owned(), max: 1 });
-    let holder = |name: &str| Holder { buildset_path: format!("/zuul/tenant/t/{name}"), job_name: "j".to_owned() };
+    let places = |names: &[&str], build_set: &str| Places {
+        semaphores: names
+            .iter()
+            .map(|name| Semaphore {
+                name: (*name).to_owned(),
+                path: format!("/zuul/semaphores/t/{name}"),
+                max: 1,
+            })
+            .collect(),
+        holder: Holder { buildset_path: format!("/zuul/tenant/t/{build_set}"), job_name: "j".to_owned() },
+    };
+    let (one, two) = (places(&["b"], "one"), places(&["a", "b"], "two"));
     let session = &tree.session;
-    assert!(session.acquire_semaphores(&semaphores[1..], &holder("one")).await.expect("it is answered"));
-    assert!(!session.acquire_semaphores(&semaphores, &holder("two")).await.expect("it is answered"));
-    assert_eq!(session.semaphore_holders(&semaphores[0].path).await.expect("it is answered"), []);
-    session.release_semaphore(&semaphores[1].path, &holder("one")).await.expect("it is answered");
-    assert!(session.acquire_semaphores(&semaphores, &holder("two")).await.expect("it is answered"));
+    assert!(session.acquire_semaphores(&one).await.expect("it is answered"));
+    assert!(!session.acquire_semaphores(&two).await.expect("it is answered"));
+    assert_eq!(session.semaphore_holders("/zuul/semaphores/t/a").await.expect("it is answered"), []);
+    session.release_semaphores(&one).await.expect("it is answered");
+    assert!(session.acquire_semaphores(&two).await.expect("it is answered"));
+    session.ensure("/zuul/tenant/t/two").await.expect("it is answered");
+    assert_eq!(session.release_leaked_semaphores().await.expect("it is answered"), Vec::<String>::new());
+    session.delete_tree("/zuul/tenant/t/two").await.expect("it is answered");
+    assert_eq!(session.release_leaked_semaphores().await.expect("it is answered").len(), 2);
     let (first, second) = (session.ltime("/zuul/ltime").await, session.ltime("/zuul/ltime").await);
     assert!(first.expect("it is answered") < second.expect("it is answered"));
 }
@@ -143,20 +156,22 @@ async fn elections_have_one_winner_of_either_side() {
 #[tokio::test(flavor = "multi_thread")]
 async fn semaphores_are_counted_by_either_side() {
     let Some(tree) = Tree::new().await else { return };
-    let semaphore = [Semaphore { path: "/zuul/semaphores/t/s".to_owned(), max: 1 }];
-    let ours = Holder { buildset_path: "/zuul/tenant/t/ours".to_owned(), job_name: "j".to_owned() };
-    assert!(tree.session.acquire_semaphores(&semaphore, &ours).await.expect("it is answered"));
+    let semaphore =
+        Semaphore { name: "s".to_owned(), path: "/zuul/semaphores/t/s".to_owned(), max: 1 };
+    let holder = Holder { buildset_path: "/zuul/tenant/t/ours".to_owned(), job_name: "j".to_owned() };
+    let ours = Places { semaphores: vec![semaphore], holder };
+    assert!(tree.session.acquire_semaphores(&ours).await.expect("it is answered"));
     let Some(mut theirs) = tree.zuul(TOOLS, &["semaphore", "acquire", "s"]) else { return };
     let said = theirs.says("semaphore").await;
     assert_eq!(said["holders"][0]["buildset_path"], "/zuul/tenant/t/ours", "{said}");
     assert_eq!(theirs.ends().await, 1, "both have it");
-    tree.session.release_semaphore("/zuul/semaphores/t/s", &ours).await.expect("it is answered");
+    tree.session.release_semaphores(&ours).await.expect("it is answered");
     let Some(theirs) = tree.zuul(TOOLS, &["semaphore", "acquire", "s"]) else { return };
     assert_eq!(theirs.ends().await, 0);
-    assert!(!tree.session.acquire_semaphores(&semaphore, &ours).await.expect("it is answered"));
+    assert!(!tree.session.acquire_semaphores(&ours).await.expect("it is answered"));
     let Some(theirs) = tree.zuul(TOOLS, &["semaphore", "release", "s"]) else { return };
     assert_eq!(theirs.ends().await, 0);
-    assert!(tree.session.acquire_semaphores(&semaphore, &ours).await.expect("it is answered"));
+    assert!(tree.session.acquire_semaphores(&ours).await.expect("it is answered"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -10,7 +10,7 @@ use journeyman::observe::worker_http::serve;
 use journeyman::source::Source;
 use journeyman::source::zookeeper::{Dialect, ZooKeeperSource};
 use journeyman::zookeeper::lock::{HeldLock, LockMode};
-use journeyman::zookeeper::semaphore::{Holder, Semaphore};
+use journeyman::zookeeper::semaphore::{Holder, Places, Semaphore};
 use journeyman::zookeeper::submit::Submission;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -45,9 +45,11 @@ async fn a_source_shows_components_queues_locks_and_semaphores() {
         started.recv().await.expect("it runs");
         // The worker has one slot.
         queue.add(session, &submission).await.expect("it is added");
-        let semaphore = [Semaphore { path: "/zuul/semaphores/t/db".to_owned(), max: 1 }];
+        let semaphore =
+            Semaphore { name: "db".to_owned(), path: "/zuul/semaphores/t/db".to_owned(), max: 1 };
         let holder = Holder { buildset_path: "/zuul/tenant/t/x".to_owned(), job_name: "<deploy>".to_owned() };
-        assert!(session.acquire_semaphores(&semaphore, &holder).await.expect("it is answered"));
+        let places = Places { semaphores: vec![semaphore], holder };
+        assert!(session.acquire_semaphores(&places).await.expect("it is answered"));
         if dialect == Dialect::ZuulExecutor {
             let (session, folder) = (session.clone(), queue.path("locks", &id));
             tokio::spawn(async move { HeldLock::take(&session, &folder, LockMode::Exclusive).await });

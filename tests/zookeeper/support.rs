@@ -62,6 +62,7 @@ impl Tree {
             connect: self.connect.clone(),
             dialect,
             queues: vec![ZooKeeperQueue { path: dialect.usual_queue(None), zone: None }],
+            janitor: false,
             worker_id: "test-worker".to_owned(),
         }
     }

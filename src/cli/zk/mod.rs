@@ -200,7 +200,8 @@ async fn janitor(arguments: JanitorArgs, environment: &Environment) -> ExitResul
                 Some(cleaned) => {
                     let lost = cleaned.lost.iter().map(|id| ("lost", "request", id));
                     let removed = cleaned.removed.iter().map(|path| ("removed", "path", path));
-                    for (what, key, name) in lost.chain(removed) {
+                    let released = cleaned.released.iter().map(|path| ("released", "path", path));
+                    for (what, key, name) in lost.chain(removed).chain(released) {
                         print(output, &format!("{what:<8} {name}"), &json!({ "event": what, key: name }))?;
                     }
                 }

@@ -44,6 +44,8 @@ pub struct ZooKeeperSourceConfig {
     pub dialect: Dialect,
     /// The queues. The lowest precedence of them all comes first.
     pub queues: Vec<ZooKeeperQueue>,
+    /// Whether this worker cleans its queues up too.
+    pub janitor: bool,
     /// The worker's name, which its locks and requests carry.
     pub worker_id: String,
 }
@@ -142,6 +144,10 @@ impl SourceInner {
         for watch in &queues {
             let (watching, events) = (Arc::clone(watch), self.events.clone());
             self.spawn(async move { watching.run(events).await });
+            if self.config.janitor {
+                let cleaning = Arc::clone(watch);
+                self.spawn(async move { cleaning.clean_up().await });
+            }
         }
         Ok(Arc::clone(current.insert(Arc::new(Watched { session, queues, arrived }))))
     }
@@ -214,10 +220,7 @@ impl SourceInner {
                     return Err(CallError { refusal: Refusal::Retry { retry_after: None }, message });
                 }
                 // Nothing can be lost: a request is claimed in the branch above.
-                () = self.paused.notified() => {
-                    self.set_accepting(false).await;
-                    return Ok(PollBatch::default());
-                }
+                () = self.paused.notified() => return Ok(PollBatch::default()),
                 () = sleep_until(ends_at) => return Ok(PollBatch::default()),
             }
         }
@@ -317,6 +320,8 @@ impl Source for ZooKeeperSource {
 
     fn pause(&self) {
         self.inner.paused.notify_waiters();
+        let inner = Arc::clone(&self.inner);
+        self.inner.spawn(async move { inner.set_accepting(false).await });
     }
 
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {

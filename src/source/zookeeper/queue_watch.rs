@@ -14,8 +14,9 @@ use super::{Dialect, ZooKeeperQueue};
 use crate::domain::id::Run;
 use crate::domain::jitter::Jitter;
 use crate::domain::job_requests::{JobRequests, SeenRequest};
-use crate::limits::ZOOKEEPER_READS_CONCURRENT_MAX;
+use crate::limits::{ZOOKEEPER_CLEAN_INTERVAL, ZOOKEEPER_READS_CONCURRENT_MAX};
 use crate::source::{CallError, SourceEvent};
+use crate::zookeeper::janitor::{Cleaned, Janitor};
 use crate::zookeeper::job_queue::{JobQueue, RequestState};
 use crate::zookeeper::json_object::JsonObject;
 use crate::zookeeper::watch::{TreeEvent, TreeWatch};
@@ -139,6 +140,16 @@ impl QueueWatch {
         self.requests.lock().put_back(id);
     }
 
+    /// Does not offer a request for a while.
+    pub(super) fn defer(&self, id: &str) {
+        self.requests.lock().defer(id);
+    }
+
+    pub(super) fn end_deferral(&self, id: &str) {
+        self.requests.lock().end_deferral(id);
+        self.arrived.notify_waiters();
+    }
+
     /// Called before the claim, so that no cancel is missed. `None` while an earlier claim of the request is still being ended here.
     pub(super) fn hold(self: &Arc<Self>, run: &Run) -> Option<HoldGuard> {
         let id = run.task.as_str().to_owned();
@@ -232,6 +243,27 @@ impl QueueWatch {
                 (_, QueueNode::CancelFlag(_) | QueueNode::ResumeFlag(_) | QueueNode::Contender { .. }) => continue,
             }
             self.arrived.notify_waiters();
+        }
+    }
+
+    /// Cleans the queue up each minute, where no other process does it, until the session ends.
+    pub(super) async fn clean_up(&self) {
+        let mut janitor = Janitor::new(self.queue.clone(), self.dialect);
+        loop {
+            match janitor.clean(&self.session).await {
+                Ok(Some(cleaned)) if cleaned != Cleaned::default() => {
+                    let Cleaned { lost, removed, released } = cleaned;
+                    let (queue, removed, released) = (self.queue.root(), removed.len(), released.len());
+                    tracing::warn!(queue, ?lost, removed, released, "cleaned up after workers that are gone");
+                }
+                Ok(_) => {}
+                Err(error) => tracing::warn!(queue = self.queue.root(), "cannot clean up: {error}"),
+            }
+            tokio::select! {
+                () = self.stopped.cancelled() => return,
+                () = self.session.ended() => return,
+                () = tokio::time::sleep(ZOOKEEPER_CLEAN_INTERVAL) => {}
+            }
         }
     }
 

@@ -15,7 +15,7 @@ use crate::domain::id::{Run, TaskId};
 use crate::domain::outcome::{ExceptionReason, Outcome};
 use crate::domain::refusal::Refusal;
 use crate::host::crash_points::crash_point;
-use crate::limits::ZOOKEEPER_RETRY_DELAY;
+use crate::limits::{ZOOKEEPER_RETRY_DELAY, ZOOKEEPER_SEMAPHORE_RETRY};
 use crate::source::{CallError, Grant, RunTerms, SourceFuture};
 use crate::task::{Reply, Results, cannot_pause};
 use crate::zookeeper::event_queue::{EventQueue, event};
@@ -56,6 +56,16 @@ pub(super) async fn claim(
     let claimed = match watch.queue.claim(&watch.session, id, info).await? {
         ClaimAttempt::Claimed(claimed) => *claimed,
         ClaimAttempt::Locked | ClaimAttempt::Settled => return Ok(None),
+        ClaimAttempt::Waits => {
+            tracing::info!(request = id, "a semaphore that this build needs has no free place; trying again from time to time");
+            let (watch, id) = (Arc::clone(watch), id.to_owned());
+            watch.defer(&id);
+            source.spawn(async move {
+                sleep(ZOOKEEPER_SEMAPHORE_RETRY).await;
+                watch.end_deferral(&id);
+            });
+            return Ok(None);
+        }
     };
     // A scheduler sets the flag while any worker, also one that comes too late, has entered the lock.
     if dialect == Dialect::ZuulExecutor {
@@ -243,6 +253,20 @@ impl HeldJob {
         Ok(watch.queue.put_back(&watch.session, &mut self.claimed).await?)
     }
 
+    /// The scheduler looks for builds that waited for the places.
+    async fn release_semaphores(&mut self, watch: &QueueWatch) -> Result<(), CallError> {
+        let Some(places) = &self.claimed.places else { return Ok(()) };
+        watch.session.release_semaphores(places).await?;
+        if let Some(tenant) = self.text("tenant_name") {
+            let queue = EventQueue::new(&format!("/zuul/events/tenant/{tenant}/management"));
+            for semaphore in &places.semaphores {
+                queue.put(&watch.session, "SemaphoreReleaseEvent", json!({ "semaphore_name": semaphore.name })).await?;
+            }
+        }
+        self.claimed.places = None;
+        Ok(())
+    }
+
     async fn unlock(&self, watch: &QueueWatch) -> Result<(), CallError> {
         let (session, path) = (&watch.session, self.lock_path());
         Ok(session.retry(|| session.delete(&path)).await?)
@@ -262,7 +286,10 @@ impl Held for HeldJob {
     fn settle<'a>(&'a mut self, watch: &'a QueueWatch, outcome: Outcome, results: &'a Results) -> SourceFuture<'a, ()> {
         Box::pin(async move {
             match (self.dialect, outcome) {
-                (Dialect::ZuulExecutor, _) => self.end_build(watch, build_result(outcome), results).await?,
+                (Dialect::ZuulExecutor, _) => {
+                    self.release_semaphores(watch).await?;
+                    self.end_build(watch, build_result(outcome), results).await?;
+                }
                 (_, Outcome::Exception(ExceptionReason::WorkerShutdown | ExceptionReason::IntermittentTask)) => {
                     self.put_back(watch).await?;
                 }
@@ -279,6 +306,7 @@ impl Held for HeldJob {
 
     fn abandon(mut self: Box<Self>, watch: Arc<QueueWatch>) -> SourceFuture<'static, ()> {
         Box::pin(async move {
+            self.release_semaphores(&watch).await?;
             let flag = watch.queue.cancel_flag(&self.request().id);
             if self.dialect == Dialect::ZuulExecutor && watch.session.stat(&flag).await?.is_some() {
                 // The scheduler has asked for it, and reports it as canceled.
