@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::exit::{Exit, Failure};
+use super::exit::Failure;
 use super::worker_setup::WorkerIdentity;
 use crate::config::schema::ZooKeeperSource;
 use crate::handler::DynHandler;
@@ -35,7 +35,7 @@ pub(super) fn source_binding(
     _handler: Arc<dyn DynHandler>,
 ) -> Result<SourceBinding, Failure> {
     let message = "this journeyman was built without the feature `zookeeper`; build it with it, or remove the source";
-    Err(Failure::new(Exit::Config, format!("[source.{source_name}]: {message}")))
+    Err(Failure::new(super::exit::Exit::Config, format!("[source.{source_name}]: {message}")))
 }
 
 #[cfg(feature = "zookeeper")]

@@ -37,6 +37,8 @@ pub const ZOOKEEPER_LEFTOVER_AGE: Duration = Duration::from_secs(300);
 pub const ZOOKEEPER_SEMAPHORE_RETRY: Duration = Duration::from_secs(10);
 /// Between two clean-ups of a queue.
 pub const ZOOKEEPER_CLEAN_INTERVAL: Duration = Duration::from_secs(60);
+/// Between the two looks that find a request running and unlocked.
+pub const ZOOKEEPER_SECOND_LOOK_DELAY: Duration = Duration::from_secs(5);
 /// Of a certificate or key file.
 pub const ZOOKEEPER_CREDENTIALS_BYTES_MAX: u64 = 1 << 20;
 /// Attempts of a task in the native layout that its handler asks for again.

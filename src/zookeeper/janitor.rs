@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::json;
 use zookeeper_client::Stat;
@@ -13,7 +14,7 @@ use super::event_queue::{EventQueue, clean_results};
 use super::job_queue::{JobError, JobQueue, JobRequest, RequestState};
 use super::lock::{HeldLock, LockMode};
 use super::{Error, Session};
-use crate::limits::ZOOKEEPER_LEFTOVER_AGE;
+use crate::limits::{ZOOKEEPER_CLEAN_INTERVAL, ZOOKEEPER_LEFTOVER_AGE, ZOOKEEPER_SECOND_LOOK_DELAY};
 use crate::source::zookeeper::Dialect;
 
 /// Folders of a queue whose nodes are removed when that of their owner is gone.
@@ -47,6 +48,16 @@ impl Janitor {
         Self { queue, dialect, suspects: BTreeSet::new() }
     }
 
+    /// Whether the last look has found requests that the next one ends.
+    pub fn has_suspects(&self) -> bool {
+        !self.suspects.is_empty()
+    }
+
+    /// How long to wait before the next look: not long where a request may be lost.
+    pub fn pause(&self) -> Duration {
+        if self.has_suspects() { ZOOKEEPER_SECOND_LOOK_DELAY } else { ZOOKEEPER_CLEAN_INTERVAL }
+    }
+
     /// Where Zuul's schedulers lock the same clean-up.
     fn lock_folder(&self) -> String {
         match self.dialect {
@@ -57,7 +68,7 @@ impl Janitor {
     }
 
     /// Looks at the queue once; `None` if another process cleans it. A request counts as lost when two looks have found it
-    /// running and unlocked, so call it once a minute.
+    /// running and unlocked; see [`Janitor::pause`].
     ///
     /// # Errors
     ///

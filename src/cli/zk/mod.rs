@@ -17,15 +17,11 @@ use super::zookeeper_setup;
 use crate::config::Environment;
 use crate::config::schema::{Source, ZooKeeperSource};
 use crate::config::values::Span;
-use crate::limits::ZOOKEEPER_CLEAN_INTERVAL;
 use crate::source::zookeeper::ZooKeeperQueue;
 use crate::zookeeper::Session;
 use crate::zookeeper::janitor::Janitor;
 use crate::zookeeper::job_queue::{JobError, JobQueue};
 use crate::zookeeper::submit::{CancelResult, Submission};
-
-/// Between the two looks of `zk janitor --once`.
-const LOOK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// `journeyman zk`
 #[derive(Debug, Subcommand)]
@@ -93,7 +89,7 @@ pub(super) struct CancelArgs {
 
 #[derive(Debug, Args)]
 pub(super) struct JanitorArgs {
-    /// Stop after the second look, which is the first one that ends lost requests
+    /// Stop after one look, or after the second that ends the requests which the first one found lost
     #[arg(long)]
     once: bool,
     #[command(flatten)]
@@ -207,10 +203,10 @@ async fn janitor(arguments: JanitorArgs, environment: &Environment) -> ExitResul
                 }
             }
         }
-        if arguments.once && look == 2 {
+        if arguments.once && (look == 2 || janitors.iter().all(|janitor| !janitor.has_suspects())) {
             break;
         }
-        let wait = if arguments.once { LOOK_INTERVAL } else { ZOOKEEPER_CLEAN_INTERVAL };
+        let wait = janitors.iter().map(Janitor::pause).min().unwrap_or_default();
         tokio::select! {
             _ = signals.next() => break,
             () = tokio::time::sleep(wait) => {}

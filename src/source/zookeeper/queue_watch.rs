@@ -14,7 +14,7 @@ use super::{Dialect, ZooKeeperQueue};
 use crate::domain::id::Run;
 use crate::domain::jitter::Jitter;
 use crate::domain::job_requests::{JobRequests, SeenRequest};
-use crate::limits::{ZOOKEEPER_CLEAN_INTERVAL, ZOOKEEPER_READS_CONCURRENT_MAX};
+use crate::limits::ZOOKEEPER_READS_CONCURRENT_MAX;
 use crate::source::{CallError, SourceEvent};
 use crate::zookeeper::janitor::{Cleaned, Janitor};
 use crate::zookeeper::job_queue::{JobQueue, RequestState};
@@ -262,7 +262,7 @@ impl QueueWatch {
             tokio::select! {
                 () = self.stopped.cancelled() => return,
                 () = self.session.ended() => return,
-                () = tokio::time::sleep(ZOOKEEPER_CLEAN_INTERVAL) => {}
+                () = tokio::time::sleep(janitor.pause()) => {}
             }
         }
     }
