@@ -20,7 +20,7 @@ faults! {
     QueueNotFound, UrlsExpired, SameMessageTwice, Undecodable, UnknownTask, HighDequeueCount, MoreThanAsked,
     DeleteForbidden, DeleteMismatch,
     // The queue service.
-    TaskCanceled, QueueRestart, Quarantine, ClaimWorkUnasked, ClaimUnreadable, RecoveryPartly, WorkerRequestRejected,
+    TaskCanceled, QueueRestart, Quarantine, ClaimWorkUnasked, ClaimUnreadable, RecoveryPartly, WorkerRequestRejected, SessionLost,
     // The host.
     Crash, Suspend, TimerLate, ClockFast, ClockSlow, Drain, HandBackNoDeadline, HandBack120s, HandBack30s, HandBackNow,
     SecondSignal, Abort, SpotNotice120s, SpotNotice30s, SpotNoticeWithoutTime, SpotNoticeThenSignal, EarlierNotice,

@@ -26,6 +26,10 @@ pub const CLAIMANT: &str = "host";
 #[derive(Debug)]
 pub struct Host {
     pub azure: bool,
+    /// Its claims are those of a session, as with a ZooKeeper: they end together, also without the host.
+    pub has_session: bool,
+    /// Polls of an earlier session have failed.
+    pub session_since: Instant,
     pub capacity: u32,
     pub policy: WorkerPolicy,
     pub ppm: i64,
@@ -146,6 +150,7 @@ impl Track {
 impl Host {
     pub fn new(lease_ms: u64, rng: &mut Rng) -> Self {
         let azure = rng.chance(60);
+        let has_session = !azure && rng.chance(50);
         let capacity = u32::try_from(rng.between(1, 5)).expect("small");
         let policy = WorkerPolicy {
             capacity,
@@ -169,6 +174,8 @@ impl Host {
         };
         Self {
             azure,
+            has_session,
+            session_since: Instant::ORIGIN,
             capacity,
             policy,
             ppm: 0,
@@ -257,9 +264,9 @@ impl Host {
         }
         let manner = poll::Capabilities {
             long_poll: !self.azure,
-            supports_recovery: !self.azure,
-            reports_cancellation: true,
-            connection_scoped: false,
+            supports_recovery: !self.azure && !self.has_session,
+            reports_cancellation: !self.has_session,
+            connection_scoped: self.has_session,
         };
         let place = SourceSpec { capabilities: manner, service: ServiceId(0) };
         self.worker = Some(Worker::new(self.policy.clone(), &[place], rng.bits()));

@@ -212,6 +212,13 @@ impl Queue {
         }
     }
 
+    /// The session of a host is over, and with it all its claims.
+    pub fn end_session(&mut self, host: usize, now: u64) {
+        for run in self.claimed_by(host) {
+            self.resolve(&run, How::ClaimExpired, None, now);
+        }
+    }
+
     pub fn cancel(&mut self, task: &TaskId, now: u64) {
         let last = self.tasks[task].runs.len() - 1;
         let run = Run { task: task.clone(), run: u32::try_from(last).expect("few runs") };

@@ -107,6 +107,7 @@ enum HostEvent {
     Uploaded(LocalToken, UploadStatus),
     Probed(ProbeResult),
     ServiceUp,
+    SessionLost(Vec<LocalToken>),
 }
 
 #[derive(Debug)]
@@ -208,6 +209,7 @@ impl World {
             Fault::SpotNoticeThenSignal,
             Fault::EarlierNotice,
             Fault::QueueRestart,
+            Fault::SessionLost,
             Fault::Quarantine,
             Fault::HostUnfit,
             Fault::ServiceGone,
@@ -366,6 +368,14 @@ impl World {
                 self.tell(host, Event::HostProbed(condition));
             }
             HostEvent::ServiceUp => self.serve(host, ServiceAvailability::Up),
+            HostEvent::SessionLost(held) => {
+                for claim in held {
+                    if let Some(track) = self.hosts[host].claims.get_mut(&claim) {
+                        track.told_gone = true;
+                        self.tell(host, Event::Claim(claim, ClaimEvent::Lost));
+                    }
+                }
+            }
             HostEvent::Prepared(claim, answer) => {
                 self.note_host_fault(host, claim, answer == Err(PrepareFailure::HostFault));
                 if self.hosts[host].claims.get(&claim).is_some_and(|track| !track.killed) {
@@ -429,6 +439,7 @@ impl World {
                     self.send_back(request, Err(Refusal::Retry { retry_after: None }));
                 }
             }
+            Fault::SessionLost => self.lose_session(host),
             Fault::HostUnfit => self.hosts[host].unfit_until = self.now + self.rng.between(1_000, 1_000_000),
             Fault::ServiceGone => {
                 self.serve(host, ServiceAvailability::Down);
@@ -512,6 +523,23 @@ impl World {
         if at_once {
             self.check_all_told(host);
         }
+    }
+
+    /// Others may run at once what the host held, which it is told at any later moment, unless a call tells it before.
+    fn lose_session(&mut self, host: usize) {
+        if !self.hosts[host].has_session {
+            return;
+        }
+        self.queue.end_session(host, self.now);
+        self.hosts[host].session_since = self.hosts[host].local(self.now);
+        let held = self.hosts[host].claims.iter_mut().map(|(claim, track)| {
+            track.suspended = true;
+            *claim
+        });
+        let held = held.collect();
+        let took = self.rng.below(self.queue.lease_ms);
+        self.later(host, took, HostEvent::SessionLost(held));
+        self.serve_waiters();
     }
 
     /// The process is gone without a word; its payloads with it. It is started again some time later.
@@ -1023,6 +1051,9 @@ impl World {
             }
             Call::Poll { lane, max } => {
                 self.hosts[host].reserved -= u32::from(max);
+                // A claim of the session that was lost is known to be lost.
+                let is_lost = self.hosts[host].has_session && sent_at <= self.hosts[host].session_since;
+                let answer = if is_lost { Err(Refusal::Retry { retry_after: None }) } else { answer };
                 self.sent_poll = true;
                 let answer = answer.map(|answer| self.poll_result(host, answer));
                 self.sent_poll = false;
