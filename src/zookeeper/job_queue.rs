@@ -245,12 +245,7 @@ impl JobQueue {
 
     /// The executor's order: the parameters are removed once the request says that it runs, so that a crash in between leaves
     /// no request without parameters.
-    async fn start(
-        &self,
-        session: &Session,
-        id: &str,
-        worker_info: Option<&Value>,
-    ) -> Result<Start, JobError> {
+    async fn start(&self, session: &Session, id: &str, worker_info: Option<&Value>) -> Result<Start, JobError> {
         let Some(mut request) = self.read(session, id).await? else { return Ok(Start::Settled) };
         if request.state() != Some(RequestState::Requested) {
             return Ok(Start::Settled);

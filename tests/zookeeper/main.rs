@@ -4,6 +4,7 @@
     clippy::expect_used,
     clippy::panic,
     clippy::print_stderr,
+    clippy::print_stdout,
     clippy::disallowed_methods,
     reason = "a test that cannot go on fails"
 )]
@@ -12,7 +13,13 @@
 #[allow(dead_code, reason = "not all of it is used here")]
 mod wire;
 
+#[path = "../amqp/process.rs"]
+#[allow(dead_code, reason = "not all of it is used here")]
+mod process;
+
 mod commands;
+mod errors;
+mod kills;
 mod mechanisms;
 mod page;
 mod pauses;

@@ -37,11 +37,7 @@ async fn semaphores_are_taken_all_or_none() {
     let places = |names: &[&str], build_set: &str| Places {
         semaphores: names
             .iter()
-            .map(|name| Semaphore {
-                name: (*name).to_owned(),
-                path: format!("/zuul/semaphores/t/{name}"),
-                max: 1,
-            })
+            .map(|name| Semaphore { name: (*name).to_owned(), path: format!("/zuul/semaphores/t/{name}"), max: 1 })
             .collect(),
         holder: Holder { buildset_path: format!("/zuul/tenant/t/{build_set}"), job_name: "j".to_owned() },
     };
@@ -156,8 +152,7 @@ async fn elections_have_one_winner_of_either_side() {
 #[tokio::test(flavor = "multi_thread")]
 async fn semaphores_are_counted_by_either_side() {
     let Some(tree) = Tree::new().await else { return };
-    let semaphore =
-        Semaphore { name: "s".to_owned(), path: "/zuul/semaphores/t/s".to_owned(), max: 1 };
+    let semaphore = Semaphore { name: "s".to_owned(), path: "/zuul/semaphores/t/s".to_owned(), max: 1 };
     let holder = Holder { buildset_path: "/zuul/tenant/t/ours".to_owned(), job_name: "j".to_owned() };
     let ours = Places { semaphores: vec![semaphore], holder };
     assert!(tree.session.acquire_semaphores(&ours).await.expect("it is answered"));

@@ -45,8 +45,7 @@ async fn a_source_shows_components_queues_locks_and_semaphores() {
         started.recv().await.expect("it runs");
         // The worker has one slot.
         queue.add(session, &submission).await.expect("it is added");
-        let semaphore =
-            Semaphore { name: "db".to_owned(), path: "/zuul/semaphores/t/db".to_owned(), max: 1 };
+        let semaphore = Semaphore { name: "db".to_owned(), path: "/zuul/semaphores/t/db".to_owned(), max: 1 };
         let holder = Holder { buildset_path: "/zuul/tenant/t/x".to_owned(), job_name: "<deploy>".to_owned() };
         let places = Places { semaphores: vec![semaphore], holder };
         assert!(session.acquire_semaphores(&places).await.expect("it is answered"));

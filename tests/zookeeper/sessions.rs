@@ -1,13 +1,15 @@
 //! Lost connections and lost sessions.
 
+use std::path::Path;
 use std::time::Duration;
 
 use journeyman::source::zookeeper::Dialect;
 use journeyman::zookeeper::Session;
 use journeyman::zookeeper::submit::Submission;
 use serde_json::json;
+use zookeeper_client::CreateMode;
 
-use crate::support::{Running, Tree, never_ends, returns, until, within};
+use crate::support::{Running, Tree, never_ends, returns, until, waits, within};
 use crate::wire::{Way, Wire};
 
 fn task() -> Submission {
@@ -59,6 +61,83 @@ async fn a_session_that_expires_ends_the_payload_and_another_worker_runs_the_tas
     first.drained().await;
 }
 
+/// A server of the test's own, which it may kill.
+struct Server {
+    folder: tempfile::TempDir,
+}
+
+impl Server {
+    fn new() -> Self {
+        Self { folder: tempfile::tempdir().expect("a folder") }
+    }
+
+    /// `limit` is a shell's command before the start. Returns the address.
+    fn start(&self, limit: &str) -> String {
+        let said = self.tool(limit, "start");
+        let address = said.lines().find_map(|line| line.strip_prefix("ZOOKEEPER="));
+        address.unwrap_or_else(|| panic!("it did not start: {said}")).to_owned()
+    }
+
+    fn tool(&self, limit: &str, what: &str) -> String {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/zookeeper");
+        let line = format!("{limit} exec {} {what} {}", script.display(), self.folder.path().display());
+        let output = std::process::Command::new("bash").args(["-c", &line]).output().expect("bash starts");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.tool("", "kill");
+    }
+}
+
+/// A worker goes on where its server dies in the middle of a task and comes back within the session.
+async fn the_server_dies(limit: &str, die: impl AsyncFnOnce(&Server, &Session)) {
+    if Tree::new().await.is_none() {
+        return;
+    }
+    let server = Server::new();
+    std::fs::write(server.folder.path().join("zookeeper.extra"), "preAllocSize=16\n").expect("it is written");
+    let tree = Tree::at(&server.start(limit)).await;
+    let (act, mut started, go_on) = waits();
+    let worker = Running::start(tree.source(Dialect::Native), act);
+    let queue = tree.queue(Dialect::Native);
+    let first = queue.add(&tree.session, &task()).await.expect("it is added");
+    started.recv().await.expect("it runs");
+    die(&server, &tree.session).await;
+    server.start("");
+    go_on.send_replace(true);
+    let result = queue.wait_for_result(&tree.session, Dialect::Native, &first);
+    assert_eq!(within("the result", result).await.expect("it is read")["outcome"], "completed");
+    let second = queue.add(&tree.session, &task()).await.expect("it is added");
+    let result = queue.wait_for_result(&tree.session, Dialect::Native, &second);
+    assert_eq!(within("the result", result).await.expect("it is read")["outcome"], "completed");
+    let counts = worker.control.counts().sources;
+    assert_eq!((counts.claims, counts.outcomes.completed, counts.outcomes.lost), (2, 2, 0));
+    worker.drained().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_restarts_within_the_session_costs_nothing() {
+    the_server_dies("", async |server, _| drop(server.tool("", "kill"))).await;
+}
+
+/// A server exits when it cannot write its log: here, because the file may not grow.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_whose_disk_is_full_costs_nothing_once_it_has_space_again() {
+    let fill = async |server: &Server, session: &Session| {
+        let large = vec![b'x'; 500_000];
+        let mut number = 0;
+        while session.create(&format!("/fill{number}"), &large, CreateMode::Persistent).await.is_ok() {
+            number += 1;
+        }
+        // It may not have exited yet.
+        server.tool("", "kill");
+    };
+    the_server_dies("ulimit -f 1024;", fill).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn tls_with_a_client_certificate() {
     let (Ok(servers), Ok(folder)) =
@@ -66,7 +145,7 @@ async fn tls_with_a_client_certificate() {
     else {
         return;
     };
-    let file = |name: &str| std::path::Path::new(&folder).join(name);
+    let file = |name: &str| Path::new(&folder).join(name);
     let tls = journeyman::zookeeper::TlsFiles {
         ca: file("ca.pem"),
         certificate: file("client.pem"),

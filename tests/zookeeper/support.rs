@@ -39,15 +39,18 @@ pub(crate) struct Tree {
 
 impl Tree {
     pub(crate) async fn new() -> Option<Self> {
-        let servers = needed("JOURNEYMAN_TEST_ZOOKEEPER")?;
+        Some(Self::at(&needed("JOURNEYMAN_TEST_ZOOKEEPER")?).await)
+    }
+
+    pub(crate) async fn at(servers: &str) -> Self {
         let connect = ConnectConfig {
-            servers,
+            servers: servers.to_owned(),
             chroot: Some(format!("/jm-test-{}", uuid::Uuid::new_v4().simple())),
             tls: None,
             session_timeout: Duration::from_secs(20),
         };
         let session = Arc::new(Session::connect(&connect).await.expect("the server answers"));
-        Some(Self { connect, session })
+        Self { connect, session }
     }
 
     /// As one with the queue of a pipeline, which a scheduler makes.
@@ -167,6 +170,21 @@ pub(crate) fn never_ends() -> (Act, tokio::sync::mpsc::Receiver<()>) {
         }
     });
     (act, receiver)
+}
+
+/// A handler that runs until the test lets it go on.
+pub(crate) fn waits() -> (Act, tokio::sync::mpsc::Receiver<()>, tokio::sync::watch::Sender<bool>) {
+    let (started, receiver) = tokio::sync::mpsc::channel(16);
+    let (go_on, may_go_on) = tokio::sync::watch::channel(false);
+    let act = handler(move |_, _| {
+        let (started, mut may_go_on) = (started.clone(), may_go_on.clone());
+        async move {
+            started.send(()).await.expect("the test listens");
+            may_go_on.wait_for(|may| *may).await.expect("the test lets it go on");
+            Ok(())
+        }
+    });
+    (act, receiver, go_on)
 }
 
 struct Scripted(Act);

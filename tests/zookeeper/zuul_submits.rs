@@ -1,6 +1,7 @@
 //! Zuul's scheduler submits, our worker works.
 
-use journeyman::source::zookeeper::Dialect;
+use journeyman::source::zookeeper::{Dialect, ZooKeeperQueue};
+use journeyman::zookeeper::job_queue::{JobQueue, RequestState};
 use serde_json::json;
 use zookeeper_client::CreateMode;
 
@@ -80,6 +81,33 @@ async fn a_build_of_zuul_is_started_and_completed() {
     assert_eq!((&completed["build_uuid"], &completed["data"]["result"]), (&uuid, &json!("SUCCESS")), "{completed}");
     assert_eq!(completed["data"]["data"], json!({ "seen": "j" }));
     assert_eq!(submitter.ends().await, 0);
+    worker.drained().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn builds_of_several_zones_are_taken_by_their_precedence() {
+    let Some(tree) = Tree::with_pipeline().await else { return };
+    for (uuid, zone, precedence) in [("low", "eu", "300"), ("other", "us", "100"), ("high", "eu", "100")] {
+        let arguments = ["build", "--uuid", uuid, "--zone", zone, "--precedence", precedence];
+        let Some(submitter) = tree.zuul(SUBMIT, &arguments) else { return };
+        assert_eq!(submitter.ends().await, 0);
+    }
+    let submitter = tree.zuul(SUBMIT, &["build", "--uuid", "unzoned"]).expect("Zuul is there");
+    assert_eq!(submitter.ends().await, 0);
+    let queue = |zone: Option<&str>| ZooKeeperQueue {
+        path: Dialect::ZuulExecutor.usual_queue(zone),
+        zone: zone.map(str::to_owned),
+    };
+    let mut source = tree.source(Dialect::ZuulExecutor);
+    source.queues = vec![queue(None), queue(Some("eu"))];
+    let worker = Running::start(source, returns(|_| json!({})));
+    let mut events = tree.zuul(SUBMIT, &["events", "--count", "6"]).expect("Zuul is there");
+    for uuid in ["high", "unzoned", "low"] {
+        assert_eq!(events.says("BuildCompletedEvent").await["data"]["build_uuid"], uuid);
+    }
+    let other = JobQueue::new(&Dialect::ZuulExecutor.usual_queue(Some("us")));
+    let other = other.read(&tree.session, "other").await.expect("it is answered").expect("it is there");
+    assert_eq!(other.state(), Some(RequestState::Requested));
     worker.drained().await;
 }
 

@@ -42,12 +42,11 @@ async fn check(name: &str, source: &ZooKeeperSource) -> Vec<Check> {
     }
     let queue = queues.first().map_or("", |queue| &queue.path);
     let is_there = session.stat(queue).await.is_ok_and(|stat| stat.is_some());
-    let now_ms =
-        check_writes(&session, if is_there { queue } else { "" }, &mut checks).await.unwrap_or_else(|error| {
-            let fix = "give this client the rights to read, create, write and delete there";
-            checks.push(Check::failed("permissions", error.to_string(), fix));
-            unix_ms()
-        });
+    let now_ms = check_writes(&session, if is_there { queue } else { "" }, &mut checks).await.unwrap_or_else(|error| {
+        let fix = "give this client the rights to read, create, write and delete there";
+        checks.push(Check::failed("permissions", error.to_string(), fix));
+        unix_ms()
+    });
     let mut walk = Walk::default();
     let walking = session.walk(&mut walk, "/", ZOOKEEPER_WALK_NODES_MAX, |_| true);
     match timeout(DOCTOR_CHECK_TIMEOUT, walking).await {

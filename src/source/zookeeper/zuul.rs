@@ -57,7 +57,10 @@ pub(super) async fn claim(
         ClaimAttempt::Claimed(claimed) => *claimed,
         ClaimAttempt::Locked | ClaimAttempt::Settled => return Ok(None),
         ClaimAttempt::Waits => {
-            tracing::info!(request = id, "a semaphore that this build needs has no free place; trying again from time to time");
+            tracing::info!(
+                request = id,
+                "a semaphore that this build needs has no free place; trying again from time to time"
+            );
             let (watch, id) = (Arc::clone(watch), id.to_owned());
             watch.defer(&id);
             source.spawn(async move {

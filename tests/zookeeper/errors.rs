@@ -1,0 +1,275 @@
+//! What goes wrong in Zuul's queues: a test for each row of the catalogue that is not elsewhere.
+
+use futures_util::{StreamExt as _, stream};
+use journeyman::domain::id::PriorityQueue;
+use journeyman::domain::outcome::Outcome;
+use journeyman::domain::refusal::Refusal;
+use journeyman::source::zookeeper::{Dialect, ZooKeeperSource};
+use journeyman::source::{Grant, Source as _};
+use journeyman::zookeeper::components::{self, Component, ComponentState, Registration};
+use journeyman::zookeeper::event_queue::EventQueue;
+use journeyman::zookeeper::job_queue::ClaimAttempt;
+use journeyman::zookeeper::submit::{CancelResult, Submission};
+use serde_json::{Value, json};
+use zookeeper_client::CreateMode;
+
+use crate::support::{Running, Tree, never_ends, until, within};
+
+const RESULTS: &str = "/zuul/events/tenant/t/pipelines/p/result";
+
+fn submission(dialect: Dialect, payload: Value) -> Submission {
+    let fields = [("tenant_name", "t"), ("pipeline_name", "p")];
+    Submission {
+        dialect,
+        payload,
+        precedence: 200,
+        fields: fields.map(|(key, value)| (key.to_owned(), Value::from(value))).into_iter().collect(),
+        waits: true,
+    }
+}
+
+async fn submit(tree: &Tree, dialect: Dialect) -> String {
+    let submission = submission(dialect, json!({ "zuul": {} }));
+    tree.queue(dialect).add(&tree.session, &submission).await.expect("it is added")
+}
+
+/// A request that a worker has claimed and not ended.
+async fn claimed(tree: &Tree, dialect: Dialect) -> (ZooKeeperSource, Grant) {
+    submit(tree, dialect).await;
+    let source = ZooKeeperSource::new(tree.source(dialect));
+    let mut batch = within("a claim", source.poll(PriorityQueue(0), 1)).await.expect("it is answered");
+    (source, batch.grants.pop().expect("it is granted"))
+}
+
+async fn children(tree: &Tree, path: &str) -> Vec<String> {
+    tree.session.children(path).await.expect("it is answered").unwrap_or_default()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_build_that_was_removed_while_it_ran_gets_no_event() {
+    let Some(tree) = Tree::with_pipeline().await else { return };
+    let (source, grant) = claimed(&tree, Dialect::ZuulExecutor).await;
+    let (queue, id) = (tree.queue(Dialect::ZuulExecutor), grant.run.task.as_str().to_owned());
+    queue.remove(&tree.session, &id).await.expect("it is answered");
+    let refused = grant.claim.report(Outcome::Completed).await.expect_err("it is gone");
+    assert_eq!(refused.refusal, Refusal::Gone, "{}", refused.message);
+    drop(grant);
+    source.close().await;
+    let events = EventQueue::new(RESULTS).read(&tree.session).await.expect("they are read");
+    assert!(events.iter().all(|event| event.fields["event_type"] == "BuildStartedEvent"), "{events:?}");
+    assert_eq!(children(&tree, &format!("{}/locks", queue.root())).await, Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_another_process_has_completed_is_not_completed_again() {
+    for dialect in [Dialect::ZuulExecutor, Dialect::ZuulMerger] {
+        let Some(tree) = Tree::with_pipeline().await else { return };
+        let (source, grant) = claimed(&tree, dialect).await;
+        let path = tree.queue(dialect).path("requests", grant.run.task.as_str());
+        tree.session.set(&path, br#"{"state":"completed"}"#, None).await.expect("it is written");
+        let refused = grant.claim.report(Outcome::Completed).await.expect_err("another process was faster");
+        assert_eq!(refused.refusal, Refusal::Gone, "{}", refused.message);
+        drop(grant);
+        source.close().await;
+        let events = EventQueue::new(RESULTS).read(&tree.session).await.expect("they are read");
+        assert!(events.iter().all(|event| event.fields["event_type"] == "BuildStartedEvent"), "{events:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_build_whose_pipeline_is_gone_is_completed_without_an_event() {
+    let Some(tree) = Tree::with_pipeline().await else { return };
+    let (_source, grant) = claimed(&tree, Dialect::ZuulExecutor).await;
+    tree.session.delete_tree("/zuul/events/tenant/t/pipelines/p").await.expect("it is answered");
+    grant.claim.report(Outcome::Completed).await.expect("it is completed");
+    let (queue, id) = (tree.queue(Dialect::ZuulExecutor), grant.run.task.as_str());
+    let request = queue.read(&tree.session, id).await.expect("it is answered").expect("the scheduler removes it");
+    assert_eq!(serde_json::to_value(request.state()).expect("it is JSON"), json!("completed"));
+    assert!(tree.session.stat(RESULTS).await.expect("it is answered").is_none(), "the queue was made again");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_without_parameters_fails_and_is_answered() {
+    let Some(tree) = Tree::with_pipeline().await else { return };
+    let queue = tree.queue(Dialect::ZuulExecutor);
+    let id = submit(&tree, Dialect::ZuulExecutor).await;
+    tree.session.delete_tree(&queue.path("params", &id)).await.expect("it is answered");
+    let (act, _started) = never_ends();
+    let worker = Running::start(tree.source(Dialect::ZuulExecutor), act);
+    let events = EventQueue::new(RESULTS);
+    let ended = async || {
+        let events = events.read(&tree.session).await.expect("they are read");
+        events.iter().any(|event| event.fields["event_data"]["data"]["result"] == "ERROR")
+    };
+    until("the build has failed", ended).await;
+    worker.drained().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_that_was_removed_while_it_was_held_ends_the_claim() {
+    let Some(tree) = Tree::with_pipeline().await else { return };
+    let (source, grant) = claimed(&tree, Dialect::ZuulMerger).await;
+    let queue = tree.queue(Dialect::ZuulMerger);
+    let lock = queue.path("locks", grant.run.task.as_str());
+    tree.session.delete_tree(&lock).await.expect("it is answered");
+    let refused = grant.claim.renew().await.expect_err("its lock is gone");
+    assert_eq!(refused.refusal, Refusal::Gone, "{}", refused.message);
+    drop(grant);
+    source.close().await;
+    assert_eq!(children(&tree, &format!("{}/locks", queue.root())).await, Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_comes_too_late_leaves_no_lock_folder_behind() {
+    let Some(tree) = Tree::with_pipeline().await else { return };
+    let queue = tree.queue(Dialect::ZuulMerger);
+    queue.ensure(&tree.session).await.expect("it is answered");
+    let attempt = queue.claim(&tree.session, "gone", None).await.expect("it is answered");
+    assert!(matches!(attempt, ClaimAttempt::Settled), "{attempt:?}");
+    assert_eq!(children(&tree, &format!("{}/locks", queue.root())).await, Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_that_nobody_reads_is_refused_at_its_limit() {
+    let Some(tree) = Tree::with_pipeline().await else { return };
+    let event = format!("{RESULTS}/queue/q");
+    let creates = (0..90_001).map(|_| tree.session.create(&event, b"", CreateMode::PersistentSequential));
+    let created = stream::iter(creates).buffer_unordered(1_000).all(async |created| created.is_ok());
+    assert!(created.await);
+    let refused = EventQueue::new(RESULTS).put(&tree.session, "MergeCompletedEvent", json!({})).await;
+    let refused = refused.expect_err("Zuul would drop it").to_string();
+    assert!(refused.contains("90001 unread events"), "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_registers_with_the_data_formats_of_the_oldest_process() {
+    let Some(tree) = Tree::with_pipeline().await else { return };
+    let scheduler = Component {
+        state: ComponentState::Running,
+        hostname: "scheduler".to_owned(),
+        kind: "scheduler".to_owned(),
+        version: "12".to_owned(),
+        model_api: 30,
+        own: serde_json::Map::new(),
+    };
+    let registered = Registration::create(&tree.session, "/zuul/components", scheduler).await;
+    let _scheduler = registered.expect("it is registered");
+    let (_source, _grant) = claimed(&tree, Dialect::ZuulMerger).await;
+    let ours = components::list(&tree.session, "/zuul/components", "merger").await.expect("it is answered");
+    let seen: Vec<_> = ours.iter().map(|(_, ours)| (ours.model_api, ours.state)).collect();
+    assert_eq!(seen, [(30, ComponentState::Running)]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancel_that_came_before_the_claim_keeps_the_build_from_starting() {
+    let Some(tree) = Tree::with_pipeline().await else { return };
+    let queue = tree.queue(Dialect::ZuulExecutor);
+    let id = submit(&tree, Dialect::ZuulExecutor).await;
+    let flag = queue.cancel_flag(&id);
+    tree.session.create(&flag, b"", CreateMode::Persistent).await.expect("it is created");
+    let (act, mut started) = never_ends();
+    let worker = Running::start(tree.source(Dialect::ZuulExecutor), act);
+    let events = EventQueue::new(RESULTS);
+    let ended = async || {
+        let events = events.read(&tree.session).await.expect("they are read");
+        events.iter().any(|event| event.fields["event_data"]["data"]["result"] == "ABORTED")
+    };
+    until("the build has ended", ended).await;
+    assert!(started.try_recv().is_err(), "it was started");
+    assert!(tree.session.stat(&flag).await.expect("it is answered").is_none(), "the flag is left");
+    worker.drained().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn our_cancel_ends_what_no_worker_holds_and_asks_the_worker_of_the_rest() {
+    let Some(tree) = Tree::with_pipeline().await else { return };
+    let (session, queue) = (&tree.session, tree.queue(Dialect::ZuulExecutor));
+    let cancel = async |id: &str| queue.cancel(session, Dialect::ZuulExecutor, id).await.expect("it is answered");
+    let id = submit(&tree, Dialect::ZuulExecutor).await;
+    assert_eq!(cancel(&id).await, CancelResult::Canceled);
+    assert_eq!(cancel(&id).await, CancelResult::Gone);
+    let events = EventQueue::new(RESULTS).read(session).await.expect("they are read");
+    let results: Vec<_> = events.iter().map(|event| &event.fields["event_data"]["data"]["result"]).collect();
+    assert_eq!(results, [&json!("CANCELED")]);
+
+    let (act, mut started) = never_ends();
+    let worker = Running::start(tree.source(Dialect::ZuulExecutor), act);
+    let id = submit(&tree, Dialect::ZuulExecutor).await;
+    started.recv().await.expect("it runs");
+    assert_eq!(cancel(&id).await, CancelResult::Requested);
+    let ended = async || {
+        let events = EventQueue::new(RESULTS).read(session).await.expect("they are read");
+        events.iter().any(|event| event.fields["event_data"]["data"]["result"] == "ABORTED")
+    };
+    until("the worker has ended it", ended).await;
+    worker.drained().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_for_a_canceled_request_is_told() {
+    for dialect in [Dialect::ZuulMerger, Dialect::Native] {
+        let Some(tree) = Tree::new().await else { return };
+        let queue = tree.queue(dialect);
+        let id = submit(&tree, dialect).await;
+        let (waiting, canceling) = tokio::join!(
+            within("the answer", queue.wait_for_result(&tree.session, dialect, &id)),
+            queue.cancel(&tree.session, dialect, &id),
+        );
+        assert_eq!(canceling.expect("it is answered"), CancelResult::Canceled);
+        let told = waiting.expect_err("there is no result").to_string();
+        assert!(told.contains("canceled"), "{told}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_build_waits_for_its_semaphore_and_gives_it_back() {
+    let Some(tree) = Tree::with_pipeline().await else { return };
+    let (session, path) = (&tree.session, "/zuul/semaphores/t/licence");
+    for folder in ["/zuul/semaphores/t", "/zuul/events/tenant/t/management/queue"] {
+        session.ensure(folder).await.expect("it is created");
+    }
+    let other = br#"[{"buildset_path":"/zuul/other","job_name":"j"}]"#;
+    session.create(path, other, CreateMode::Persistent).await.expect("it is created");
+    let semaphore = json!({ "name": "licence", "path": path, "max": 1, "resources_first": false });
+    let params = json!({
+        "playbooks": [{ "semaphores": [semaphore] }],
+        "semaphore_handle": { "buildset_path": "/zuul/tenant/t", "job_name": "j" },
+    });
+    let queue = tree.queue(Dialect::ZuulExecutor);
+    let added = queue.add(session, &submission(Dialect::ZuulExecutor, params)).await;
+    let (act, mut started) = never_ends();
+    let worker = Running::start(tree.source(Dialect::ZuulExecutor), act);
+    // It is claimed, found to wait, and given back.
+    let lock = format!("{}/locks", queue.root());
+    until("it was tried", async || {
+        let folders = children(&tree, &lock).await;
+        folders.len() == 1 && children(&tree, &format!("{lock}/{}", folders[0])).await.is_empty()
+    })
+    .await;
+    assert!(started.try_recv().is_err(), "it was started without a place");
+    session.set(path, b"[]", None).await.expect("it is written");
+    within("its start", started.recv()).await.expect("it runs");
+    assert_eq!(session.semaphore_holders(path).await.expect("it is answered").len(), 1);
+    let canceled = queue.cancel(session, Dialect::ZuulExecutor, &added.expect("it is added")).await;
+    assert_eq!(canceled.expect("it is answered"), CancelResult::Requested);
+    worker.drained().await;
+    assert_eq!(session.semaphore_holders(path).await.expect("it is answered"), []);
+    let told = EventQueue::new("/zuul/events/tenant/t/management").read(session).await.expect("they are read");
+    assert_eq!(told[0].fields["event_data"], json!({ "semaphore_name": "licence" }));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_is_a_janitor_ends_what_another_has_left() {
+    let Some(tree) = Tree::with_pipeline().await else { return };
+    let (queue, id) = (tree.queue(Dialect::ZuulMerger), submit(&tree, Dialect::ZuulMerger).await);
+    let mut request = queue.read(&tree.session, &id).await.expect("it is answered").expect("it is there");
+    let running = journeyman::zookeeper::job_queue::RequestState::Running;
+    assert!(queue.set_state(&tree.session, &mut request, running).await.expect("it is answered"));
+    let (act, _started) = never_ends();
+    let mut source = tree.source(Dialect::ZuulMerger);
+    source.janitor = true;
+    let worker = Running::start(source, act);
+    let waiting = queue.wait_for_result(&tree.session, Dialect::ZuulMerger, &id);
+    assert_eq!(within("its result", waiting).await.expect("it can be read"), json!({}));
+    worker.drained().await;
+}
