@@ -1,10 +1,11 @@
-//! Builds ZooKeeper sources from the configuration.
+//! Builds ZooKeeper sources, and demands by them, from the configuration.
 
 use std::sync::Arc;
 
 use super::exit::Failure;
 use super::worker_setup::WorkerIdentity;
 use crate::config::schema::ZooKeeperSource;
+use crate::controller::DemandQueue;
 use crate::handler::DynHandler;
 use crate::worker::SourceBinding;
 
@@ -34,8 +35,24 @@ pub(super) fn source_binding(
     _worker: &WorkerIdentity,
     _handler: Arc<dyn DynHandler>,
 ) -> Result<SourceBinding, Failure> {
+    Err(is_left_out(source_name))
+}
+
+#[cfg(not(feature = "zookeeper"))]
+fn is_left_out(source_name: &str) -> Failure {
     let message = "this journeyman was built without the feature `zookeeper`; build it with it, or remove the source";
-    Err(Failure::new(super::exit::Exit::Config, format!("[source.{source_name}]: {message}")))
+    Failure::new(super::exit::Exit::Config, format!("[source.{source_name}]: {message}"))
+}
+
+#[cfg(feature = "zookeeper")]
+pub(super) fn demand_queue(_source_name: &str, config: &ZooKeeperSource) -> Result<DemandQueue, Failure> {
+    let queues = queues(config).iter().map(|queue| crate::zookeeper::job_queue::JobQueue::new(&queue.path)).collect();
+    Ok(DemandQueue::Zookeeper { connect: connect_config(config), queues, dialect: config.dialect })
+}
+
+#[cfg(not(feature = "zookeeper"))]
+pub(super) fn demand_queue(source_name: &str, _config: &ZooKeeperSource) -> Result<DemandQueue, Failure> {
+    Err(is_left_out(source_name))
 }
 
 #[cfg(feature = "zookeeper")]

@@ -219,11 +219,11 @@ pub enum QueueType {
     Quorum,
 }
 
-/// A task queue whose pending tasks count as demand for a worker group.
+/// A queue whose pending and claimed tasks count as demand for a worker group.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DemandConfig {
-    /// Name of the source of kind `taskcluster` whose queue is counted. The controller claims nothing from it. Its client needs `queue:pending-count:TASK_QUEUE`, and `queue:claimed-list:TASK_QUEUE` to count claimed tasks as well.
+    /// Name of the source of kind `taskcluster` or `zookeeper` whose queue is counted. The controller claims nothing from it. A client of Taskcluster needs `queue:pending-count:TASK_QUEUE`, and `queue:claimed-list:TASK_QUEUE` to count claimed tasks as well.
     pub source: String,
     /// Pool whose workers run the tasks.
     pub pool: String,

@@ -220,10 +220,13 @@ impl Rules<'_> {
 
     fn demand(&mut self, config: &Config, key: &str, demand: &DemandConfig) {
         self.reference(key, "pool", "pool", &demand.pool, config.pool.keys().map(String::as_str));
-        let sources = config.source.iter().filter(|(_, source)| source.as_taskcluster().is_some());
+        let is_amqp = |source: &Source| matches!(source, Source::Amqp(_));
+        let sources = config.source.iter().filter(|(_, source)| !is_amqp(source));
         let name = &demand.source;
-        if config.source.get(name).is_some_and(|source| source.as_taskcluster().is_none()) {
-            let message = format!("[{key}] needs a source of kind `taskcluster`, but [source.{name}] has another");
+        if config.source.get(name).is_some_and(is_amqp) {
+            let message = format!(
+                "[{key}] needs a source of kind `taskcluster` or `zookeeper`, but [source.{name}] is of kind `amqp`"
+            );
             self.error(key, "source", message, "");
         } else {
             self.reference(key, "source", "source", name, sources.map(|(name, _)| name.as_str()));

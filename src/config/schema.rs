@@ -41,7 +41,7 @@ pub struct Config {
     pub bridge: BTreeMap<String, Bridge>,
     /// Pools of worker groups that `journeyman controller` scales, by name. They use the broker of `[amqp]`.
     pub pool: BTreeMap<String, PoolConfig>,
-    /// Task queues whose pending tasks count as demand for a pool, by name.
+    /// Queues whose pending and claimed tasks count as demand for a pool, by name.
     pub demand: BTreeMap<String, DemandConfig>,
     /// Handlers that run payloads, by name. `command` exists without a section.
     pub handler: BTreeMap<String, Handler>,

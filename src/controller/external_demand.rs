@@ -1,4 +1,4 @@
-//! Demand from Taskcluster queues: pending and claimed tasks, polled.
+//! Demand from queues of another system: pending and claimed tasks, polled.
 
 use tokio::sync::mpsc;
 use tokio::time::sleep;
@@ -12,18 +12,35 @@ use crate::domain::refusal::Refusal;
 use crate::limits::{DEMAND_CLAIMED_MAX, DEMAND_INTERVAL, TASK_LIST_PAGES_MAX};
 use crate::source::CallError;
 use crate::source::taskcluster::Api;
+#[cfg(feature = "zookeeper")]
+use crate::source::zookeeper::Dialect;
+#[cfg(feature = "zookeeper")]
+use crate::zookeeper::{ConnectConfig, Session, job_queue::JobQueue};
 
 #[derive(Clone)]
 pub struct DemandSource {
     pub name: String,
     pub key: Key,
-    pub api: Api,
-    pub task_queue: String,
+    pub queue: DemandQueue,
+}
+
+#[derive(Clone)]
+pub enum DemandQueue {
+    Taskcluster {
+        api: Api,
+        task_queue: String,
+    },
+    #[cfg(feature = "zookeeper")]
+    Zookeeper {
+        connect: ConnectConfig,
+        queues: Vec<JobQueue>,
+        dialect: Dialect,
+    },
 }
 
 impl std::fmt::Debug for DemandSource {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(out, "Demand({} of {} for {})", self.name, self.task_queue, self.key)
+        write!(out, "Demand({} for {})", self.name, self.key)
     }
 }
 
@@ -46,7 +63,8 @@ pub(super) struct DemandCounts {
 }
 
 pub(super) struct DemandReport {
-    source: DemandSource,
+    name: String,
+    key: Key,
     counts: Result<DemandCounts, CallError>,
 }
 
@@ -57,9 +75,20 @@ pub(super) struct DemandState {
 }
 
 pub(super) async fn poll_demand(demand: &DemandSource, events: &mpsc::Sender<SessionEvent>) -> SessionError {
+    #[cfg(feature = "zookeeper")]
+    let mut session = None;
     loop {
-        let counts = count_tasks(&demand.api, &demand.task_queue).await;
-        events.send(SessionEvent::Demand(DemandReport { source: demand.clone(), counts })).await.ok();
+        let counts = match &demand.queue {
+            DemandQueue::Taskcluster { api, task_queue } => count_tasks(api, task_queue).await,
+            #[cfg(feature = "zookeeper")]
+            DemandQueue::Zookeeper { connect, queues, dialect } => {
+                count_requests(&mut session, connect, queues, *dialect).await
+            }
+        };
+        events
+            .send(SessionEvent::Demand(DemandReport { name: demand.name.clone(), key: demand.key.clone(), counts }))
+            .await
+            .ok();
         sleep(DEMAND_INTERVAL).await;
     }
 }
@@ -73,6 +102,29 @@ async fn count_tasks(api: &Api, task_queue: &str) -> Result<DemandCounts, CallEr
         }
         Err(error) => Err(error),
     }
+}
+
+/// Uses the session of the poll before, unless that has ended.
+#[cfg(feature = "zookeeper")]
+async fn count_requests(
+    session: &mut Option<Session>,
+    connect: &ConnectConfig,
+    queues: &[JobQueue],
+    dialect: Dialect,
+) -> Result<DemandCounts, CallError> {
+    let standing = match session.take().filter(|session| !session.is_ended()) {
+        Some(standing) => standing,
+        None => Session::connect(connect).await?,
+    };
+    let session = session.insert(standing);
+    let (mut pending, mut claimed) = (0, 0);
+    for queue in queues {
+        let counts = queue.count(session, dialect).await?;
+        pending += counts.pending;
+        claimed += counts.claimed;
+    }
+    let number = |count| u32::try_from(count).unwrap_or(u32::MAX);
+    Ok(DemandCounts { pending: number(pending), claimed: Some(number(claimed)) })
 }
 
 async fn count_claimed(api: &Api, task_queue: &str) -> Result<u32, CallError> {
@@ -90,7 +142,7 @@ async fn count_claimed(api: &Api, task_queue: &str) -> Result<u32, CallError> {
 
 impl Controller {
     pub(super) fn on_demand_report(&mut self, report: DemandReport) {
-        let DemandReport { source: DemandSource { name, key, .. }, counts } = report;
+        let DemandReport { name, key, counts } = report;
         let now = self.clock.now();
         let known = self.demands.entry(name.clone());
         let known = known.or_insert_with(|| DemandState { key: key.clone(), counts: None, error: None });

@@ -44,7 +44,7 @@ use crate::domain::time::Instant;
 use crate::host::clock::Clock;
 use crate::limits::{CONTROLLER_STATUS_REQUESTS_MAX, CONTROLLER_WORKERS_TIMEOUT};
 
-pub use external_demand::DemandSource;
+pub use external_demand::{DemandQueue, DemandSource};
 pub use queue_names::QueueNames;
 
 use commands::{CommandError, PoolCommand};

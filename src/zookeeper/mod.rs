@@ -13,6 +13,7 @@ pub mod job_queue;
 pub mod json_object;
 pub mod lock;
 pub mod map;
+pub mod queue_counts;
 pub mod semaphore;
 pub mod shards;
 pub mod submit;

@@ -1,8 +1,10 @@
 //! Each mechanism beside Zuul's own class.
 
+use journeyman::source::zookeeper::Dialect;
 use journeyman::zookeeper::components::{self, Component, ComponentState, Registration};
 use journeyman::zookeeper::event_queue::EventQueue;
 use journeyman::zookeeper::lock::{HeldLock, LockMode};
+use journeyman::zookeeper::queue_counts::QueueCounts;
 use journeyman::zookeeper::semaphore::{Holder, Places, Semaphore};
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
@@ -292,4 +294,35 @@ async fn components_of_either_side_are_listed_by_the_other() {
         components::list(&tree.session, registry, "executor").await.expect("it is answered").is_empty()
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_are_counted_by_their_state_and_tasks_by_their_lock() {
+    let Some(tree) = Tree::new().await else { return };
+    let count = async |dialect| tree.queue(dialect).count(&tree.session, dialect).await.expect("it is answered");
+    assert_eq!(count(Dialect::ZuulExecutor).await, QueueCounts::default(), "there is no queue");
+    let builds = tree.queue(Dialect::ZuulExecutor);
+    builds.ensure(&tree.session).await.expect("it is there");
+    let add = async |id: &str, data: &str| {
+        let path = builds.path("requests", id);
+        tree.session.create(&path, data.as_bytes(), CreateMode::Persistent).await.expect("it is created");
+    };
+    for (number, state) in
+        ["requested", "requested", "requested", "running", "paused", "completed", "hold", "odd"].iter().enumerate()
+    {
+        add(&number.to_string(), &format!("{{\"state\":\"{state}\"}}")).await;
+    }
+    add("unreadable", "[]").await;
+    assert_eq!(count(Dialect::ZuulExecutor).await, QueueCounts { pending: 3, claimed: 2 });
+    let tasks = tree.queue(Dialect::Native);
+    tasks.ensure(&tree.session).await.expect("it is there");
+    for path in [
+        tasks.path("requests", "a"),
+        tasks.path("requests", "b"),
+        tasks.path("locks", "b"),
+        tasks.path("locks", "gone"),
+    ] {
+        tree.session.create(&path, b"{}", CreateMode::Persistent).await.expect("it is created");
+    }
+    assert_eq!(count(Dialect::Native).await, QueueCounts { pending: 1, claimed: 1 });
 }

@@ -19,7 +19,7 @@ use super::exit::{Exit, ExitResult, Failure};
 use super::reloader::Reloader;
 use super::signals::ExitSignals;
 use super::worker::listen_http;
-use super::{amqp_setup, taskcluster_setup, worker_setup};
+use super::{amqp_setup, taskcluster_setup, worker_setup, zookeeper_setup};
 use crate::config::pool::{DemandConfig, PoolConfig};
 use crate::config::schema::Source;
 use crate::config::{Config, Environment};
@@ -191,15 +191,16 @@ fn demand_configs(
 ) -> Result<Vec<controller::DemandSource>, Failure> {
     let of = |(name, demand): (&String, &DemandConfig)| {
         let failed = |what: String| Failure::new(Exit::Config, format!("[demand.{name}]: {what}"));
-        let source = config.source.get(&demand.source).and_then(Source::as_taskcluster);
-        let source = source.ok_or_else(|| failed(format!("there is no [source.{}]", demand.source)))?;
+        let queue = match config.source.get(&demand.source) {
+            Some(Source::Taskcluster(source)) => controller::DemandQueue::Taskcluster {
+                api: taskcluster_setup::build_api(&demand.source, source, environment)?,
+                task_queue: source.task_queue.to_string(),
+            },
+            Some(Source::Zookeeper(source)) => zookeeper_setup::demand_queue(&demand.source, source)?,
+            Some(Source::Amqp(_)) | None => return Err(failed(format!("there is no [source.{}]", demand.source))),
+        };
         let too_long = || failed(format!("`key` has {KEY_BYTES_MAX} bytes at most"));
-        Ok(controller::DemandSource {
-            name: name.clone(),
-            key: Key::new(&demand.key).ok_or_else(too_long)?,
-            api: taskcluster_setup::build_api(&demand.source, source, environment)?,
-            task_queue: source.task_queue.to_string(),
-        })
+        Ok(controller::DemandSource { name: name.clone(), key: Key::new(&demand.key).ok_or_else(too_long)?, queue })
     };
     config.demand.iter().filter(|(_, demand)| demand.pool == pool).map(of).collect()
 }

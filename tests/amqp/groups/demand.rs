@@ -1,13 +1,21 @@
-//! Workers of a pool for the tasks of a Taskcluster queue, by what that counts.
+//! Workers of a pool for the tasks of a Taskcluster queue, or of a ZooKeeper, by what is counted there.
 
+use std::path::Path;
+use std::time::Duration;
+
+use journeyman::source::zookeeper::Dialect;
+use journeyman::zookeeper::job_queue::JobQueue;
+use journeyman::zookeeper::submit::Submission;
+use journeyman::zookeeper::{ConnectConfig, Session};
 use serde_json::{Value, json};
 
 use super::seen::{status, until};
 use super::{Pool, assert_includes};
 use crate::support::within;
 use crate::task_queue::{TaskQueue, client};
+use crate::wire::{Way, Wire};
 
-async fn start(folder: &std::path::Path) -> TaskQueue {
+async fn start(folder: &Path) -> TaskQueue {
     std::fs::write(folder.join("token"), "secret-token").expect("it is written");
     // Who counts for the pool may not list what is claimed in the other queue.
     let counts = ["queue:pending-count:far/side", "queue:claimed-list:far/side", "queue:pending-count:far/other"];
@@ -15,9 +23,23 @@ async fn start(folder: &std::path::Path) -> TaskQueue {
 }
 
 /// The payload of a task that ends when this file is there.
-fn waits_for(file: &std::path::Path) -> Value {
-    let waits = format!("until [ -e {} ]; do sleep 0.05; done", file.display());
-    json!({ "command": [["/bin/sh", "-c", waits]], "maxRunTime": 600 })
+fn waits_for(file: &Path) -> Value {
+    json!({ "command": [["/bin/sh", "-c", until_there(file)]], "maxRunTime": 600 })
+}
+
+fn until_there(file: &Path) -> String {
+    format!("until [ -e {} ]; do sleep 0.05; done", file.display())
+}
+
+/// What makes a controller start workers with this configuration.
+fn workers(folder: &Path, config: &str) -> String {
+    let config = format!("[worker]\nid = \"w-{{pid}}\"\n[host]\nmetadata_service = \"off\"\n{config}");
+    std::fs::write(folder.join("worker.toml"), config).expect("it is written");
+    format!(
+        "command = [\"/bin/sh\", \"-c\", 'exec {} worker --config {here}/worker.toml --work-dir {here}/$WORKER_ID']\n",
+        env!("CARGO_BIN_EXE_journeyman"),
+        here = folder.display()
+    )
 }
 
 impl TaskQueue {
@@ -39,18 +61,13 @@ async fn workers_are_started_for_the_tasks_of_a_queue_and_stopped_afterwards() {
     let Some(pool) = Pool::new().await else { return };
     let here = pool.folder.path();
     let tasks = start(here).await;
-    let worker = format!(
-        "[worker]\nid = \"w-{{pid}}\"\n[host]\nmetadata_service = \"off\"\n[source.builds]\nkind = \"taskcluster\"\nroot_url = \"{}\"\n\
-         task_queue = \"far/side\"\nclient_id = \"tester\"\naccess_token_file = \"{}\"\n",
+    let source = format!(
+        "[source.builds]\nkind = \"taskcluster\"\nroot_url = \"{}\"\ntask_queue = \"far/side\"\nclient_id = \"tester\"\n\
+         access_token_file = \"{}\"\n",
         tasks.service.root_url(),
         here.join("token").display()
     );
-    std::fs::write(here.join("worker.toml"), worker).expect("it is written");
-    let command = format!(
-        "command = [\"/bin/sh\", \"-c\", 'exec {} worker --config {here}/worker.toml --work-dir {here}/$WORKER_ID']\n",
-        env!("CARGO_BIN_EXE_journeyman"),
-        here = here.display()
-    );
+    let command = workers(here, &source);
     let demand = tasks.demand("ci", &pool, "far/side");
     let go = here.join("go");
     let ids = [tasks.create("far/side", waits_for(&go)).await, tasks.create("far/side", waits_for(&go)).await];
@@ -93,4 +110,102 @@ async fn without_the_claimed_list_only_pending_tasks_count_and_an_unreachable_qu
     tasks.service.stop().await;
     let seen = until(&socket, "it is not told any more", |seen| seen["external_demands"][0]["error"].is_string()).await;
     assert_includes(&seen, &json!({ "external_demands": [{ "pending": 1 }], "groups": [{ "wanted": 1 }] }));
+}
+
+/// A queue of tasks in a ZooKeeper.
+struct Tasks {
+    chroot: String,
+    session: Session,
+    queue: JobQueue,
+}
+
+impl Tasks {
+    async fn start() -> Option<(Self, String)> {
+        let servers = std::env::var("JOURNEYMAN_TEST_ZOOKEEPER").ok().filter(|servers| !servers.is_empty());
+        let is_needed = std::env::var("CI").is_ok_and(|value| value == "true");
+        assert!(servers.is_some() || !is_needed, "JOURNEYMAN_TEST_ZOOKEEPER is not set; tests/run sets it");
+        let Some(servers) = servers else {
+            eprintln!("NOT TESTED: JOURNEYMAN_TEST_ZOOKEEPER is not set; tests/run sets it");
+            return None;
+        };
+        let chroot = format!("/jm-test-{}", uuid::Uuid::new_v4().simple());
+        let connect = ConnectConfig {
+            servers: servers.clone(),
+            chroot: Some(chroot.clone()),
+            tls: None,
+            session_timeout: Duration::from_secs(20),
+        };
+        let session = Session::connect(&connect).await.expect("the server answers");
+        Some((Self { chroot, session, queue: JobQueue::new("/builds") }, servers))
+    }
+
+    async fn submit(&self) {
+        let submission = Submission {
+            dialect: Dialect::Native,
+            payload: json!({}),
+            precedence: 200,
+            fields: serde_json::Map::new(),
+            waits: false,
+        };
+        self.queue.add(&self.session, &submission).await.expect("it is added");
+    }
+
+    fn source(&self, servers: &str) -> String {
+        format!(
+            "[source.builds]\nkind = \"zookeeper\"\ndialect = \"native\"\nconnect = \"{servers}\"\nchroot = \"{}\"\n\
+             queue = \"/builds\"\nsession_timeout = \"4s\"\n",
+            self.chroot
+        )
+    }
+
+    fn demand(&self, pool: &Pool, servers: &str) -> String {
+        let name = &pool.name;
+        format!("[demand.zk]\nsource = \"builds\"\npool = \"{name}\"\nkey = \"builds\"\n{}", self.source(servers))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn workers_are_started_for_the_tasks_of_a_zookeeper_and_stopped_afterwards() {
+    let Some(pool) = Pool::new().await else { return };
+    let Some((tasks, servers)) = Tasks::start().await else { return };
+    let here = pool.folder.path();
+    let go = here.join("go");
+    let handler = format!(
+        "handler = \"wait\"\n[handler.wait]\nkind = \"program\"\nexec = [\"/bin/sh\", \"-c\", \"{}\"]\n",
+        until_there(&go)
+    );
+    let command = workers(here, &format!("{}{handler}", tasks.source(&servers)));
+    tasks.submit().await;
+    tasks.submit().await;
+    let delays = "unbind_delay = \"8s\"\nstop_delay = \"4s\"\nmin = 0\nmax = 4\n";
+    let _controller = pool.active(&format!("{delays}{command}{}", tasks.demand(&pool, &servers))).await;
+    let socket = pool.socket();
+    let both = |seen: &Value| seen["external_demands"][0]["claimed"] == 2 && seen["counters"]["workers_started"] == 2;
+    let seen = until(&socket, "two workers hold the two tasks", both).await;
+    let (demand, group) = (json!({ "name": "zk", "pending": 0 }), json!({ "key": "builds", "phase": "active" }));
+    assert_includes(&seen, &json!({ "external_demands": [demand], "groups": [group] }));
+    std::fs::write(&go, "").expect("it is written");
+    until(&socket, "its group is removed", |seen| seen["groups"] == json!([])).await;
+    let left = tasks.session.children("/builds/requests").await.expect("it is answered");
+    assert_eq!(left, Some(Vec::new()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_zookeeper_that_does_not_answer_keeps_its_count_and_is_counted_again_by_a_new_session() {
+    let Some(pool) = Pool::new().await else { return };
+    let Some((tasks, servers)) = Tasks::start().await else { return };
+    let wire = Wire::to(&servers).await;
+    tasks.submit().await;
+    let demand = tasks.demand(&pool, &wire.address());
+    let _controller = pool.active(&format!("command = [\"/bin/sleep\", \"600\"]\n{demand}")).await;
+    let socket = pool.socket();
+    until(&socket, "the task is counted", |seen| seen["groups"][0]["wanted"] == 1).await;
+    wire.set(Way::Stall);
+    let seen = until(&socket, "it does not answer", |seen| seen["external_demands"][0]["error"].is_string()).await;
+    assert_includes(&seen, &json!({ "external_demands": [{ "pending": 1 }], "groups": [{ "wanted": 1 }] }));
+    tasks.submit().await;
+    wire.set(Way::Carry);
+    let both = |seen: &Value| seen["external_demands"][0]["pending"] == 2;
+    let seen = until(&socket, "both tasks are counted", both).await;
+    assert!(seen["external_demands"][0]["error"].is_null(), "{seen}");
 }
