@@ -139,6 +139,31 @@ async fn a_server_whose_disk_is_full_costs_nothing_once_it_has_space_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_merge_whose_report_takes_long_is_settled_once_and_removed() {
+    let Some(tree) = Tree::new().await else { return };
+    let wire = Wire::to(&tree.connect.servers).await;
+    let mut source = tree.source(Dialect::ZuulMerger);
+    source.connect.servers = wire.address();
+    source.connect.session_timeout = Duration::from_secs(10);
+    let worker = Running::start(source, returns(|_| json!({ "merged": true })));
+    // The worker repeats a report after 0.4 s. This one is nine calls of 0.2 s each.
+    wire.set(Way::Delay(Duration::from_millis(100)));
+    let queue = tree.queue(Dialect::ZuulMerger);
+    let submission = Submission { dialect: Dialect::ZuulMerger, ..task() };
+    let id = queue.add(&tree.session, &submission).await.expect("it is added");
+    let result = queue.wait_for_result(&tree.session, Dialect::ZuulMerger, &id);
+    assert_eq!(within("the result", result).await.expect("it is read"), json!({ "merged": true }));
+    let outcomes = || worker.control.counts().sources.outcomes;
+    until("its end is counted", async || outcomes().completed + outcomes().superseded == 1).await;
+    assert_eq!(outcomes().completed, 1);
+    for folder in ["requests", "locks", "params"] {
+        let left = tree.session.children(&format!("{}/{folder}", queue.root())).await.expect("it is answered");
+        assert_eq!(left, Some(Vec::new()), "{folder}");
+    }
+    worker.drained().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn tls_with_a_client_certificate() {
     let (Ok(servers), Ok(folder)) =
         (std::env::var("JOURNEYMAN_TEST_ZOOKEEPER_TLS"), std::env::var("JOURNEYMAN_TEST_ZOOKEEPER_TLS_DIR"))

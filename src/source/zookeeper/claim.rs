@@ -50,7 +50,7 @@ pub(super) struct JobClaim {
     lock_path: String,
     results: Results,
     hold: HoldGuard,
-    state: tokio::sync::Mutex<ClaimState>,
+    state: Arc<tokio::sync::Mutex<ClaimState>>,
     /// Held while the task is paused.
     pause: Arc<tokio::sync::Mutex<()>>,
     /// The payload has ended.
@@ -77,7 +77,7 @@ impl JobClaim {
             watch: Arc::clone(watch),
             lock_path: held.lock_path(),
             results: results(Weak::clone(claim)),
-            state: tokio::sync::Mutex::new(ClaimState { held: Some(held), settled_as: None }),
+            state: Arc::new(tokio::sync::Mutex::new(ClaimState { held: Some(held), settled_as: None })),
             pause: Arc::default(),
             ended: CancellationToken::new(),
         })
@@ -115,6 +115,23 @@ impl ClaimState {
     fn running(&mut self) -> Result<&mut Box<dyn Held>, CallError> {
         self.held.as_mut().filter(|_| self.settled_as.is_none()).ok_or_else(has_ended)
     }
+
+    async fn settle(&mut self, watch: &QueueWatch, outcome: Outcome, results: &Results) -> Result<(), CallError> {
+        let gone = |message: &str| Err(gone(message));
+        match self.settled_as {
+            Some(earlier) if earlier == outcome => return Ok(()),
+            Some(earlier) => return gone(&format!("it was settled as {earlier}")),
+            None => {}
+        }
+        let Some(held) = &mut self.held else { return gone("it was abandoned") };
+        // Another worker may run the request already, and its outcome is the one that counts.
+        if watch.session.is_ended() {
+            return gone("the session has expired");
+        }
+        held.settle(watch, outcome, results).await?;
+        self.settled_as = Some(outcome);
+        Ok(())
+    }
 }
 
 impl Claim for JobClaim {
@@ -148,24 +165,17 @@ impl Claim for JobClaim {
     fn report(&self, outcome: Outcome) -> SourceFuture<'_, ()> {
         Box::pin(async move {
             self.ended.cancel();
-            let mut state = self.state.lock().await;
-            match state.settled_as {
-                Some(earlier) if earlier == outcome => return Ok(()),
-                Some(earlier) => {
-                    return Err(self.error(Refusal::Gone, "report", &format!("it was settled as {earlier}")));
-                }
-                None => {}
-            }
-            let ClaimState { held: Some(held), settled_as } = &mut *state else {
-                return Err(self.error(Refusal::Gone, "report", "it was abandoned"));
-            };
-            // Another worker may run the request already, and its outcome is the one that counts.
-            if self.watch.session.is_ended() {
-                return Err(self.error(Refusal::Gone, "report", "the session has expired"));
-            }
-            held.settle(&self.watch, outcome, &self.results).await?;
-            *settled_as = Some(outcome);
-            Ok(())
+            let (state, watch, results) = (Arc::clone(&self.state), Arc::clone(&self.watch), self.results.clone());
+            let (sender, settled) = oneshot::channel();
+            self.hold.set_settling();
+            // Not in this future: a report that takes too long is dropped and repeated, and between two writes a repetition
+            // would not know whether the request is settled.
+            self.source.spawn(async move {
+                _ = sender.send(state.lock().await.settle(&watch, outcome, &results).await);
+            });
+            let settled =
+                settled.await.unwrap_or_else(|_| Err(self.error(Refusal::Gone, "report", "the source is closed")));
+            settled.map_err(|CallError { refusal, message }| self.error(refusal, "report", &message))
         })
     }
 
@@ -185,15 +195,17 @@ impl Drop for JobClaim {
     /// The payload has ended without a report. Its lock is given up, so that others need not wait for the session to expire.
     fn drop(&mut self) {
         self.ended.cancel();
-        let ClaimState { held, settled_as } = self.state.get_mut();
-        let (watch, id) = (Arc::clone(&self.watch), self.run.task.clone());
-        if let Some(held) = held.take().filter(|_| settled_as.is_none() && !watch.session.is_ended()) {
-            self.source.spawn(async move {
-                if let Err(error) = held.abandon(watch).await {
-                    tracing::warn!(request = %id, "{}; the lock is held until the session expires", error.message);
-                }
-            });
+        let (state, watch, id) = (Arc::clone(&self.state), Arc::clone(&self.watch), self.run.task.clone());
+        if watch.session.is_ended() || state.try_lock().is_ok_and(|state| state.settled_as.is_some()) {
+            return;
         }
+        self.source.spawn(async move {
+            let mut state = state.lock().await;
+            let Some(held) = state.held.take().filter(|_| state.settled_as.is_none()) else { return };
+            if let Err(error) = held.abandon(watch).await {
+                tracing::warn!(request = %id, "{}; the lock is held until the session expires", error.message);
+            }
+        });
     }
 }
 

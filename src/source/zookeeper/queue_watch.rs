@@ -41,6 +41,8 @@ pub(super) struct QueueWatch {
 struct HeldRun {
     run: Run,
     is_canceled: bool,
+    /// The worker reports its end: its removal is no cancel.
+    is_settling: bool,
     /// It was put back and offered again before its claim has ended here.
     is_offered: bool,
 }
@@ -56,6 +58,12 @@ impl HoldGuard {
     pub(super) fn set_canceled(&self) {
         if let Some(held) = self.watch.held.lock().get_mut(&self.id) {
             held.is_canceled = true;
+        }
+    }
+
+    pub(super) fn set_settling(&self) {
+        if let Some(held) = self.watch.held.lock().get_mut(&self.id) {
+            held.is_settling = true;
         }
     }
 
@@ -158,7 +166,10 @@ impl QueueWatch {
             earlier.is_offered = true;
             return None;
         }
-        held.insert(id.clone(), HeldRun { run: run.clone(), is_canceled: false, is_offered: false });
+        held.insert(
+            id.clone(),
+            HeldRun { run: run.clone(), is_canceled: false, is_settling: false, is_offered: false },
+        );
         Some(HoldGuard { watch: Arc::clone(self), id })
     }
 
@@ -268,7 +279,7 @@ impl QueueWatch {
     }
 
     async fn cancel(&self, id: &str, events: &mpsc::Sender<SourceEvent>) {
-        let held = self.held.lock().get_mut(id).map(|held| {
+        let held = self.held.lock().get_mut(id).filter(|held| !held.is_settling).map(|held| {
             held.is_canceled = true;
             held.run.clone()
         });
