@@ -37,6 +37,9 @@ pub struct JobRequests {
     free: BTreeSet<Place>,
     /// Not offered for a while.
     deferred: BTreeSet<Box<str>>,
+    /// Changed since they were read: unlocked ones, and those whose holder may change them again.
+    unread: BTreeSet<Box<str>>,
+    unread_locked: BTreeSet<Box<str>>,
 }
 
 impl JobRequests {
@@ -52,10 +55,24 @@ impl JobRequests {
         self.put_back(id);
     }
 
+    /// A request was created or changed. It is not offered before it is read, and not read before its lock is given up.
+    pub fn on_request_changed(&mut self, id: &str) {
+        self.on_request_deleted(id);
+        let is_locked = self.contenders.contains_key(id);
+        if is_locked { &mut self.unread_locked } else { &mut self.unread }.insert(id.into());
+    }
+
+    /// The requests that have to be read now.
+    pub fn take_unread(&mut self) -> BTreeSet<Box<str>> {
+        core::mem::take(&mut self.unread)
+    }
+
     /// A request was deleted.
     pub fn on_request_deleted(&mut self, id: &str) {
         self.take(id);
         self.seen.remove(id);
+        self.unread.remove(id);
+        self.unread_locked.remove(id);
     }
 
     /// A worker has entered the lock of a request, which may be this one.
@@ -70,6 +87,7 @@ impl JobRequests {
             contenders.remove(contender);
             if contenders.is_empty() {
                 self.contenders.remove(id);
+                self.unread.extend(self.unread_locked.take(id));
             }
         }
         self.put_back(id);
@@ -153,6 +171,24 @@ mod tests {
         assert_eq!(queue.pick(|among| among - 1).as_deref(), Some("b"));
         assert_eq!(queue.pick(|among| among - 1).as_deref(), Some("a"));
         assert_eq!(queue.pick(|among| among - 1).as_deref(), Some("c"));
+    }
+
+    #[test]
+    fn a_changed_request_is_read_once_it_is_unlocked_and_offered_once_it_is_read() {
+        let mut queue = JobRequests::default();
+        let unread = |queue: &mut JobRequests| queue.take_unread().into_iter().collect::<Vec<_>>();
+        queue.on_request("a", requested(100, 1));
+        queue.on_contender("a", "x");
+        queue.on_request_changed("a");
+        assert!(unread(&mut queue).is_empty(), "its holder may change it again");
+        queue.on_contender_left("a", "x");
+        assert_eq!(queue.pick(|_| 0), None, "what was read is out of date");
+        assert_eq!(unread(&mut queue), ["a".into()]);
+        queue.on_request("a", requested(100, 1));
+        assert_eq!(queue.pick(|_| 0).as_deref(), Some("a"));
+        queue.on_request_changed("a");
+        queue.on_request_deleted("a");
+        assert!(unread(&mut queue).is_empty());
     }
 
     #[test]

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::pin::pin;
 use std::sync::Arc;
 
-use futures_util::StreamExt as _;
 use futures_util::stream;
+use futures_util::{FutureExt as _, StreamExt as _};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
@@ -35,7 +35,8 @@ pub(super) struct QueueWatch {
     resumed: Notify,
     stopped: CancellationToken,
     jitter: Mutex<Jitter>,
-    tree: tokio::sync::Mutex<TreeWatch>,
+    /// Of the requests and of the locks: a worker needs no event of the queue's other folders.
+    trees: tokio::sync::Mutex<[TreeWatch; 2]>,
 }
 
 struct HeldRun {
@@ -113,7 +114,8 @@ impl QueueWatch {
         let zone = queue.zone.clone();
         let queue = JobQueue::new(&queue.path);
         queue.ensure(session).await?;
-        let tree = TreeWatch::start(session, queue.root()).await?;
+        let tree = async |folder| TreeWatch::start(session, &format!("{}/{folder}", queue.root())).await;
+        let trees = [tree("requests").await?, tree("locks").await?];
         tracing::debug!(queue = queue.root(), session = session.id(), "watching");
         let watch = Self {
             session: Arc::clone(session),
@@ -126,7 +128,7 @@ impl QueueWatch {
             resumed: Notify::new(),
             stopped: CancellationToken::new(),
             jitter: Mutex::new(Jitter::seeded(uuid::Uuid::new_v4().as_u64_pair().0)),
-            tree: tokio::sync::Mutex::new(tree),
+            trees: tokio::sync::Mutex::new(trees),
         };
         watch.walk().await?;
         Ok(Arc::new(watch))
@@ -204,12 +206,34 @@ impl QueueWatch {
 
     /// Follows the queue until the session ends.
     pub(super) async fn run(&self, events: mpsc::Sender<SourceEvent>) {
-        let mut tree = self.tree.lock().await;
-        loop {
-            let event = tokio::select! {
+        let [requests, locks] = &mut *self.trees.lock().await;
+        // A request that is gone is seen before its lock seems free.
+        let mut next = async || {
+            tokio::select! {
                 biased;
-                () = self.stopped.cancelled() => return,
-                event = tree.next() => event,
+                event = requests.next() => event,
+                event = locks.next() => event,
+            }
+        };
+        loop {
+            // What has changed is read when no event waits, and together: events that wait for reads are claims seen late.
+            let waiting = next().now_or_never();
+            let event = if let Some(event) = waiting {
+                event
+            } else {
+                let unread = self.requests.lock().take_unread();
+                if !unread.is_empty() {
+                    if let Err(error) = self.read_all(unread).await {
+                        tracing::warn!(queue = self.queue.root(), "{error}");
+                    }
+                    self.arrived.notify_waiters();
+                    continue;
+                }
+                tokio::select! {
+                    biased;
+                    () = self.stopped.cancelled() => return,
+                    event = next() => event,
+                }
             };
             let path = match &event {
                 TreeEvent::Created(path) | TreeEvent::Changed(path) | TreeEvent::Deleted(path) => path,
@@ -233,13 +257,9 @@ impl QueueWatch {
                     self.requests.lock().on_request_deleted(id);
                     self.cancel(id, &events).await;
                 }
-                // A task of our own layout changes when an attempt is counted, which matters to nobody.
+                // An attempt was counted.
                 (TreeEvent::Changed(_), QueueNode::Request(_)) if self.dialect == Dialect::Native => continue,
-                (_, QueueNode::Request(id)) => {
-                    if let Err(error) = self.read(id).await {
-                        tracing::warn!(request = id, "{error}");
-                    }
-                }
+                (_, QueueNode::Request(id)) => self.requests.lock().on_request_changed(id),
                 (TreeEvent::Created(_), QueueNode::CancelFlag(id)) => self.cancel(id, &events).await,
                 (TreeEvent::Created(_), QueueNode::ResumeFlag(_)) => {
                     self.resumed.notify_waiters();
@@ -330,8 +350,11 @@ impl QueueWatch {
                 requests.on_contender(id, name);
             }
         }
-        let ids = self.list("requests").await?;
-        let reads = ids.into_iter().map(|id| async move { self.read(&id).await });
+        self.read_all(self.list("requests").await?).await
+    }
+
+    async fn read_all(&self, ids: impl IntoIterator<Item: AsRef<str>>) -> Result<(), Error> {
+        let reads = ids.into_iter().map(|id| async move { self.read(id.as_ref()).await });
         let reads = stream::iter(reads).buffer_unordered(ZOOKEEPER_READS_CONCURRENT_MAX);
         let reads: Vec<Result<(), Error>> = reads.collect().await;
         reads.into_iter().collect()
