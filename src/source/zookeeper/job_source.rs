@@ -231,6 +231,9 @@ impl SourceInner {
             Dialect::ZuulMerger | Dialect::ZuulExecutor => zuul::claim(self, watch, id).await,
             Dialect::Native => native::claim(self, watch, id).await,
         };
+        if let Ok(claimed) = &claimed {
+            watch.on_claim(claimed.as_ref());
+        }
         match claimed {
             // It is tried again when something about it changes, and costs the others nothing.
             Err(CallError { refusal: Refusal::Rejected | Refusal::Gone, message }) => {

@@ -15,7 +15,7 @@ use crate::domain::id::Run;
 use crate::domain::jitter::Jitter;
 use crate::domain::job_requests::{JobRequests, SeenRequest};
 use crate::limits::ZOOKEEPER_READS_CONCURRENT_MAX;
-use crate::source::{CallError, SourceEvent};
+use crate::source::{CallError, Grant, SourceEvent};
 use crate::zookeeper::janitor::{Cleaned, Janitor};
 use crate::zookeeper::job_queue::{JobQueue, RequestState};
 use crate::zookeeper::json_object::JsonObject;
@@ -148,6 +148,11 @@ impl QueueWatch {
 
     pub(super) fn put_back(&self, id: &str) {
         self.requests.lock().put_back(id);
+    }
+
+    pub(super) fn on_claim(&self, claimed: Option<&Grant>) {
+        let mut requests = self.requests.lock();
+        if claimed.is_some() { requests.on_claim_won() } else { requests.on_claim_lost() }
     }
 
     /// Does not offer a request for a while.
