@@ -24,6 +24,7 @@ mod requests;
 #[allow(dead_code, clippy::expect_used, reason = "shared with tests")]
 mod task_queue;
 mod tasks;
+mod zookeeper;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -38,8 +39,20 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 pub(crate) type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 /// The measurements, in the order in which they run.
-const NAMES: [&str; 11] =
-    ["tasks", "commands", "requests", "controller", "latency", "notice", "cancel", "idle", "leases", "trees", "start"];
+const NAMES: [&str; 12] = [
+    "tasks",
+    "commands",
+    "requests",
+    "zookeeper",
+    "controller",
+    "latency",
+    "notice",
+    "cancel",
+    "idle",
+    "leases",
+    "trees",
+    "start",
+];
 
 /// Where and how much is measured.
 pub(crate) struct Lab {
@@ -69,6 +82,7 @@ impl Lab {
             "tasks" => self.tasks().await,
             "commands" => self.commands().await,
             "requests" => self.requests().await,
+            "zookeeper" => Box::pin(self.zookeeper()).await,
             "controller" => Box::pin(self.controller()).await,
             "latency" => self.latency().await,
             "notice" => self.notice().await,

@@ -13,7 +13,9 @@ use journeyman::observe::log;
 use journeyman::source::Source;
 use journeyman::source::amqp::{AmqpSource, AmqpSourceConfig};
 use journeyman::source::taskcluster::{ArtifactStorage, Config as TaskclusterConfig, Dialect, Taskcluster};
+use journeyman::source::zookeeper::{self, ZooKeeperQueue, ZooKeeperSource, ZooKeeperSourceConfig};
 use journeyman::worker::{Control, SourceBinding, Worker, WorkerConfig};
+use journeyman::zookeeper::ConnectConfig;
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -42,6 +44,7 @@ struct NoOpWorker {
 pub(crate) enum From {
     Taskcluster { root_url: String },
     Amqp { uri: String, queue: String, activity_exchange: Option<String> },
+    Zookeeper { servers: String, chroot: String, dialect: zookeeper::Dialect, queue: String },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -114,6 +117,16 @@ pub(crate) async fn run(role: &str) -> Outcome<()> {
                 Arc::new(AmqpSource::new(AmqpSourceConfig::new(broker(&uri)?, queue.as_str().into(), "bench"))),
                 erase(NoOp::<Request> { payload, released, input: PhantomData }),
             )
+        }
+        From::Zookeeper { servers, chroot, dialect, queue } => {
+            let session_timeout = Duration::from_secs(30);
+            let queues = vec![ZooKeeperQueue { path: queue, zone: None }];
+            let connect = ConnectConfig { servers, chroot: Some(chroot), tls: None, session_timeout };
+            // Several run at once, and no two may have one name.
+            let worker_id = format!("bench-{}", std::process::id());
+            let source =
+                ZooKeeperSource::new(ZooKeeperSourceConfig { connect, dialect, queues, janitor: false, worker_id });
+            (Arc::new(source), erase(NoOp::<Empty> { payload, released, input: PhantomData }))
         }
     };
     let binding = SourceBinding { name: "bench".to_owned(), source, handler, env: Default::default() };

@@ -1,4 +1,4 @@
-//! The programs that are measured: `journeyman` with a configuration of its own, the embedded queue, a RabbitMQ.
+//! The programs that are measured: `journeyman` with a configuration of its own, the embedded queue, a RabbitMQ, a ZooKeeper.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -106,7 +106,7 @@ impl Role {
             .arg(serde_json::to_string(role)?)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(std::fs::File::create(lab.path().join("role.log"))?)
+            .stderr(std::fs::File::create(lab.fresh("role")?.join("log"))?)
             .kill_on_drop(true)
             .spawn()?;
         let (stdin, stdout) = (child.stdin.take().ok_or("stdin")?, child.stdout.take().ok_or("stdout")?);
@@ -230,8 +230,8 @@ pub(crate) struct Broker {
     folder: Option<PathBuf>,
 }
 
-fn script(action: &str, folder: &Path) -> Command {
-    let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/rabbitmq"));
+fn script(server: &str, action: &str, folder: &Path) -> Command {
+    let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support").join(server));
     command.arg(action).arg(folder).stdin(Stdio::null());
     command
 }
@@ -244,7 +244,7 @@ impl Broker {
             return Ok(Some(Self { uri, folder: None }));
         }
         let folder = lab.fresh("rabbitmq")?;
-        let output = script("start", &folder).output().await?;
+        let output = script("rabbitmq", "start", &folder).output().await?;
         let text = String::from_utf8_lossy(&output.stdout);
         let uri = text.lines().find_map(|line| line.strip_prefix("AMQP="));
         if uri.is_none() {
@@ -258,7 +258,40 @@ impl Broker {
 impl Drop for Broker {
     fn drop(&mut self) {
         if let Some(folder) = &self.folder {
-            script("kill", folder).as_std_mut().status().ok();
+            script("rabbitmq", "kill", folder).as_std_mut().status().ok();
+        }
+    }
+}
+
+/// A ZooKeeper of the run's own, or the one that the environment names.
+pub(crate) struct Ensemble {
+    pub(crate) servers: String,
+    folder: Option<PathBuf>,
+}
+
+impl Ensemble {
+    /// `None` where there is no ZooKeeper, which is printed.
+    pub(crate) async fn start(lab: &Lab) -> Outcome<Option<Self>> {
+        let named = std::env::vars().find(|(name, value)| name == "JOURNEYMAN_TEST_ZOOKEEPER" && !value.is_empty());
+        if let Some((_, servers)) = named {
+            return Ok(Some(Self { servers, folder: None }));
+        }
+        let folder = lab.fresh("zookeeper")?;
+        let output = script("zookeeper", "start", &folder).output().await?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let servers = text.lines().find_map(|line| line.strip_prefix("ZOOKEEPER="));
+        if servers.is_none() {
+            let why = String::from_utf8_lossy(&output.stderr);
+            eprintln!("NOT MEASURED: no ZooKeeper (`apt-get install zookeeper` provides it): {why}");
+        }
+        Ok(servers.map(|servers| Self { servers: servers.to_owned(), folder: Some(folder) }))
+    }
+}
+
+impl Drop for Ensemble {
+    fn drop(&mut self) {
+        if let Some(folder) = &self.folder {
+            script("zookeeper", "kill", folder).as_std_mut().status().ok();
         }
     }
 }

@@ -33,9 +33,9 @@ enum Who {
 }
 
 /// Requests a second and CPU time of each.
-struct Rate {
-    per_second: f64,
-    cpu_us: f64,
+pub(crate) struct Rate {
+    pub(crate) per_second: f64,
+    pub(crate) cpu_us: f64,
 }
 
 impl Rate {
@@ -45,7 +45,7 @@ impl Rate {
         Ok(Self { per_second: count / elapsed.as_secs_f64(), cpu_us: cpu.as_secs_f64() * 1e6 / count })
     }
 
-    fn median(rates: &[Self]) -> Self {
+    pub(crate) fn median(rates: &[Self]) -> Self {
         let middle = |of: fn(&Self) -> f64| {
             let mut all: Vec<f64> = rates.iter().map(of).collect();
             all.sort_unstable_by(f64::total_cmp);

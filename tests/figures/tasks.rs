@@ -10,9 +10,9 @@ use crate::no_op_worker::{From, Payload};
 use crate::programs::{Program, Queue, Role, TIMEOUT};
 use crate::{Lab, Outcome};
 
-/// Fails unless the worker has claimed and completed so many tasks, and nothing else happened.
-fn nothing_else(counts: &Value, tasks: usize) -> Outcome<()> {
-    let number = |name: &str| counts[name].as_u64().unwrap_or(u64::MAX);
+/// Fails unless the workers together have claimed and completed so many tasks, and nothing else happened.
+pub(crate) fn nothing_else(counts: &[Value], tasks: usize) -> Outcome<()> {
+    let number = |name: &str| counts.iter().map(|counts| counts[name].as_u64().unwrap_or(1 << 32)).sum::<u64>();
     let never = [
         "claims_refused",
         "failed",
@@ -32,7 +32,7 @@ fn nothing_else(counts: &Value, tasks: usize) -> Outcome<()> {
     if never.iter().all(|name| number(name) == 0) && done == [tasks as u64; 2] {
         return Ok(());
     }
-    Err(format!("of {tasks} tasks the worker counted {counts}").into())
+    Err(format!("of {tasks} tasks the workers counted {counts:?}").into())
 }
 
 impl Lab {
@@ -53,7 +53,7 @@ impl Lab {
             let mut worker = self.task_worker(&queue, capacity, Payload::Nothing, count)?;
             let (elapsed, cpu, counted) = worker.done().await?;
             let after = queue.program.usage()?;
-            nothing_else(&worker.counts().await?, count)?;
+            nothing_else(&[worker.counts().await?], count)?;
             worker.stop().await?;
             queue.completed_once(&tasks).await?;
             rows.push(Row {
@@ -156,7 +156,7 @@ impl Lab {
         let (after, counts) = timeout(TIMEOUT, reached("reclaims", count as u64 * each)).await??;
         worker.send("release").await?;
         worker.done().await?;
-        nothing_else(&worker.counts().await?, count)?;
+        nothing_else(&[worker.counts().await?], count)?;
         worker.stop().await?;
         queue.completed_once(&tasks).await?;
         let reclaims = counts["reclaims"].as_u64().unwrap_or_default();
