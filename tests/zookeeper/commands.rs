@@ -78,7 +78,7 @@ async fn commands_print_json() {
         }
     }
     lock.release().await.expect("it is given up");
-    assert_eq!(zk.run(&["cancel", &id]).await, (Some(0), json!({ "canceled": id })));
+    assert_eq!(zk.run(&["cancel", &id]).await, (Some(0), json!({ "request": id, "cancel": "requested" })));
 
     let cleans = HeldLock::try_take(&tree.session, "/zuul/cleanup/build_requests", LockMode::Exclusive).await;
     let cleans = cleans.expect("it is answered").expect("it is free");

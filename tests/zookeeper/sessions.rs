@@ -113,9 +113,10 @@ async fn the_server_dies(limit: &str, die: impl AsyncFnOnce(&Server, &Session)) 
     let second = queue.add(&tree.session, &task()).await.expect("it is added");
     let result = queue.wait_for_result(&tree.session, Dialect::Native, &second);
     assert_eq!(within("the result", result).await.expect("it is read")["outcome"], "completed");
-    let counts = worker.control.counts().sources;
-    assert_eq!((counts.claims, counts.outcomes.completed, counts.outcomes.lost), (2, 2, 0));
+    let control = worker.control.clone();
     worker.drained().await;
+    let counts = control.counts().sources;
+    assert_eq!((counts.claims, counts.outcomes.completed, counts.outcomes.lost), (2, 2, 0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
