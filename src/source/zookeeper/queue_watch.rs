@@ -55,13 +55,6 @@ pub(super) struct HoldGuard {
 }
 
 impl HoldGuard {
-    /// Notes a cancel that came before.
-    pub(super) fn set_canceled(&self) {
-        if let Some(held) = self.watch.held.lock().get_mut(&self.id) {
-            held.is_canceled = true;
-        }
-    }
-
     pub(super) fn set_settling(&self) {
         if let Some(held) = self.watch.held.lock().get_mut(&self.id) {
             held.is_settling = true;

@@ -70,13 +70,6 @@ pub(super) async fn claim(
             return Ok(None);
         }
     };
-    // A scheduler sets the flag while any worker, also one that comes too late, has entered the lock.
-    if dialect == Dialect::ZuulExecutor {
-        let flag = watch.queue.cancel_flag(id);
-        if watch.session.retry(|| watch.session.stat(&flag)).await?.is_some() {
-            hold.set_canceled();
-        }
-    }
     let parsed = claimed.params.as_ref().map_err(Clone::clone).and_then(|params| {
         serde_json::from_slice::<Value>(params).map_err(|error| format!("its parameters are no JSON: {error}"))
     });
@@ -85,6 +78,12 @@ pub(super) async fn claim(
         Err(error) => (Value::Null, Some(error)),
     };
     let held = HeldJob { dialect, claimed, started_at: unix_seconds(), is_result_stored: false };
+    // A scheduler sets the flag while any worker, also one that comes too late, has entered the lock.
+    let flag = watch.queue.cancel_flag(id);
+    if dialect == Dialect::ZuulExecutor && watch.session.retry(|| watch.session.stat(&flag)).await?.is_some() {
+        Box::new(held).abandon(Arc::clone(watch)).await?;
+        return Ok(None);
+    }
     // The end of the build says all that the scheduler needs.
     if let Err(error) = held.send_started(watch).await {
         tracing::warn!(request = id, "{error}");
