@@ -15,7 +15,7 @@ use serde_json::Value;
 use zookeeper_client::CreateMode;
 
 use crate::process::{Process, config};
-use crate::support::{Tree, within};
+use crate::support::{Tree, until, within};
 
 /// A queue, and workers that die one after the other.
 struct Scene {
@@ -170,4 +170,31 @@ async fn kills_at_each_step_of_a_build() {
 async fn kills_at_each_step_of_a_task() {
     let steps = ["zookeeper-claimed", "spawned", "exited", "before-report", "after-report"];
     die_at_each_step(Dialect::Native, &steps).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_clean_up_of_zuul_ends_what_our_dead_worker_held() {
+    for (dialect, part) in [(Dialect::ZuulMerger, "merger"), (Dialect::ZuulExecutor, "executor")] {
+        let Some(mut scene) = Scene::new(dialect).await else { return };
+        let (queue, session) = (scene.tree.queue(dialect), scene.tree.session.clone());
+        scene.submit().await;
+        let ended = scene.worker(Some("zookeeper-params-removed")).ends().await;
+        assert_eq!(ended.signal(), Some(Signal::KILL.as_raw()), "{}", ended.log);
+        let lock = queue.path("locks", &scene.submitted[0]);
+        until("its session ends", async || {
+            session.children(&lock).await.expect("it is answered").is_none_or(|names| names.is_empty())
+        })
+        .await;
+        let Some(mut clean_up) = scene.tree.zuul("zuul_cleanup.py", &[part]) else { return };
+        assert_eq!(clean_up.says("lost").await["path"], queue.path("requests", &scene.submitted[0]));
+        assert_eq!(clean_up.ends().await, 0);
+        if dialect == Dialect::ZuulMerger {
+            let waiting = queue.wait_for_result(&session, dialect, &scene.submitted[0]);
+            assert_eq!(within("a result", waiting).await.expect("it can be read"), serde_json::json!({}));
+        } else {
+            let events = EventQueue::of_pipeline("t", "p").read(&session).await.expect("they are read");
+            let results = events.iter().map(|event| &event.fields["event_data"]["data"]["result"]);
+            assert_eq!(results.filter(|result| !result.is_null()).collect::<Vec<_>>(), ["ABORTED"]);
+        }
+    }
 }
