@@ -3,6 +3,7 @@
 use journeyman::amqp::lapin::ExchangeKind;
 use journeyman::amqp::lapin::options::{
     BasicPublishOptions, ExchangeDeclareOptions, ExchangeDeleteOptions, QueueDeclareOptions, QueueDeleteOptions,
+    QueuePurgeOptions,
 };
 use journeyman::amqp::lapin::types::FieldTable;
 use serde_json::{Value, json};
@@ -169,20 +170,26 @@ async fn a_poison_request_is_moved_although_the_poison_queue_was_deleted() {
     let Some(pool) = Pool::new().await else { return };
     let mut controller = pool.active(&pool.killed_workers()).await;
     let poison = format!("{}-poison", pool.name);
-    pool.ask("a", "1").await;
-    // The controller declares it again every few seconds, and the workers may take longer to exit.
-    let deleting = async {
-        loop {
-            let delete = pool.client.channel.queue_delete(poison.as_str().into(), QueueDeleteOptions::default());
-            delete.await.expect("it is deleted");
+    let connection = pool.client.broker.connect("delete").await.expect("the broker lets us in");
+    // The controller declares the queue again every few seconds, and may do so just before it moves the request there.
+    let mut request = 1;
+    loop {
+        pool.ask("a", &request.to_string()).await;
+        let channel = connection.create_channel().await.expect("a channel");
+        let empty = QueueDeleteOptions { if_empty: true, ..QueueDeleteOptions::default() };
+        tokio::select! {
+            () = controller.says(" was deleted") => break,
+            () = async { while channel.queue_delete(poison.as_str().into(), empty).await.is_ok() {} } => {}
         }
-    };
-    tokio::select! {
-        () = controller.says(" was deleted") => {}
-        () = deleting => {}
+        if pool.sees("it answers", |_| true).await["counters"]["broker_disconnects"] != 0 {
+            break;
+        }
+        let channel = connection.create_channel().await.expect("a channel");
+        channel.queue_purge(poison.as_str().into(), QueuePurgeOptions::default()).await.expect("it is emptied");
+        request += 1;
     }
     pool.until(&poison, Some((1, 0))).await;
-    assert_eq!(pool.rejected("1").await, "delivery_limit");
+    assert_eq!(pool.rejected(&request.to_string()).await, "delivery_limit");
 }
 
 #[tokio::test(flavor = "multi_thread")]
