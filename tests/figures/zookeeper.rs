@@ -18,7 +18,7 @@ use journeyman::zookeeper::submit::Submission;
 use journeyman::zookeeper::{ConnectConfig, Session, Write};
 use serde_json::{Value, json};
 use tokio::process::Command;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use zookeeper_client::CreateMode;
 
 use crate::machine::{Row, cpu, millis, now};
@@ -32,6 +32,8 @@ use crate::{Lab, Outcome};
 const CAPACITY: u32 = 16;
 /// How many calls prepare and check a queue at a time.
 const CALLS_MAX: usize = 256;
+/// Until the workers have counted what has ended.
+const COUNTED_MAX: Duration = Duration::from_secs(30);
 /// How often bare calls and workers take turns.
 const ROUNDS: usize = 3;
 
@@ -232,15 +234,22 @@ impl Backlog {
         let mut workers: Vec<Role> = (0..workers).map(start).collect::<Outcome<_>>()?;
         let used = || workers.iter().map(|worker| Ok(worker.usage()?.cpu)).sum();
         let rate = self.drained(used).await?;
-        let claims = async |workers: &mut Vec<Role>| {
-            let mut counts = Vec::new();
-            for worker in workers {
-                counts.push(worker.counts().await?);
-            }
-            Outcome::Ok(counts)
-        };
         self.ended_once().await?;
-        nothing_else(&claims(&mut workers).await?, self.ids.len())?;
+        // A worker counts a task once the server has answered.
+        let counting = async {
+            loop {
+                let mut counts = Vec::new();
+                for worker in &mut workers {
+                    counts.push(worker.counts().await?);
+                }
+                let completed: u64 = counts.iter().filter_map(|counts| counts["completed"].as_u64()).sum();
+                if completed >= self.ids.len() as u64 {
+                    return nothing_else(&counts, self.ids.len());
+                }
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        timeout(COUNTED_MAX, counting).await.map_err(|_| "the workers have not counted all tasks")??;
         for worker in workers {
             worker.stop().await?;
         }
