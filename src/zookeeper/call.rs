@@ -29,9 +29,12 @@ impl Error {
         self.cause == zk::Error::NoNode
     }
 
-    /// No server answered: whether the call took effect is unknown.
+    /// No server answered: whether the call took effect is unknown. The client gives calls in flight the error of their connection.
     pub const fn is_unanswered(&self) -> bool {
-        matches!(self.cause, zk::Error::ConnectionLoss | zk::Error::Timeout | zk::Error::Throttled)
+        matches!(
+            self.cause,
+            zk::Error::ConnectionLoss | zk::Error::Timeout | zk::Error::Throttled | zk::Error::Custom(_)
+        )
     }
 }
 
@@ -219,9 +222,8 @@ fn check_size(path: &str, data: &[u8]) -> Result<(), Error> {
     if data.len() <= ZOOKEEPER_NODE_BYTES_MAX {
         return Ok(());
     }
-    let why = format!("{} bytes are more than a node may have, {ZOOKEEPER_NODE_BYTES_MAX}", data.len());
-    tracing::debug!(path, "{why}");
-    Err(Error::new("write", path, zk::Error::BadArguments(&"the data is larger than a node may be, 1,000,000 bytes")))
+    let what = format!("{} bytes to {path}", data.len());
+    Err(Error::new("write", &what, zk::Error::BadArguments(&"a node may have 1,000,000 bytes")))
 }
 
 pub(super) async fn bounded<T>(

@@ -20,6 +20,8 @@ pub(crate) enum Way {
     Stall,
     /// Carries from the broker to the worker, and nothing back.
     HalfOpen,
+    /// Carries from the worker to the broker, and no answer.
+    Unanswered,
 }
 
 /// The mode of all connections, and of some.
@@ -120,13 +122,16 @@ async fn carry(near: TcpStream, far: TcpStream, line: Line, mut cuts: watch::Rec
         stream.set_zero_linger().expect("an open socket");
         stream.set_nodelay(true).expect("an open socket");
     }
-    let (near_in, near_out) = near.into_split();
-    let (far_in, far_out) = far.into_split();
+    let (near_in, mut near_out) = near.into_split();
+    let (far_in, mut far_out) = far.into_split();
     tokio::select! {
-        () = pass(near_in, far_out, line.clone(), Side::FromWorker) => {}
-        () = pass(far_in, near_out, line, Side::FromBroker) => {}
+        () = pass(near_in, &mut far_out, line.clone(), Side::FromWorker) => return,
+        () = pass(far_in, &mut near_out, line, Side::FromBroker) => return,
         _ = cuts.changed() => {}
     }
+    // A half that is dropped closes in order, before the reset.
+    near_out.forget();
+    far_out.forget();
 }
 
 #[derive(PartialEq, Eq)]
@@ -137,7 +142,7 @@ enum Side {
 
 async fn pass(
     mut from: tokio::net::tcp::OwnedReadHalf,
-    mut to: tokio::net::tcp::OwnedWriteHalf,
+    to: &mut tokio::net::tcp::OwnedWriteHalf,
     mut line: Line,
     side: Side,
 ) {
@@ -152,7 +157,8 @@ async fn pass(
                     break;
                 }
                 Way::HalfOpen if side == Side::FromBroker => break,
-                Way::Stall | Way::HalfOpen => {
+                Way::Unanswered if side == Side::FromWorker => break,
+                Way::Stall | Way::HalfOpen | Way::Unanswered => {
                     if line.ways.changed().await.is_err() {
                         return;
                     }

@@ -1,11 +1,14 @@
 //! Lost connections and lost sessions.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use journeyman::source::zookeeper::Dialect;
-use journeyman::zookeeper::Session;
+use journeyman::zookeeper::job_queue::RequestState;
+use journeyman::zookeeper::lock::{HeldLock, LockMode};
 use journeyman::zookeeper::submit::Submission;
+use journeyman::zookeeper::{ConnectConfig, Session};
 use serde_json::json;
 use zookeeper_client::CreateMode;
 
@@ -59,6 +62,78 @@ async fn a_session_that_expires_ends_the_payload_and_another_worker_runs_the_tas
     wire.set(Way::Carry);
     second.drained().await;
     first.drained().await;
+}
+
+/// Loses the answers that are on their way.
+async fn reset(wire: &Wire) {
+    let before = wire.connections();
+    wire.cut();
+    until("another connection", async || wire.connections() > before).await;
+    wire.set(Way::Carry);
+}
+
+/// Calls whose answers a reset of the connection loses, after the server has performed them.
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_that_a_reset_connection_loses_are_asked_for_again() {
+    let Some(tree) = Tree::with_pipeline().await else { return };
+    let wire = Wire::to(&tree.connect.servers).await;
+    let connect = ConnectConfig { servers: wire.address(), ..tree.connect.clone() };
+    let session = Arc::new(Session::connect(&connect).await.expect("the server answers"));
+    let merge = Submission { dialect: Dialect::ZuulMerger, ..task() };
+    let queue = tree.queue(Dialect::ZuulMerger);
+    queue.ensure(&tree.session).await.expect("it is answered");
+    let id = queue.add(&tree.session, &merge).await.expect("it is added");
+    let (locks, path) = (queue.path("locks", &id), queue.path("requests", &id));
+    tree.session.ensure(&locks).await.expect("it is created");
+    let reset_once = async |condition: &dyn Fn(&str) -> bool| {
+        until("the server has performed it", async || {
+            let contenders = tree.session.children(&locks).await.expect("it is answered").unwrap_or_default();
+            let request = tree.session.get(&path).await.expect("it is answered").expect("it is there").0;
+            condition(&format!("{contenders:?} {}", String::from_utf8_lossy(&request)))
+        })
+        .await;
+        reset(&wire).await;
+    };
+    wire.set(Way::Unanswered);
+    let (lock, ()) = tokio::join!(
+        HeldLock::try_take(&session, &locks, LockMode::Exclusive),
+        reset_once(&|seen| seen.contains("__lock__"))
+    );
+    let lock = lock.expect("it is asked for again").expect("it is free");
+    let mut request = queue.read(&session, &id).await.expect("it is answered").expect("it is there");
+    wire.set(Way::Unanswered);
+    let (is_set, ()) = tokio::join!(
+        queue.set_state(&session, &mut request, RequestState::Running),
+        reset_once(&|seen| seen.contains("running"))
+    );
+    assert!(is_set.expect("it is asked for again"), "its own write is taken for another's");
+    wire.set(Way::Unanswered);
+    let (released, ()) = tokio::join!(lock.release(), reset_once(&|seen| seen.starts_with("[]")));
+    released.expect("it is asked for again");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_whose_end_is_not_answered_before_a_reset_is_completed_once() {
+    let Some(tree) = Tree::new().await else { return };
+    let wire = Wire::to(&tree.connect.servers).await;
+    let mut source = tree.source(Dialect::Native);
+    source.connect.servers = wire.address();
+    let (act, mut started, go_on) = waits();
+    let worker = Running::start(source, act);
+    let queue = tree.queue(Dialect::Native);
+    let id = queue.add(&tree.session, &task()).await.expect("it is added");
+    within("its start", started.recv()).await.expect("it runs");
+    wire.set(Way::Unanswered);
+    go_on.send(true).expect("it waits");
+    let result = queue.wait_for_result(&tree.session, Dialect::Native, &id);
+    assert_eq!(within("the result", result).await.expect("it is read")["outcome"], "completed");
+    reset(&wire).await;
+    let locks = format!("{}/locks", queue.root());
+    until("its lock is gone", async || {
+        tree.session.children(&locks).await.expect("it is answered").is_none_or(|locks| locks.is_empty())
+    })
+    .await;
+    worker.drained().await;
 }
 
 /// A server of the test's own, which it may kill.
@@ -177,7 +252,7 @@ async fn tls_with_a_client_certificate() {
         certificate: file("client.pem"),
         key: file("client.key"),
     };
-    let connect = journeyman::zookeeper::ConnectConfig {
+    let connect = ConnectConfig {
         servers,
         chroot: Some("/tls".to_owned()),
         tls: Some(tls),
