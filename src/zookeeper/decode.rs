@@ -7,6 +7,7 @@ use super::job_queue::JobError;
 use super::map::{self, Encoding, Row};
 use super::shards::decompress;
 use super::{Error, Session};
+use crate::limits::{ZOOKEEPER_NODE_BYTES_MAX, ZOOKEEPER_SHARDED_BYTES_MAX};
 
 /// A node with its data.
 #[derive(Debug)]
@@ -55,9 +56,9 @@ impl Session {
         };
         let last: u32 = std::str::from_utf8(last).ok().and_then(|text| text.parse().ok()).unwrap_or(0);
         let mut shards = vec![first.to_vec()];
-        for number in 1..=last {
-            let shard = self.get(&format!("{path}/{number:010}")).await?;
-            shards.push(shard.map(|(bytes, _)| bytes).unwrap_or_default());
+        for number in (1..=last).take(ZOOKEEPER_SHARDED_BYTES_MAX / ZOOKEEPER_NODE_BYTES_MAX) {
+            let Some((shard, _)) = self.get(&format!("{path}/{number:010}")).await? else { break };
+            shards.push(shard);
         }
         Ok(decompress(path, &shards).map_or_else(|error| unreadable(&error.to_string()), |data| text_or_json(&data)))
     }
@@ -93,7 +94,11 @@ fn text_or_json(bytes: &[u8]) -> Value {
 
 fn collect_paths(data: &Value, found: &mut Vec<String>) {
     match data {
-        Value::String(text) if text.starts_with('/') && !text.contains(char::is_whitespace) => found.push(text.clone()),
+        Value::String(text)
+            if text.starts_with('/') && !text.contains(|char: char| char.is_whitespace() || char.is_control()) =>
+        {
+            found.push(text.clone())
+        }
         Value::Array(items) => items.iter().for_each(|item| collect_paths(item, found)),
         Value::Object(fields) => fields.values().for_each(|value| collect_paths(value, found)),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}

@@ -11,7 +11,7 @@ use serde_json::json;
 use zookeeper_client::Stat;
 
 use super::event_queue::{EventQueue, clean_results};
-use super::job_queue::{JobError, JobQueue, JobRequest, RequestState};
+use super::job_queue::{JobError, JobQueue, JobRequest, MERGE_COMPLETED, RequestState, merge_event_kind};
 use super::lock::{HeldLock, LockMode};
 use super::{Error, Session};
 use crate::limits::{ZOOKEEPER_CLEAN_INTERVAL, ZOOKEEPER_LEFTOVER_AGE, ZOOKEEPER_SECOND_LOOK_DELAY};
@@ -94,8 +94,11 @@ impl Janitor {
             match self.queue.read(session, &id).await {
                 Ok(Some(request)) if self.is_unattended(session, &request).await? => {
                     if suspects.contains(&id) {
-                        self.end(session, request).await?;
-                        cleaned.lost.push(id);
+                        match self.end(session, request).await {
+                            Ok(()) => cleaned.lost.push(id),
+                            // It keeps no other from being ended.
+                            Err(error) => tracing::warn!(request = id, "cannot end a lost request: {error}"),
+                        }
                     } else {
                         self.suspects.insert(id);
                     }
@@ -156,12 +159,12 @@ impl Janitor {
             let result = self.queue.path("results", &request.id);
             if text("result_path").is_none() {
                 if let Some((tenant, pipeline)) = text("tenant_name").zip(text("pipeline_name")) {
-                    let data = json!({
-                        "request_uuid": request.id, "build_set_uuid": text("build_set_uuid"), "merged": false,
-                        "updated": false,
-                    });
-                    let events = EventQueue::of_pipeline(&tenant, &pipeline);
-                    events.put(session, "MergeCompletedEvent", data).await?;
+                    let kind = merge_event_kind(&request);
+                    let mut data = json!({ "request_uuid": request.id, "build_set_uuid": text("build_set_uuid") });
+                    if kind == MERGE_COMPLETED {
+                        (data["merged"], data["updated"]) = (false.into(), false.into());
+                    }
+                    EventQueue::of_pipeline(&tenant, &pipeline).put(session, kind, data).await?;
                 }
             } else if session.stat(&result).await?.is_none() {
                 self.queue.store_result(session, &request.id, b"{}").await?;

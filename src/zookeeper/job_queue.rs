@@ -90,6 +90,14 @@ impl JobRequest {
     }
 }
 
+pub(crate) const MERGE_COMPLETED: &str = "MergeCompletedEvent";
+
+/// The event that ends a merge job without a waiter.
+pub(crate) fn merge_event_kind(request: &JobRequest) -> &'static str {
+    let job_type = request.json.get::<String>("job_type");
+    if job_type.as_deref() == Some("fileschanges") { "FilesChangesCompletedEvent" } else { MERGE_COMPLETED }
+}
+
 /// A queue of requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobQueue {
@@ -250,7 +258,7 @@ impl JobQueue {
         if request.state() != Some(RequestState::Requested) {
             return Ok(Start::Settled);
         }
-        let params = match session.read_shards(&self.path("params", id)).await {
+        let mut params = match session.read_shards(&self.path("params", id)).await {
             Ok(params) => params.ok_or_else(|| "its parameters are gone".to_owned()),
             Err(ShardError::Call(error)) => return Err(error.into()),
             Err(error) => Err(error.to_string()),
@@ -258,7 +266,10 @@ impl JobQueue {
         let mut places = None;
         if let Some(info) = worker_info {
             self.put(&mut request, "worker_info", info)?;
-            places = params.as_ref().ok().and_then(|params| Places::of_build(params));
+            match params.as_ref().map_or(Ok(None), |params| Places::of_build(params)) {
+                Ok(needed) => places = needed,
+                Err(error) => params = Err(error),
+            }
         }
         if let Some(places) = &places
             && !session.acquire_semaphores(places).await?

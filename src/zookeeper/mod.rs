@@ -82,7 +82,11 @@ impl Session {
             }
         };
         let connected = tokio::time::timeout(ZOOKEEPER_CONNECT_TIMEOUT, connecting).await;
-        let client = connected.unwrap_or(Err(zk::Error::Timeout)).map_err(failed)?;
+        let no_answer = || {
+            let why = "no answer; are host and port right, with TLS or without it, and do the certificates fit?";
+            Err(zk::Error::UnexpectedError(why.to_owned()))
+        };
+        let client = connected.unwrap_or_else(|_| no_answer()).map_err(failed)?;
         let Some(chroot) = &config.chroot else { return Ok(Self { client }) };
         Self { client: client.clone() }.ensure(chroot).await?;
         let client = client.chroot(chroot.clone());

@@ -20,7 +20,7 @@ pub struct QueueCounts {
 }
 
 impl JobQueue {
-    /// Counts the requests of this queue; one that does not exist has none. Writes nothing.
+    /// Counts the requests of this queue; one that does not exist has none.
     ///
     /// # Errors
     ///

@@ -40,23 +40,32 @@ pub struct Places {
 
 impl Places {
     /// The places that the playbooks of a build need, by its parameters; `None` for most builds.
-    pub fn of_build(params: &[u8]) -> Option<Self> {
+    ///
+    /// # Errors
+    ///
+    /// If they cannot be read, in words without the parameters.
+    pub fn of_build(params: &[u8]) -> Result<Option<Self>, String> {
         #[derive(Deserialize)]
         struct Params {
             #[serde(default)]
             playbooks: Vec<Playbook>,
-            semaphore_handle: Holder,
+            semaphore_handle: Option<Holder>,
         }
         #[derive(Deserialize)]
         struct Playbook {
             #[serde(default)]
             semaphores: Vec<Semaphore>,
         }
-        let params: Params = serde_json::from_slice(params).ok()?;
+        let unreadable = |why: &str| format!("the semaphores of its parameters cannot be read: {why}");
+        let params: Params = serde_json::from_slice(params).map_err(|error| unreadable(&error.to_string()))?;
         let mut semaphores: Vec<_> = params.playbooks.into_iter().flat_map(|playbook| playbook.semaphores).collect();
         semaphores.sort_by(|one, other| one.path.cmp(&other.path));
         semaphores.dedup_by(|one, other| one.path == other.path);
-        (!semaphores.is_empty()).then_some(Self { semaphores, holder: params.semaphore_handle })
+        if semaphores.is_empty() {
+            return Ok(None);
+        }
+        let holder = params.semaphore_handle.ok_or_else(|| unreadable("there is no semaphore_handle"))?;
+        Ok(Some(Self { semaphores, holder }))
     }
 }
 
@@ -130,7 +139,14 @@ impl Session {
         for folder in folders {
             for name in self.children(&folder).await?.unwrap_or_default() {
                 let path = format!("{folder}/{name}");
-                for holder in self.semaphore_holders(&path).await? {
+                let holders = match self.semaphore_holders(&path).await {
+                    Err(error @ JobError::Unreadable { .. }) => {
+                        tracing::warn!("{error}; leaving it alone");
+                        continue;
+                    }
+                    holders => holders?,
+                };
+                for holder in holders {
                     if self.stat(&holder.buildset_path).await?.is_none() {
                         self.release_semaphore(&path, &holder).await?;
                         released.push(path.clone());

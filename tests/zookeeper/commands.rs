@@ -47,10 +47,21 @@ impl Zk {
 }
 
 /// A client with other rights than everybody's.
-async fn owner(tree: &Tree) -> Client {
+pub(crate) async fn owner(tree: &Tree) -> Client {
     let client = Client::connector().with_auth("digest", b"owner:secret").connect(&tree.connect.servers).await;
     let chroot = tree.connect.chroot.clone().expect("a chroot");
     client.expect("it is connected").chroot(chroot).map_err(drop).expect("a chroot")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_build_cannot_be_waited_for() {
+    let Some(tree) = Tree::new().await else { return };
+    let zk = Zk::on(&tree, "zuul-executor");
+    let mut command = zk.command(&["submit", "--wait"]);
+    let output = within("its end", command.stderr(Stdio::piped()).output()).await.expect("it runs");
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let requests = tree.session.children("/zuul/executor/unzoned/requests").await.expect("it is answered");
+    assert_eq!(requests.unwrap_or_default(), Vec::<String>::new());
 }
 
 #[tokio::test(flavor = "multi_thread")]

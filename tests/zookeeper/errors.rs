@@ -4,16 +4,20 @@ use futures_util::{StreamExt as _, stream};
 use journeyman::domain::id::PriorityQueue;
 use journeyman::domain::outcome::Outcome;
 use journeyman::domain::refusal::Refusal;
+use journeyman::handler::ExecuteError;
 use journeyman::source::zookeeper::{Dialect, ZooKeeperSource};
 use journeyman::source::{Grant, Source as _};
+use journeyman::task::Reply;
 use journeyman::zookeeper::components::{self, Component, ComponentState, Registration};
 use journeyman::zookeeper::event_queue::EventQueue;
+use journeyman::zookeeper::janitor::Janitor;
 use journeyman::zookeeper::job_queue::ClaimAttempt;
 use journeyman::zookeeper::submit::{CancelResult, Submission};
 use serde_json::{Value, json};
-use zookeeper_client::CreateMode;
+use zookeeper_client::{Acl, CreateMode, Permission};
 
-use crate::support::{Running, Tree, never_ends, until, within};
+use crate::commands::owner;
+use crate::support::{Running, Tree, handler, never_ends, returns, until, within};
 
 const RESULTS: &str = "/zuul/events/tenant/t/pipelines/p/result";
 
@@ -139,6 +143,12 @@ async fn a_queue_that_nobody_reads_is_refused_at_its_limit() {
     let refused = EventQueue::new(RESULTS).put(&tree.session, "MergeCompletedEvent", json!({})).await;
     let refused = refused.expect_err("Zuul would drop it").to_string();
     assert!(refused.contains("90001 unread events"), "{refused}");
+    // All tests share the server and its memory.
+    let queue = format!("{RESULTS}/queue");
+    let names = tree.session.children(&queue).await.expect("it is answered").unwrap_or_default();
+    let paths: Vec<String> = names.iter().map(|name| format!("{queue}/{name}")).collect();
+    let deletes = paths.iter().map(|path| tree.session.delete(path));
+    assert!(stream::iter(deletes).buffer_unordered(1_000).all(async |deleted| deleted.is_ok()).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -256,6 +266,85 @@ async fn a_build_waits_for_its_semaphore_and_gives_it_back() {
     assert_eq!(session.semaphore_holders(path).await.expect("it is answered"), []);
     let told = EventQueue::new("/zuul/events/tenant/t/management").read(session).await.expect("they are read");
     assert_eq!(told[0].fields["event_data"], json!({ "semaphore_name": "licence" }));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_build_whose_semaphores_cannot_be_read_is_not_run_without_them() {
+    let Some(tree) = Tree::with_pipeline().await else { return };
+    let semaphore = json!({ "name": "licence", "path": "/zuul/semaphores/t/licence", "max": null });
+    let params = json!({ "playbooks": [{ "semaphores": [semaphore] }] });
+    let queue = tree.queue(Dialect::ZuulExecutor);
+    queue.add(&tree.session, &submission(Dialect::ZuulExecutor, params)).await.expect("it is added");
+    let (act, mut started) = never_ends();
+    let worker = Running::start(tree.source(Dialect::ZuulExecutor), act);
+    until("the build has failed", async || {
+        let events = EventQueue::new(RESULTS).read(&tree.session).await.expect("they are read");
+        events.iter().any(|event| event.fields["event_data"]["data"]["result"] == "ERROR")
+    })
+    .await;
+    worker.drained().await;
+    assert!(started.try_recv().is_err(), "it was started");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_whose_result_is_larger_than_a_node_fails_once() {
+    let Some(tree) = Tree::new().await else { return };
+    let queue = tree.queue(Dialect::Native);
+    // The second fits before it is written as JSON.
+    for (result, limit) in [("x".repeat(1_500_000), None), ("\u{1}".repeat(900_000), Some("1,000,000"))] {
+        let id = submit(&tree, Dialect::Native).await;
+        let act = handler(move |_, context| {
+            let set = context.set_reply(Reply::ok(result.clone().into_bytes()));
+            std::future::ready(set.map_err(|error| ExecuteError::failed(error.to_string())))
+        });
+        let worker = Running::start(tree.source(Dialect::Native), act);
+        let waiting = queue.wait_for_result(&tree.session, Dialect::Native, &id);
+        let ended = within("its end", waiting).await.expect("it can be read");
+        assert_eq!(ended["outcome"], "failed", "{ended}");
+        let reason = ended["reason"].as_str().unwrap_or_default();
+        assert!(limit.is_none_or(|limit| reason.contains(limit)), "{reason}");
+        worker.drained().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_may_not_be_read_keeps_no_other_waiting() {
+    let Some(tree) = Tree::with_pipeline().await else { return };
+    let queue = tree.queue(Dialect::ZuulMerger);
+    let id = submit(&tree, Dialect::ZuulMerger).await;
+    let owner = owner(&tree).await;
+    owner
+        .set_acl(&queue.path("params", &id), &[Acl::new_const(Permission::ALL, "auth", "")], None)
+        .await
+        .expect("it is set");
+    let second = submit(&tree, Dialect::ZuulMerger).await;
+    let worker = Running::start(tree.source(Dialect::ZuulMerger), returns(|_| json!({})));
+    let waiting = queue.wait_for_result(&tree.session, Dialect::ZuulMerger, &second);
+    within("its result", waiting).await.expect("it can be read");
+    worker.drained().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_read_or_ended_keeps_a_janitor_from_nothing_else() {
+    let Some(tree) = Tree::with_pipeline().await else { return };
+    let session = &tree.session;
+    session.ensure("/zuul/semaphores/t").await.expect("it is created");
+    let old = br#"["old-handle"]"#;
+    session.create("/zuul/semaphores/t/s", old, CreateMode::Persistent).await.expect("it is created");
+    let queue = tree.queue(Dialect::ZuulExecutor);
+    queue.ensure(session).await.expect("it is answered");
+    // The name of the first one's tenant is no name of a node.
+    for (id, tenant) in [("a", "../.."), ("b", "t")] {
+        let build =
+            json!({ "uuid": id, "state": "running", "tenant_name": tenant, "pipeline_name": "p", "precedence": 1 });
+        let path = queue.path("requests", id);
+        session.create(&path, build.to_string().as_bytes(), CreateMode::Persistent).await.expect("it is created");
+    }
+    let mut janitor = Janitor::new(queue, Dialect::ZuulExecutor);
+    let looks = [janitor.clean(session).await, janitor.clean(session).await];
+    let lost: Vec<String> =
+        looks.into_iter().flat_map(|look| look.expect("it is answered").expect("it is free").lost).collect();
+    assert_eq!(lost, ["b"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

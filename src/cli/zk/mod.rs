@@ -17,7 +17,7 @@ use super::zookeeper_setup;
 use crate::config::Environment;
 use crate::config::schema::{Source, ZooKeeperSource};
 use crate::config::values::Span;
-use crate::source::zookeeper::ZooKeeperQueue;
+use crate::source::zookeeper::{Dialect, ZooKeeperQueue};
 use crate::zookeeper::Session;
 use crate::zookeeper::janitor::Janitor;
 use crate::zookeeper::job_queue::{JobError, JobQueue};
@@ -152,6 +152,9 @@ async fn submit(arguments: SubmitArgs, environment: &Environment) -> ExitResult 
     };
     let mut fields = arguments.field.iter().map(field).collect::<Result<serde_json::Map<_, _>, Failure>>()?;
     let (source, session, queues) = open(&arguments.source, environment).await?;
+    if arguments.wait && source.dialect == Dialect::ZuulExecutor {
+        return Err(usage("a build has no result to wait for: its scheduler gets events".to_owned()));
+    }
     let zone = arguments.zone.as_ref();
     let queue = queues.iter().find(|queue| zone.is_none() || zone == queue.zone.as_ref());
     let queue = queue.ok_or_else(|| usage("the source claims nothing of this zone".to_owned()))?;

@@ -17,6 +17,9 @@ use crate::task::{PartialReplySink, Reply, ReplyFuture, ReplyLimits, Results, ca
 
 /// How a dialect settles what it holds. Each call may be repeated.
 pub(super) trait Held: Send + 'static {
+    /// Of the handler's result.
+    fn result_bytes_max(&self) -> usize;
+
     /// The node that exists as long as the lock is held.
     fn lock_path(&self) -> String;
 
@@ -76,7 +79,7 @@ impl JobClaim {
             source: Arc::clone(source),
             watch: Arc::clone(watch),
             lock_path: held.lock_path(),
-            results: results(Weak::clone(claim)),
+            results: results(Weak::clone(claim), held.result_bytes_max()),
             state: Arc::new(tokio::sync::Mutex::new(ClaimState { held: Some(held), settled_as: None })),
             pause: Arc::default(),
             ended: CancellationToken::new(),
@@ -252,10 +255,10 @@ fn has_ended() -> CallError {
 
 /// The replies of a task that has no claim any more.
 pub(super) fn no_results() -> Results {
-    results(Weak::new())
+    results(Weak::new(), 0)
 }
 
-fn results(claim: Weak<JobClaim>) -> Results {
-    let limits = ReplyLimits { body_bytes: crate::limits::ZOOKEEPER_RESULT_BYTES_MAX, content_type_bytes: 255 };
+fn results(claim: Weak<JobClaim>, body_bytes: usize) -> Results {
+    let limits = ReplyLimits { body_bytes, content_type_bytes: 255 };
     Results::new(ClaimSink(claim), limits)
 }

@@ -235,8 +235,8 @@ impl SourceInner {
             watch.on_claim(claimed.as_ref());
         }
         match claimed {
-            // It is tried again when something about it changes, and costs the others nothing.
-            Err(CallError { refusal: Refusal::Rejected | Refusal::Gone, message }) => {
+            // It is tried again when something about it changes, and costs the others nothing. So does a node with other rights.
+            Err(CallError { refusal: Refusal::Rejected | Refusal::Gone | Refusal::Denied, message }) => {
                 tracing::warn!(request = id, "{message}");
                 Ok(None)
             }

@@ -17,7 +17,7 @@ use crate::domain::id::{Run, TaskId};
 use crate::domain::outcome::{ExceptionReason, Outcome};
 use crate::domain::refusal::Refusal;
 use crate::host::crash_points::crash_point;
-use crate::limits::ZOOKEEPER_ATTEMPTS_MAX;
+use crate::limits::{ZOOKEEPER_ATTEMPTS_MAX, ZOOKEEPER_NODE_BYTES_MAX};
 use crate::source::{CallError, Grant, RunTerms, SourceFuture};
 use crate::task::Results;
 use crate::zookeeper::json_object::JsonObject;
@@ -92,9 +92,14 @@ impl HeldTask {
             Ok(value) => value,
             Err(_) => String::from_utf8_lossy(&reply.body).into_owned().into(),
         });
-        json!({ "outcome": outcome.to_string(), "result": value, "reason": results.failure_reason() })
-            .to_string()
-            .into_bytes()
+        let result = json!({ "outcome": outcome.to_string(), "result": value, "reason": results.failure_reason() });
+        let text = result.to_string();
+        // Text may be longer as JSON.
+        if text.len() <= ZOOKEEPER_NODE_BYTES_MAX {
+            return text.into_bytes();
+        }
+        let reason = format!("its result has {} bytes; a node may have 1,000,000", text.len());
+        json!({ "outcome": Outcome::Failed.to_string(), "result": null, "reason": reason }).to_string().into_bytes()
     }
 
     /// Whether others may try again.
@@ -141,6 +146,11 @@ impl HeldTask {
 }
 
 impl Held for HeldTask {
+    /// The result is one node, with the outcome.
+    fn result_bytes_max(&self) -> usize {
+        ZOOKEEPER_NODE_BYTES_MAX - (64 << 10)
+    }
+
     fn lock_path(&self) -> String {
         self.lock_path.clone()
     }

@@ -15,11 +15,13 @@ use crate::domain::id::{Run, TaskId};
 use crate::domain::outcome::{ExceptionReason, Outcome};
 use crate::domain::refusal::Refusal;
 use crate::host::crash_points::crash_point;
-use crate::limits::{ZOOKEEPER_RETRY_DELAY, ZOOKEEPER_SEMAPHORE_RETRY};
+use crate::limits::{ZOOKEEPER_RESULT_BYTES_MAX, ZOOKEEPER_RETRY_DELAY, ZOOKEEPER_SEMAPHORE_RETRY};
 use crate::source::{CallError, Grant, RunTerms, SourceFuture};
 use crate::task::{Reply, Results, cannot_pause};
 use crate::zookeeper::event_queue::{EventQueue, event};
-use crate::zookeeper::job_queue::{ClaimAttempt, ClaimedRequest, JobError, JobRequest, RequestState};
+use crate::zookeeper::job_queue::{
+    ClaimAttempt, ClaimedRequest, JobError, JobRequest, MERGE_COMPLETED, RequestState, merge_event_kind,
+};
 use crate::zookeeper::submit::unix_seconds;
 
 struct HeldJob {
@@ -183,7 +185,7 @@ impl HeldJob {
             "result": own.get("result").and_then(Value::as_str).or(word),
             "end_time": unix_seconds(),
             "error_detail": results.failure_reason(),
-            "warnings": own.get("warnings").cloned().unwrap_or_else(|| json!([])),
+            "warnings": own.get("warnings").filter(|warnings| warnings.is_array()).cloned().unwrap_or_else(|| json!([])),
             "unreachable": false,
             "data": object(&own, "data"),
             "secret_data": object(&own, "secret_data"),
@@ -225,14 +227,13 @@ impl HeldJob {
     }
 
     fn merge_event(&self, own: &Map<String, Value>) -> (&'static str, Value) {
-        let is_files_changes = self.text("job_type").as_deref() == Some("fileschanges");
-        let kind = if is_files_changes { "FilesChangesCompletedEvent" } else { "MergeCompletedEvent" };
-        let defaults = if is_files_changes {
-            json!({ "files": [] })
-        } else {
+        let kind = merge_event_kind(self.request());
+        let defaults = if kind == MERGE_COMPLETED {
             json!({
                 "merged": false, "updated": false, "commit": null, "files": [], "repo_state": {}, "item_in_branches": [], "errors": [],
             })
+        } else {
+            json!({ "files": [] })
         };
         let Value::Object(mut data) = defaults else { unreachable!("it is an object") };
         // A value of another kind would stop the scheduler at this event, again and again.
@@ -277,10 +278,14 @@ impl HeldJob {
 
 /// A value of a handler's result that the scheduler merges into its variables.
 fn object(own: &Map<String, Value>, key: &str) -> Value {
-    own.get(key).cloned().unwrap_or_else(|| json!({}))
+    own.get(key).filter(|value| value.is_object()).cloned().unwrap_or_else(|| json!({}))
 }
 
 impl Held for HeldJob {
+    fn result_bytes_max(&self) -> usize {
+        ZOOKEEPER_RESULT_BYTES_MAX
+    }
+
     fn lock_path(&self) -> String {
         self.claimed.lock.path()
     }
