@@ -22,6 +22,7 @@ pub mod poll;
 pub mod refusal;
 pub mod service_supervisor;
 pub mod slots;
+pub mod staged;
 pub mod termination_notice;
 pub mod time;
 pub mod trace_context;

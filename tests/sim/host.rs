@@ -154,6 +154,7 @@ impl Host {
         let capacity = u32::try_from(rng.between(1, 5)).expect("small");
         let policy = WorkerPolicy {
             capacity,
+            launched_max: 0,
             poll_interval: Duration::from_millis(rng.between(lease_ms / 20, lease_ms / 4)),
             claim: claim::ClaimPolicy {
                 termination_grace: Duration::from_millis(rng.between(0, 20_000)),

@@ -17,6 +17,7 @@ mod faults;
 mod host;
 mod queue;
 mod rng;
+mod staged;
 mod world;
 
 use std::sync::atomic::{AtomicU64, Ordering};
