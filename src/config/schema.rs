@@ -501,9 +501,34 @@ pub struct ProgramHandler {
     /// Maximum run time of a task, whatever it asks for.
     #[serde(default = "max_run_time")]
     pub max_run_time: RunTime,
+    /// The program launches work elsewhere: it is called to start it, to look at it later, and to end it.
+    pub staged: Option<StagedProgram>,
     /// That of the worker.
     #[serde(skip, default = "termination_grace")]
     pub termination_grace: Span,
+}
+
+/// Work that a program launches elsewhere.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct StagedProgram {
+    /// Interval of its `verify` calls, unless the program says otherwise, at least 1 s.
+    #[serde(default = "staged_check_interval")]
+    pub check_interval: Span<1000>,
+    /// How long phases may last, by their names [built-in: for ever].
+    #[serde(default)]
+    pub phases: BTreeMap<String, Span>,
+    /// How often the work is launched again after it was lost.
+    #[serde(default = "staged_retries")]
+    pub retries: u32,
+}
+
+fn staged_check_interval() -> Span<1000> {
+    built_in("30s")
+}
+
+const fn staged_retries() -> u32 {
+    3
 }
 
 impl ProgramHandler {
@@ -515,6 +540,7 @@ impl ProgramHandler {
             schema: None,
             env_allow: env_allow(),
             max_run_time: max_run_time(),
+            staged: None,
             termination_grace: termination_grace(),
         }
     }

@@ -401,6 +401,10 @@ impl Context {
         deadline.since(self.inner.clock.now())
     }
 
+    pub(super) fn clock(&self) -> Clock {
+        self.inner.clock
+    }
+
     /// Returns the request to end early, if there is one.
     #[must_use]
     pub fn cancellation(&self) -> Option<Cancellation> {

@@ -32,6 +32,8 @@ pub mod program_messages;
 #[doc(hidden)]
 pub mod safe_open;
 pub mod sidecar;
+pub mod staged;
+mod staged_program;
 
 use std::any::{Any, TypeId};
 use std::fmt;

@@ -25,6 +25,8 @@
 //! may exit with `JOURNEYMAN_EXIT_MALFORMED` and send `{"type": "reason", "text": "…"}` lines. `check` may be the same
 //! program as `exec`. In the phase `run` that status is a failure like any other.
 //!
+//! **Work elsewhere.** With `[handler.NAME.staged]` the phases are `start`, `verify` and `cancel`; see `journeyman guide staged`.
+//!
 //! **Cancellation.** `SIGTERM` to the program's process group; after the termination grace, `SIGKILL`.
 
 use std::path::Path;
@@ -42,6 +44,8 @@ use super::environment::{self, Variables};
 use super::payload_schema::PayloadSchema;
 use super::process::{EndCause, Launch, ProcessStatus, RunLimits};
 use super::program_messages::{ProgramReport, ProgramRun, run_with_messages};
+use super::staged::{StagedRecord, drive};
+use super::staged_program::ProgramWork;
 use super::{
     Context, DynHandler, ExecuteError, ExecuteFailure, HandlerConfigError, HandlerFuture, PrepareError, PrepareFailure,
     PreparedPayload, use_absolute_program,
@@ -137,9 +141,36 @@ impl Program {
         limits: RunLimits,
         context: &Context,
     ) -> std::io::Result<ProgramRun> {
-        let env = self.environment(phase, context);
-        let document = input_document(phase, payload, context).to_string();
-        run_with_messages(Launch::new(argv, &env, context), Some(document.as_bytes()), limits, context).await
+        let (env, document) = (self.environment(phase, context), input_document(phase, payload, context));
+        self.run_document(argv, &env, &document, limits, context).await
+    }
+
+    /// Runs a phase of work that is launched elsewhere.
+    pub(super) async fn run_work_phase(
+        &self,
+        phase: &str,
+        payload: &Value,
+        record: &StagedRecord,
+        limits: RunLimits,
+        context: &Context,
+    ) -> std::io::Result<ProgramRun> {
+        let (mut env, mut document) = (self.environment(phase, context), input_document(phase, payload, context));
+        document["work"] = json!({ "launch": record.launch, "handle": record.handle, "phase": record.phase });
+        env.insert("JOURNEYMAN_LAUNCH".to_owned(), record.launch.to_string());
+        env.insert("JOURNEYMAN_HANDLE".to_owned(), record.handle.as_deref().unwrap_or_default().to_owned());
+        self.run_document(&self.inner.config.exec, &env, &document, limits, context).await
+    }
+
+    async fn run_document(
+        &self,
+        argv: &[String],
+        env: &Variables,
+        document: &Value,
+        limits: RunLimits,
+        context: &Context,
+    ) -> std::io::Result<ProgramRun> {
+        let document = document.to_string();
+        run_with_messages(Launch::new(argv, env, context), Some(document.as_bytes()), limits, context).await
     }
 
     pub(super) fn outcome(&self, ProgramRun { end, report }: &ProgramRun) -> Result<(), ExecuteError> {
@@ -209,6 +240,12 @@ impl DynHandler for Program {
             let limits =
                 RunLimits { run_time: Some(config.max_run_time.0), termination_grace: config.termination_grace.0 };
             let (program, payload) = (self.clone(), payload.clone());
+            if let Some(keys) = config.staged.clone() {
+                let work = ProgramWork { program, keys };
+                let execute: PreparedPayload =
+                    Box::new(move |context| Box::pin(async move { drive(&work, &payload, context).await }));
+                return Ok(execute);
+            }
             let execute: PreparedPayload = Box::new(move |context| {
                 Box::pin(async move { program.outcome(&program.run(&payload, limits, context).await?) })
             });

@@ -13,7 +13,8 @@ use std::process::Stdio;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use secrecy::{ExposeSecret as _, SecretString};
-use serde::Deserialize;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::unix::pipe;
 use tokio::process::ChildStdin;
@@ -21,7 +22,10 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::domain::refusal::Refusal;
-use crate::limits::{PROCESS_OUTPUT_DRAIN, PROGRAM_IGNORED_NOTES_MAX, PROGRAM_LINE_BYTES_MAX, PROGRAM_REASONS_MAX};
+use crate::limits::{
+    PROCESS_OUTPUT_DRAIN, PROGRAM_IGNORED_NOTES_MAX, PROGRAM_LINE_BYTES_MAX, PROGRAM_REASONS_MAX,
+    STAGED_CHECK_IN_SECONDS_MAX, STAGED_HANDLE_BYTES_MAX,
+};
 use crate::task::{Reply, ReplyStatus};
 
 use super::artifact::{ArtifactDeclaration, ArtifactKind, Optionality, expires_after_task};
@@ -69,6 +73,7 @@ enum ProgramMessage {
         #[serde(default = "default_resumed_file")]
         path: PathBuf,
     },
+    Work(WorkMessage),
     /// A secret to redact in the task's log from here on, and each of its lines. Earlier output is not changed.
     Redact {
         text: SecretString,
@@ -93,6 +98,31 @@ struct Answer {
     partial: bool,
 }
 
+/// What a staged program says about work that goes on.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct WorkMessage {
+    pub(super) handle: Option<String>,
+    #[serde(default = "default_work_phase")]
+    pub(super) phase: String,
+    /// When the phase began, and when the external system said so.
+    pub(super) since: Option<jiff::Timestamp>,
+    pub(super) now: Option<jiff::Timestamp>,
+    /// Seconds until the next look, or the next start.
+    #[serde(default, deserialize_with = "seconds")]
+    pub(super) check_in: Option<f64>,
+}
+
+fn default_work_phase() -> String {
+    "running".to_owned()
+}
+
+fn seconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
+    let seconds = Option::<f64>::deserialize(deserializer)?;
+    let is_valid = seconds.is_none_or(|seconds| (0.0..=STAGED_CHECK_IN_SECONDS_MAX).contains(&seconds));
+    if is_valid { Ok(seconds) } else { Err(D::Error::custom("not a time in seconds")) }
+}
+
 fn default_result_name() -> String {
     "public/result.json".to_owned()
 }
@@ -112,6 +142,8 @@ pub(super) struct ProgramRun {
 pub(super) struct ProgramReport {
     /// Why a `check` program rejected the payload.
     pub(super) reasons: Vec<String>,
+    /// The last word about staged work.
+    pub(super) work: Option<WorkMessage>,
     /// How many lines were ignored.
     pub(super) ignored_count: usize,
     /// Why the reply to a request is uncertain.
@@ -303,6 +335,13 @@ impl MessageReader<'_> {
                 return Ok(());
             }
             ProgramMessage::Pause { path } => return self.pause(&path).await,
+            ProgramMessage::Work(work) => {
+                if work.handle.as_ref().is_some_and(|handle| handle.len() > STAGED_HANDLE_BYTES_MAX) {
+                    return Err(format!("`handle` of a work is longer than {STAGED_HANDLE_BYTES_MAX} bytes"));
+                }
+                self.report.work = Some(work);
+                return Ok(());
+            }
             ProgramMessage::Redact { text } => {
                 return context.log().add_secret(text.expose_secret()).map_err(|error| error.to_string());
             }

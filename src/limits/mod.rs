@@ -140,6 +140,10 @@ pub const FOLDER_REMOVALS_MAX: usize = 5;
 pub const LEFTOVER_FOLDERS_MAX: usize = 1_000;
 pub const DISK_USAGE_INTERVAL: Duration = Duration::from_secs(5);
 pub const PROGRAM_CHECK_TIMEOUT: Duration = Duration::from_secs(60);
+/// A call of work that is launched elsewhere. One that takes longer counts as not answered.
+pub const STAGED_CALL_TIMEOUT: Duration = Duration::from_secs(60);
+pub const STAGED_CHECK_IN_SECONDS_MAX: f64 = 86_400.0;
+pub const STAGED_HANDLE_BYTES_MAX: usize = 4 << 10;
 pub const PROGRAM_LINE_BYTES_MAX: usize = 64 << 10;
 /// Ignored lines of descriptor 3 that a task's log names.
 pub const PROGRAM_IGNORED_NOTES_MAX: usize = 20;

@@ -22,3 +22,4 @@ mod logs;
 mod processes;
 mod programs;
 mod services;
+mod staged;

@@ -1,0 +1,191 @@
+//! Handlers of work that is launched elsewhere and looked at later: a batch job, a virtual machine, a pod.
+//!
+//! The worker launches it, looks at it from time to time or when it is woken up, and keeps the claim meanwhile. Held work costs no
+//! thread and no process.
+
+use std::future::{Future, pending, ready};
+
+use schemars::JsonSchema;
+use serde::de::DeserializeOwned;
+use tokio::time::timeout;
+
+use crate::domain::jitter::Jitter;
+use crate::domain::staged::{StagedAction, StagedEnd, StagedEvent, StagedState};
+use crate::host::clock::or_pending;
+use crate::limits::STAGED_CALL_TIMEOUT;
+
+use super::{Context, ExecuteError, ExecuteFailure, HandlerFuture, PayloadHandler, PrepareError};
+
+pub use crate::domain::staged::{FailureClass, PhaseLimit, Progress, StagedAnswer, StagedPolicy, StagedRecord, Stamp};
+
+/// A piece of work as its handler sees it.
+#[derive(Debug)]
+pub struct Work<'a, P> {
+    /// What the task asks for.
+    pub payload: &'a P,
+    /// Which launch it is, and how it is found.
+    pub record: &'a StagedRecord,
+    /// The task, with its log.
+    pub context: &'a Context,
+}
+
+/// A kind of work that is launched elsewhere.
+///
+/// Each method answers with what the external system says. [`StagedAnswer::Unknown`] is no verdict: the method is called again.
+/// A call that takes longer than [`STAGED_CALL_TIMEOUT`] is dropped and counts as unknown.
+pub trait StagedHandler: Send + Sync + 'static {
+    /// As [`PayloadHandler::Payload`].
+    type Payload: DeserializeOwned + JsonSchema + Send + Sync + 'static;
+
+    /// As [`PayloadHandler::describe`].
+    fn describe(&self) -> String {
+        std::any::type_name::<Self>().to_owned()
+    }
+
+    /// How long phases may last, and how often the work is launched again.
+    fn policy(&self, payload: &Self::Payload) -> StagedPolicy;
+
+    /// Checks what the payload declares before anything is launched.
+    ///
+    /// # Errors
+    ///
+    /// As [`PayloadHandler::prepare`].
+    fn prepare(
+        &self,
+        payload: &Self::Payload,
+        context: &Context,
+    ) -> impl Future<Output = Result<(), PrepareError>> + Send {
+        _ = (payload, context);
+        ready(Ok(()))
+    }
+
+    /// Looks for work of this task that was started before, by a worker that is gone or by a call whose answer was lost. Removes
+    /// that of an earlier launch, and answers [`StagedAnswer::Unknown`] until it is gone.
+    fn adopt(&self, work: Work<'_, Self::Payload>) -> impl Future<Output = StagedAnswer> + Send;
+
+    /// Launches the work. Called again after an answer that was lost, so the name of the work must be the same each time.
+    fn start(&self, work: Work<'_, Self::Payload>) -> impl Future<Output = StagedAnswer> + Send;
+
+    /// Looks at work that has started.
+    fn verify(&self, work: Work<'_, Self::Payload>) -> impl Future<Output = StagedAnswer> + Send;
+
+    /// Ends the work, if it runs, and removes what is left of it. Also called once it has ended.
+    fn cancel(&self, work: Work<'_, Self::Payload>) -> impl Future<Output = StagedAnswer> + Send;
+
+    /// Resolves when something about the work may have changed. A hint: the work is looked at without it too.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped and called anew for each wait; a change in between must resolve the next call.
+    fn wakeup(&self, work: Work<'_, Self::Payload>) -> impl Future<Output = ()> + Send {
+        _ = work;
+        pending()
+    }
+}
+
+/// Runs a [`StagedHandler`] for sources that keep the claim: `erase(Staged(handler))`.
+#[derive(Debug, Clone)]
+pub struct Staged<H>(pub H);
+
+impl<H: StagedHandler> PayloadHandler for Staged<H> {
+    type Payload = H::Payload;
+    type Prepared = H::Payload;
+
+    fn describe(&self) -> String {
+        self.0.describe()
+    }
+
+    async fn prepare(&self, payload: H::Payload, context: &Context) -> Result<H::Payload, PrepareError> {
+        self.0.prepare(&payload, context).await?;
+        Ok(payload)
+    }
+
+    async fn execute(&self, payload: H::Payload, context: &Context) -> Result<(), ExecuteError> {
+        drive(&self.0, &payload, context).await
+    }
+}
+
+/// Launches the work and looks at it until it has ended.
+pub(super) async fn drive<H: StagedHandler>(
+    handler: &H,
+    payload: &H::Payload,
+    context: &Context,
+) -> Result<(), ExecuteError> {
+    let mut actions = Vec::new();
+    let jitter = Jitter::seeded(uuid::Uuid::new_v4().as_u64_pair().0);
+    let mut state = StagedState::new(handler.policy(payload), StagedRecord::default(), jitter, &mut actions);
+    let (clock, mut is_cancel_told) = (context.clock(), false);
+    loop {
+        let work = Work { payload, record: state.record(), context };
+        let event = match actions.pop() {
+            Some(StagedAction::Adopt) => answer(handler.adopt(work)).await,
+            Some(StagedAction::Launch) => answer(handler.start(work)).await,
+            Some(StagedAction::Look) => answer(handler.verify(work)).await,
+            Some(StagedAction::Cancel) => answer(handler.cancel(work)).await,
+            Some(StagedAction::Rest(_)) => {
+                show(state.record(), context);
+                continue;
+            }
+            Some(StagedAction::End(end)) => {
+                clean_up(handler, work).await;
+                return end_of(end, context);
+            }
+            None => tokio::select! {
+                _ = context.canceled(), if !is_cancel_told => {
+                    is_cancel_told = true;
+                    StagedEvent::CancelRequested
+                }
+                () = handler.wakeup(work) => StagedEvent::WokenUp,
+                () = or_pending(state.next_deadline().map(|at| clock.sleep_until(at))) => StagedEvent::Due,
+            },
+        };
+        // What was launched meanwhile is canceled, and not looked at again first.
+        if context.cancellation().is_some() && !is_cancel_told {
+            is_cancel_told = true;
+            state.handle(StagedEvent::CancelRequested, clock.now(), &mut actions);
+        }
+        state.handle(event, clock.now(), &mut actions);
+    }
+}
+
+/// Boxed, so that work that is held costs no memory for its calls.
+fn answer<'a>(call: impl Future<Output = StagedAnswer> + Send + 'a) -> HandlerFuture<'a, StagedEvent> {
+    Box::pin(
+        async move { StagedEvent::Answered(timeout(STAGED_CALL_TIMEOUT, call).await.unwrap_or(StagedAnswer::Unknown)) },
+    )
+}
+
+/// Tells the log and the status of each new phase.
+fn show(record: &StagedRecord, context: &Context) {
+    if !record.phase.is_empty() && context.progress().as_deref() != Some(&record.phase) {
+        context.log().write_note(&format!("it is {}", record.phase));
+        context.set_progress(&record.phase);
+    }
+}
+
+async fn clean_up<H: StagedHandler>(handler: &H, work: Work<'_, H::Payload>) {
+    let log = work.context.log().clone();
+    let gone = StagedEvent::Answered(StagedAnswer::Canceled);
+    if work.record.handle.is_some() && answer(handler.cancel(work)).await != gone {
+        log.write_note("what is left of the work was not removed");
+    }
+}
+
+/// A payload that was started is not malformed (I21).
+fn end_of(end: StagedEnd, context: &Context) -> Result<(), ExecuteError> {
+    match end {
+        StagedEnd::Done => Ok(()),
+        StagedEnd::Failed { class, reason } => {
+            let failure = match class {
+                FailureClass::Task | FailureClass::Config => ExecuteFailure::Failed,
+                FailureClass::Capacity | FailureClass::Infrastructure => ExecuteFailure::Unavailable,
+            };
+            Err(ExecuteError::new(failure, reason))
+        }
+        StagedEnd::Canceled => Err(ExecuteError::failed(match context.cancellation() {
+            Some(cancellation) => cancellation.cause.message(),
+            None => "the work was ended elsewhere",
+        })),
+        StagedEnd::Superseded => Err(ExecuteError::internal("another worker goes on with the work")),
+    }
+}

@@ -1,0 +1,277 @@
+//! Work that is launched elsewhere, by programs and in Rust.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use journeyman::config::Environment;
+use journeyman::config::schema::{ProgramHandler, StagedProgram};
+use journeyman::config::values::Span;
+use journeyman::handler::erase;
+use journeyman::handler::program::Program;
+use journeyman::handler::staged::{
+    FailureClass, Progress, Staged, StagedAnswer, StagedHandler, StagedPolicy, Stamp, Work,
+};
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::sync::Notify;
+
+use crate::bench::{Bench, RunResult};
+
+/// A program whose phases append to `calls` and keep their work in the file `work`.
+fn program(script: &str, phases: &[(&str, u64)]) -> Program {
+    let head = r#"document=$(cat); echo "$JOURNEYMAN_PHASE" >>calls
+        says() { printf '{"type":"work","handle":"h7","checkIn":0.1,"phase":"%s"}\n' "$1" >&3; }
+        "#;
+    let phases = phases.iter().map(|(phase, seconds)| ((*phase).to_owned(), Span(Duration::from_secs(*seconds))));
+    let staged = StagedProgram { check_interval: Span(Duration::from_secs(1)), phases: phases.collect(), retries: 1 };
+    let argv = ["sh", "-c", &format!("{head}\n{script}")].map(str::to_owned).to_vec();
+    let config = ProgramHandler { staged: Some(staged), ..ProgramHandler::new(argv) };
+    Program::new("test", config, &Environment::default()).expect("a handler")
+}
+
+async fn run(bench: &Bench, script: &str) -> RunResult {
+    bench.run(&program(script, &[]), json!({"a": 1})).await
+}
+
+fn calls(bench: &Bench) -> Vec<String> {
+    let calls = std::fs::read_to_string(bench.workdir().join("calls")).expect("it was called");
+    calls.lines().map(str::to_owned).collect()
+}
+
+#[tokio::test]
+async fn a_program_starts_work_looks_at_it_and_is_done() {
+    let bench = Bench::new();
+    let script = r#"case $JOURNEYMAN_PHASE in
+        start) says queued ;;
+        verify) echo "$document" >document; [ -e second ] && [ -e third ] || says running; [ -e second ] && : >third; : >second ;;
+        esac"#;
+    run(&bench, script).await.completed();
+    assert_eq!(calls(&bench), ["start", "verify", "verify", "verify", "cancel"]);
+    let document = std::fs::read(bench.workdir().join("document")).expect("it was kept");
+    let document: Value = serde_json::from_slice(&document).expect("it is JSON");
+    assert_eq!(document["work"], json!({ "launch": 0, "handle": "h7", "phase": "running" }));
+    assert_eq!((&document["phase"], &document["payload"]), (&json!("verify"), &json!({"a": 1})));
+    for phase in ["it is queued", "it is running"] {
+        bench.logged(phase).await;
+    }
+}
+
+#[tokio::test]
+async fn the_exit_status_of_a_verify_decides_between_a_failure_another_launch_and_another_look() {
+    for (verify, expected, ended) in [
+        ("exit 3", vec!["start", "verify", "cancel"], "verify: exit status 3"),
+        (
+            "exit $JOURNEYMAN_EXIT_UNAVAILABLE",
+            vec!["start", "verify", "start", "verify"],
+            "the program says that it is gone",
+        ),
+        (
+            "[ -e looked ] && exit 4; : >looked; exit $JOURNEYMAN_EXIT_RETRY",
+            vec!["start", "verify", "verify", "cancel"],
+            "exit status 4",
+        ),
+        (
+            "[ -e looked ] && exit 4; : >looked; kill -KILL $$",
+            vec!["start", "verify", "verify", "cancel"],
+            "exit status 4",
+        ),
+    ] {
+        let bench = Bench::new();
+        let script = format!("case $JOURNEYMAN_PHASE in start) says running ;; verify) {verify} ;; esac");
+        let failure = format!("{:?}", run(&bench, &script).await);
+        assert!(failure.starts_with("Ran(Err(") && failure.contains(ended), "{verify}: {failure}");
+        assert_eq!(calls(&bench)[..expected.len()], expected, "{verify}");
+    }
+}
+
+#[tokio::test]
+async fn a_start_without_room_is_tried_again_later() {
+    let bench = Bench::new();
+    let script = r#"case $JOURNEYMAN_PHASE in
+        start) [ -e tried ] || { : >tried; says queued; exit $JOURNEYMAN_EXIT_RETRY; } ;;
+        esac"#;
+    run(&bench, script).await.completed();
+    assert_eq!(calls(&bench), ["start", "start"]);
+}
+
+#[tokio::test]
+async fn work_that_is_canceled_is_ended_by_the_program() {
+    let bench = Bench::new();
+    let script = r#"case $JOURNEYMAN_PHASE in
+        start | verify) says running ;;
+        cancel) : >canceled ;;
+        esac"#;
+    let canceling = async {
+        bench.logged("it is running").await;
+        bench.cancel(Duration::from_secs(30));
+    };
+    let (ended, ()) = tokio::join!(run(&bench, script), canceling);
+    ended.failed();
+    assert!(bench.workdir().join("canceled").exists());
+}
+
+#[tokio::test]
+async fn a_phase_that_lasts_too_long_fails_the_task_by_the_times_of_the_external_system() {
+    let bench = Bench::new();
+    let script = r#"case $JOURNEYMAN_PHASE in
+        start) says queued ;;
+        verify) printf '{"type":"work","phase":"queued","since":"2026-01-01T00:00:00Z","now":"2026-01-01T00:01:01Z"}\n' >&3 ;;
+        esac"#;
+    let failure = bench.run(&program(script, &[("queued", 60)]), json!({})).await.failed();
+    assert!(failure.contains("it was queued for 61 s; the limit is 60 s"), "{failure}");
+    assert_eq!(calls(&bench), ["start", "verify", "cancel"]);
+}
+
+#[tokio::test]
+async fn the_example_for_slurm_starts_a_job_once_and_follows_it() {
+    let slurm = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| slurm.path().join(name).display().to_string();
+    // Accounting knows of the job after its first start, whose answer is lost, and then of each of its states.
+    let states = path("states");
+    std::fs::write(&states, "RUNNING\nNODE_FAIL\n\nCOMPLETED\n").expect("it is written");
+    let (jobs, canceled) = (path("jobs"), path("canceled"));
+    for (name, script) in [
+        (
+            "sbatch",
+            format!(
+                "echo \"$*\" >>{jobs}; [ -e {jobs}.lost ] || {{ : >{jobs}.lost; kill -KILL $PPID; }}; wc -l <{jobs}"
+            ),
+        ),
+        (
+            "sacct",
+            format!(
+                "case $* in *--name=*) grep -n -e \"${{5#--name=}} \" {jobs} | cut -d: -f1 ;; *) sed -n 1p {states}; sed -i 1d {states} ;; esac"
+            ),
+        ),
+        ("scancel", format!("echo \"$*\" >>{canceled}")),
+    ] {
+        use std::os::unix::fs::PermissionsExt as _;
+        std::fs::write(path(name), format!("#!/bin/sh\n{script}\n")).expect("it is written");
+        std::fs::set_permissions(path(name), std::fs::Permissions::from_mode(0o755)).expect("it is set");
+    }
+    std::fs::write(&jobs, "").expect("it is written");
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/handlers/slurm.sh");
+    let staged = StagedProgram { check_interval: Span(Duration::from_secs(1)), phases: BTreeMap::new(), retries: 1 };
+    let config = ProgramHandler { staged: Some(staged), ..ProgramHandler::new(vec![example.to_owned()]) };
+    let environment = Environment::from_pairs(&[("PATH", &format!("{}:/usr/bin:/bin", slurm.path().display()))]);
+    let bench = Bench::new();
+    let handler = Program::new("slurm", config, &environment).expect("a handler");
+    bench.run(&handler, json!({ "script": "/shared/render.sh" })).await.completed();
+    let started = std::fs::read_to_string(&jobs).expect("it is read");
+    let names: Vec<_> = started.lines().map(|line| line.split_whitespace().nth(1).unwrap_or_default()).collect();
+    assert_eq!(names.len(), 2, "a job for each launch: {started}");
+    assert!(names[0].ends_with("-0") && names[1].ends_with("-1"), "{started}");
+    let canceled = std::fs::read_to_string(canceled).expect("it is read");
+    assert!(canceled.lines().last().is_some_and(|line| line.ends_with("-1")), "{canceled}");
+}
+
+/// Work in memory that answers as it is told.
+#[derive(Default)]
+struct Scripted {
+    looks: Mutex<Vec<StagedAnswer>>,
+    calls: Mutex<Vec<&'static str>>,
+    changed: Notify,
+    launches: AtomicU32,
+}
+
+fn running() -> Progress {
+    Progress { phase: "running".into(), since: None, observed_at: Stamp(0), check_in: Some(Duration::from_secs(3600)) }
+}
+
+impl StagedHandler for Scripted {
+    type Payload = Value;
+
+    fn policy(&self, _payload: &Value) -> StagedPolicy {
+        StagedPolicy {
+            phases: BTreeMap::new(),
+            infrastructure_retries: 2,
+            capacity_retries: 2,
+            check_interval: Duration::from_secs(30),
+        }
+    }
+
+    async fn adopt(&self, _work: Work<'_, Value>) -> StagedAnswer {
+        self.calls.lock().push("adopt");
+        StagedAnswer::Absent
+    }
+
+    async fn start(&self, work: Work<'_, Value>) -> StagedAnswer {
+        self.calls.lock().push("start");
+        self.launches.store(work.record.launch, Ordering::Relaxed);
+        StagedAnswer::Started { handle: "w".into(), progress: running() }
+    }
+
+    async fn verify(&self, _work: Work<'_, Value>) -> StagedAnswer {
+        self.calls.lock().push("verify");
+        self.looks.lock().pop().unwrap_or(StagedAnswer::Done)
+    }
+
+    async fn cancel(&self, _work: Work<'_, Value>) -> StagedAnswer {
+        self.calls.lock().push("cancel");
+        StagedAnswer::Canceled
+    }
+
+    async fn wakeup(&self, _work: Work<'_, Value>) {
+        self.changed.notified().await;
+    }
+}
+
+#[tokio::test]
+async fn a_wake_up_looks_at_once_and_lost_work_is_launched_again() {
+    let began = tokio::time::Instant::now();
+    let lost = StagedAnswer::Failed { class: FailureClass::Infrastructure, reason: "evicted".into() };
+    let looks = Mutex::new(vec![StagedAnswer::Done, StagedAnswer::Unknown, lost]);
+    let handler = Arc::new(Scripted { looks, ..Scripted::default() });
+    let bench = Bench::new();
+    handler.changed.notify_one();
+    let erased = erase(Staged(Shared(Arc::clone(&handler))));
+    let running = bench.run(&*erased, json!({}));
+    let waking = async {
+        while handler.launches.load(Ordering::Relaxed) == 0 {
+            tokio::task::yield_now().await;
+        }
+        handler.changed.notify_one();
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        ended = running => ended.completed(),
+        () = waking => unreachable!("it never ends"),
+    }
+    let calls = handler.calls.lock().clone();
+    let expected = ["adopt", "start", "verify", "cancel", "adopt", "start", "verify", "verify", "cancel"];
+    assert_eq!(calls, expected);
+    assert!(began.elapsed() < Duration::from_secs(60), "a wake-up was waited for: {:?}", began.elapsed());
+}
+
+/// A handler that the test sees too.
+struct Shared(Arc<Scripted>);
+
+impl StagedHandler for Shared {
+    type Payload = Value;
+
+    fn policy(&self, payload: &Value) -> StagedPolicy {
+        self.0.policy(payload)
+    }
+
+    async fn adopt(&self, work: Work<'_, Value>) -> StagedAnswer {
+        self.0.adopt(work).await
+    }
+
+    async fn start(&self, work: Work<'_, Value>) -> StagedAnswer {
+        self.0.start(work).await
+    }
+
+    async fn verify(&self, work: Work<'_, Value>) -> StagedAnswer {
+        self.0.verify(work).await
+    }
+
+    async fn cancel(&self, work: Work<'_, Value>) -> StagedAnswer {
+        self.0.cancel(work).await
+    }
+
+    async fn wakeup(&self, work: Work<'_, Value>) {
+        self.0.wakeup(work).await;
+    }
+}
