@@ -100,6 +100,7 @@ pub(super) fn worker_config(config: &Config) -> WorkerConfig {
     let worker = &config.worker;
     WorkerConfig {
         capacity: worker.capacity.into(),
+        launched_max: worker.launched_max,
         work_dir: worker.work_dir.0.clone(),
         termination_grace: worker.termination_grace.0,
         drain_deadline: Some(worker.drain_deadline.0),

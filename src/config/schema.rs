@@ -14,7 +14,7 @@ use super::values::{
 use crate::host::containment::Requirement;
 use crate::host::termination_notice::MetadataProvider;
 use crate::limits::{
-    CLAIM_TIMEOUT_MIN_MS, RUN_TIME_MIN_MS, SERVICE_PROBE_INTERVAL_MIN_MS, SERVICE_STARTUP_TIMEOUT_MIN_MS,
+    CLAIM_TIMEOUT_MIN_MS, LAUNCHED_MAX, RUN_TIME_MIN_MS, SERVICE_PROBE_INTERVAL_MIN_MS, SERVICE_STARTUP_TIMEOUT_MIN_MS,
     STATUS_POLL_MIN_MS, TASK_LOG_BYTES_MIN,
 };
 use crate::queue::Auth;
@@ -69,6 +69,10 @@ pub struct Worker {
     #[schemars(range(min = 1, max = 16384))]
     #[serde(deserialize_with = "capacity")]
     pub capacity: u16,
+    /// Maximum number of tasks beside these whose work runs elsewhere.
+    #[schemars(range(max = 100_000))]
+    #[serde(deserialize_with = "launched_max")]
+    pub launched_max: u32,
     /// Directory for the files of running tasks. Two workers cannot share one.
     pub work_dir: File,
     /// How long running tasks may continue after the first TERM or INT before their claims are released.
@@ -95,6 +99,7 @@ impl Default for Worker {
             id: built_in("{hostname}"),
             group: built_in("journeyman"),
             capacity: 1,
+            launched_max: 1_000,
             work_dir: built_in("/var/lib/journeyman/work"),
             drain_deadline: built_in("1h"),
             termination_grace: termination_grace(),
@@ -109,6 +114,15 @@ impl Default for Worker {
 }
 
 const CAPACITY_MAX: u16 = 16_384;
+
+fn launched_max<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
+    let max = u32::deserialize(from)?;
+    if max <= LAUNCHED_MAX {
+        Ok(max)
+    } else {
+        Err(D::Error::custom(format!("a whole number from 0 to {LAUNCHED_MAX}")))
+    }
+}
 
 fn capacity<'de, D: Deserializer<'de>>(from: D) -> Result<u16, D::Error> {
     let capacity = i64::deserialize(from)?;

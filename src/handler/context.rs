@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use crate::domain::id::{LocalToken, Run, TaskId};
 use crate::domain::time::Instant;
@@ -123,6 +123,8 @@ pub(crate) struct FileNames {
     pub(crate) claim: LocalToken,
     pub(crate) work_dir: WorkDirLock,
     pub(crate) log_limits: LogLimits,
+    /// Told when its work runs elsewhere.
+    pub(crate) launched: mpsc::Sender<LocalToken>,
 }
 
 impl FileNames {
@@ -399,6 +401,14 @@ impl Context {
     #[must_use]
     pub fn time_until(&self, deadline: Instant) -> std::time::Duration {
         deadline.since(self.inner.clock.now())
+    }
+
+    /// Tells the worker that nothing of the task runs here, so that it takes another one.
+    pub(super) async fn launched(&self) {
+        if let Some(names) = &self.inner.names {
+            // A worker that has ended needs no other task.
+            _ = names.launched.send(names.claim).await;
+        }
     }
 
     pub(super) fn clock(&self) -> Clock {

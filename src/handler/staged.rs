@@ -114,7 +114,7 @@ pub(super) async fn drive<H: StagedHandler>(
     let mut actions = Vec::new();
     let jitter = Jitter::seeded(uuid::Uuid::new_v4().as_u64_pair().0);
     let mut state = StagedState::new(handler.policy(payload), StagedRecord::default(), jitter, &mut actions);
-    let (clock, mut is_cancel_told) = (context.clock(), false);
+    let (clock, mut is_cancel_told, mut is_launch_told) = (context.clock(), false, false);
     loop {
         let work = Work { payload, record: state.record(), context };
         let event = match actions.pop() {
@@ -124,6 +124,10 @@ pub(super) async fn drive<H: StagedHandler>(
             Some(StagedAction::Cancel) => answer(handler.cancel(work)).await,
             Some(StagedAction::Rest(_)) => {
                 show(state.record(), context);
+                if !is_launch_told && state.record().handle.is_some() {
+                    is_launch_told = true;
+                    context.launched().await;
+                }
                 continue;
             }
             Some(StagedAction::End(end)) => {

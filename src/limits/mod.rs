@@ -140,6 +140,9 @@ pub const FOLDER_REMOVALS_MAX: usize = 5;
 pub const LEFTOVER_FOLDERS_MAX: usize = 1_000;
 pub const DISK_USAGE_INTERVAL: Duration = Duration::from_secs(5);
 pub const PROGRAM_CHECK_TIMEOUT: Duration = Duration::from_secs(60);
+/// Tasks of one worker whose work runs elsewhere.
+pub const LAUNCHED_MAX: u32 = 100_000;
+pub const LAUNCHED_EVENTS_MAX: usize = 64;
 /// A call of work that is launched elsewhere. One that takes longer counts as not answered.
 pub const STAGED_CALL_TIMEOUT: Duration = Duration::from_secs(60);
 pub const STAGED_CHECK_IN_SECONDS_MAX: f64 = 86_400.0;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 
 use crate::domain::claim::{self, KillCause};
@@ -166,10 +166,11 @@ impl ClaimRuntime {
         config: &WorkerConfig,
         work_dir: WorkDirLock,
         scope: ProcessScope,
+        launched: &mpsc::Sender<LocalToken>,
     ) -> Context {
         let run = &self.run;
         let definition = std::mem::take(&mut self.definition);
-        let names = FileNames { claim, work_dir, log_limits: config.log };
+        let names = FileNames { claim, work_dir, log_limits: config.log, launched: launched.clone() };
         let mut env = Arc::clone(&binding.env);
         if self.results.is_none()
             && let Some(group) = definition.json()["taskGroupId"].as_str()

@@ -76,6 +76,8 @@ const CONTROL_REQUESTS_MAX: usize = 16;
 pub struct WorkerConfig {
     /// Tasks that run at once. Default: 1.
     pub capacity: u32,
+    /// Tasks whose work runs elsewhere that are held beside them. Default: 1,000.
+    pub launched_max: u32,
     /// Each task gets a directory below this one, which is created if missing. One worker per directory; what a
     /// killed worker left in it is removed.
     pub work_dir: PathBuf,
@@ -118,6 +120,7 @@ impl Default for WorkerConfig {
     fn default() -> Self {
         Self {
             capacity: 1,
+            launched_max: 1_000,
             work_dir: PathBuf::from("journeyman-work"),
             termination_grace: Duration::from_secs(10),
             drain_deadline: Some(Duration::from_secs(60 * 60)),
@@ -141,6 +144,7 @@ impl WorkerConfig {
     fn policy(&self) -> WorkerPolicy {
         WorkerPolicy {
             capacity: self.capacity,
+            launched_max: self.launched_max,
             poll_interval: self.poll_interval.max(POLL_INTERVAL_MIN),
             claim: claim::ClaimPolicy {
                 termination_grace: self.termination_grace,

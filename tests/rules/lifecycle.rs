@@ -321,3 +321,25 @@ fn i08_fewer_slots_take_effect_as_tasks_end_and_more_at_once() {
     let effects = bench.happens(Event::Reconfigured(Box::new(policy(3))));
     assert!(has!(effects, Effect::Poll { max: 2, .. }), "{effects:?}");
 }
+
+#[test]
+fn a_task_that_is_launched_elsewhere_gives_its_slot_back_within_a_limit_of_its_own() {
+    let mut bench = Bench::claims(1);
+    let mut launch = |name: &str| {
+        let (claim, _) = bench.granted(name);
+        bench.tell(claim, PREPARED);
+        let effects = bench.happens(Event::Launched { claim });
+        (claim, polls(&effects), bench.worker.free_slots())
+    };
+    let (first, polled, _) = launch("T1");
+    assert_eq!(polled, 1);
+    let (_, polled, _) = launch("T2");
+    assert_eq!(polled, 1);
+    let (third, polled, free) = launch("T3");
+    assert_eq!((polled, free), (0, 0), "the policy allows two");
+    bench.happens(Event::Launched { claim: first });
+    let effects = bench.completes(first);
+    assert_eq!((polls(&effects), bench.worker.free_slots()), (0, 0), "it had no slot any more");
+    let effects = bench.completes(third);
+    assert_eq!(polls(&effects), 1, "{effects:?}");
+}

@@ -68,6 +68,7 @@ pub(crate) fn claim_policy() -> claim::ClaimPolicy {
 pub(crate) fn policy(capacity: u32) -> WorkerPolicy {
     WorkerPolicy {
         capacity,
+        launched_max: 2,
         poll_interval: secs(1),
         claim: claim_policy(),
         dequeue_alert: 10,

@@ -10,6 +10,7 @@
 mod blocking_handlers;
 mod duplicate_worker_id;
 mod faults;
+mod launched;
 mod long_runs;
 mod outcomes;
 mod recovery;

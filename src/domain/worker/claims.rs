@@ -115,6 +115,7 @@ impl Worker {
                 source,
                 run,
                 slot,
+                is_launched: false,
                 state,
                 overlap_alerted: false,
                 started_at: None,
@@ -315,6 +316,21 @@ impl Worker {
         }
     }
 
+    /// Its slot is free for another task, unless too many are launched already: then it keeps it.
+    pub(super) fn on_launched(&mut self, claim: LocalToken) {
+        if self.launched >= self.policy.launched_max {
+            return;
+        }
+        let Some(slot) = self.claims.get_mut(&claim).and_then(|held| {
+            held.is_launched = held.slot.is_some();
+            held.slot.take()
+        }) else {
+            return;
+        };
+        self.launched += 1;
+        self.slots.release([slot]);
+    }
+
     pub(super) fn on_cleanup_pending(&mut self, claim: LocalToken) {
         let run = self.claims[&claim].run.clone();
         self.effects.push_back(Effect::Alert(Alert::CleanupPending { run: run.clone() }));
@@ -338,6 +354,7 @@ impl Worker {
                 | ClaimEnd::NotGranted => self.abandoned_runs.insert(&key),
             };
         }
+        self.launched -= u32::from(held.is_launched);
         match self.cleanup_pending.get_mut(&claim) {
             // I26: the slot is not reused while processes may remain.
             Some(pending) => pending.slot = held.slot,

@@ -76,6 +76,10 @@ pub enum Event {
     },
     /// An event of one claim. One that comes after the end of the claim is ignored.
     Claim(LocalToken, ClaimEvent),
+    /// The work of the claim runs elsewhere from now on. Ignored after the end of the claim.
+    Launched {
+        claim: LocalToken,
+    },
     /// Processes of the payload may have survived SIGKILL. Precedes [`ClaimEvent::Ended`].
     CleanupPending {
         claim: LocalToken,

@@ -51,6 +51,8 @@ pub const ENDED_RUNS_MAX: usize = 4096;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerPolicy {
     pub capacity: u32,
+    /// Tasks whose work runs elsewhere that are held beside `capacity`.
+    pub launched_max: u32,
     /// The sleep when nothing is pending.
     pub poll_interval: Duration,
     pub claim: claim::ClaimPolicy,
@@ -99,6 +101,8 @@ struct ClaimEntry {
     source: SourceId,
     run: Run,
     slot: Option<Slot>,
+    /// Its work runs elsewhere, and its slot was given back.
+    is_launched: bool,
     state: ClaimState,
     /// Whether the alert of I7 was raised.
     overlap_alerted: bool,
@@ -195,6 +199,7 @@ pub struct Worker {
     drain_deadline: Option<Instant>,
     host_health: HostHealth,
     slots: Slots,
+    launched: u32,
     sources: Vec<SourceState>,
     claims: BTreeMap<LocalToken, ClaimEntry>,
     claims_by_run: BTreeMap<RunKey, LocalToken>,
@@ -235,6 +240,7 @@ impl Worker {
             drain_deadline: None,
             host_health: HostHealth::default(),
             slots: Slots::new(policy.capacity),
+            launched: 0,
             sources: sources.iter().map(feed).collect(),
             claims: BTreeMap::new(),
             claims_by_run: BTreeMap::new(),
@@ -312,6 +318,7 @@ impl Worker {
             Event::Recovered { source, sent_at, answer } => self.on_recovered(source, sent_at, answer, now),
             Event::Deleted { message, answer } => self.on_deleted(message, answer, now),
             Event::Claim(claim, event) => self.on_claim_event(claim, event, now),
+            Event::Launched { claim } => self.on_launched(claim),
             Event::CleanupPending { claim } => self.on_cleanup_pending(claim),
             Event::CleanupDone { claim } => {
                 self.slots.release(self.cleanup_pending.remove(&claim).and_then(|pending| pending.slot));

@@ -123,7 +123,7 @@ impl Engine {
     fn start_execution(&mut self, claim: LocalToken, scope: ProcessScope) -> Context {
         let live = self.calls.claim(claim);
         let binding = &self.sources[live.source.index()];
-        live.start_execution(claim, binding, &self.config, self.work_dir_lock.clone(), scope)
+        live.start_execution(claim, binding, &self.config, self.work_dir_lock.clone(), scope, &self.launched_sender)
     }
 
     fn prepare(&mut self, claim: LocalToken) {

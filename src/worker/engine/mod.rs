@@ -12,7 +12,7 @@ use futures_util::future::join_all;
 use tokio::sync::{Semaphore, mpsc, watch};
 
 use crate::domain::claim::{ClaimEvent, LossReason};
-use crate::domain::id::{ServiceId, SourceId};
+use crate::domain::id::{LocalToken, ServiceId, SourceId};
 use crate::domain::journal::EntryId;
 use crate::domain::refusal::Refusal;
 use crate::domain::service_supervisor::ServiceAvailability;
@@ -24,7 +24,7 @@ use crate::host::containment::Containment;
 use crate::host::crash_points::crash_point;
 use crate::host::resources;
 use crate::host::work_dir::{WorkDir, WorkDirLock};
-use crate::limits::SOURCES_CLOSE_TIMEOUT;
+use crate::limits::{LAUNCHED_EVENTS_MAX, SOURCES_CLOSE_TIMEOUT};
 use crate::source::{CallError, SourceEvent};
 
 use super::calls;
@@ -51,6 +51,9 @@ pub(super) struct Engine {
     pub(super) sources: Vec<SourceBinding>,
     pub(super) control: Control,
     requests: mpsc::Receiver<ControlRequest>,
+    /// Claims whose work runs elsewhere.
+    launched: mpsc::Receiver<LocalToken>,
+    pub(super) launched_sender: mpsc::Sender<LocalToken>,
     pub(super) calls: RunningCalls,
     pub(super) journal: ClaimJournal,
     pub(super) history: History,
@@ -96,6 +99,7 @@ impl Engine {
         } else {
             HandlerRuntime::dedicated(config.handler_threads)?
         };
+        let (launched_sender, launched) = mpsc::channel(LAUNCHED_EVENTS_MAX);
         // Journal entries of sidecars have tokens too.
         let last_recovered = journal.recovered_claims.len() as u64;
         let sidecars_dir = work_dir.path().join(SIDECARS_DIR);
@@ -123,6 +127,8 @@ impl Engine {
             sources,
             control,
             requests,
+            launched,
+            launched_sender,
             journal,
             sidecars,
             work_dir,
@@ -188,6 +194,7 @@ impl Engine {
             tokio::select! {
                 biased;
                 Some(request) = self.requests.recv() => request(&mut self),
+                Some(claim) = self.launched.recv() => self.handle_event(Event::Launched { claim }),
                 Some(result) = self.calls.next_result() => self.on_call_joined(result),
                 () = or_pending(deadline.map(|at| clock.sleep_until(at))) => {}
             }
