@@ -3,6 +3,7 @@
 //! lapin's own recovery is not used. It reconnects silently, so that deliveries of the lost connection are acknowledged in vain and
 //! run twice. A caller of [`Broker::connect`] knows that its connection is a new one.
 
+pub mod delay;
 pub mod headers;
 pub mod management;
 mod short_string;
