@@ -57,7 +57,9 @@ impl Places {
             semaphores: Vec<Semaphore>,
         }
         let unreadable = |why: &str| format!("the semaphores of its parameters cannot be read: {why}");
-        let params: Params = serde_json::from_slice(params).map_err(|error| unreadable(&error.to_string()))?;
+        // serde's message may quote the parameters.
+        let place = |error: serde_json::Error| unreadable(&format!("line {}, column {}", error.line(), error.column()));
+        let params: Params = serde_json::from_slice(params).map_err(place)?;
         let mut semaphores: Vec<_> = params.playbooks.into_iter().flat_map(|playbook| playbook.semaphores).collect();
         semaphores.sort_by(|one, other| one.path.cmp(&other.path));
         semaphores.dedup_by(|one, other| one.path == other.path);
