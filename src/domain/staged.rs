@@ -100,7 +100,7 @@ pub struct Progress {
 /// The answer to a call.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum StagedAnswer {
-    /// There is none.
+    /// No work of this task exists.
     Absent,
     Started {
         handle: Box<str>,
@@ -147,7 +147,7 @@ pub enum StagedAction {
     Adopt,
     Launch,
     Look,
-    /// End the work, if it runs, and remove what is left of it.
+    /// End the work, if it runs, and remove it.
     Cancel,
     /// The record is to be kept, and `Due` to be told after this time.
     Rest(Duration),
@@ -353,7 +353,7 @@ impl StagedState {
         *failures = failures.saturating_add(1);
     }
 
-    /// Each launch has a name of its own, so that what is left of an earlier one is not taken for it.
+    /// Each launch has a name of its own, so that an earlier one is not taken for it.
     fn launch_again(&mut self, class: FailureClass, now: Instant, actions: &mut Vec<StagedAction>) {
         self.count(class);
         let StagedRecord { launch, seq, infrastructure_failures, capacity_failures, .. } = self.record;

@@ -69,7 +69,7 @@ pub trait StagedHandler: Send + Sync + 'static {
     /// Looks at work that has started.
     fn verify(&self, work: Work<'_, Self::Payload>) -> impl Future<Output = StagedAnswer> + Send;
 
-    /// Ends the work, if it runs, and removes what is left of it. Also called once it has ended.
+    /// Ends the work, if it runs, and removes it. Also called once it has ended.
     fn cancel(&self, work: Work<'_, Self::Payload>) -> impl Future<Output = StagedAnswer> + Send;
 
     /// Resolves when something about the work may have changed. A hint: the work is looked at without it too.
@@ -171,7 +171,7 @@ async fn clean_up<H: StagedHandler>(handler: &H, work: Work<'_, H::Payload>) {
     let log = work.context.log().clone();
     let gone = StagedEvent::Answered(StagedAnswer::Canceled);
     if work.record.handle.is_some() && answer(handler.cancel(work)).await != gone {
-        log.write_note("what is left of the work was not removed");
+        log.write_note("the work was not removed");
     }
 }
 

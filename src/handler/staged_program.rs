@@ -13,7 +13,7 @@
 //! | any other | the task has failed | the task has failed |
 //!
 //! `start` is called again if its answer was lost, so it has to find work of the same task, attempt and launch that runs already.
-//! `cancel` ends the work, if it runs, and removes what is left; status 0 says that it is gone. It is called after the end too.
+//! `cancel` ends the work, if it runs, and removes it; status 0 says that it is gone. It is called after the end too.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
