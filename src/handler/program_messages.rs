@@ -336,8 +336,9 @@ impl MessageReader<'_> {
             }
             ProgramMessage::Pause { path } => return self.pause(&path).await,
             ProgramMessage::Work(work) => {
-                if work.handle.as_ref().is_some_and(|handle| handle.len() > STAGED_HANDLE_BYTES_MAX) {
-                    return Err(format!("`handle` of a work is longer than {STAGED_HANDLE_BYTES_MAX} bytes"));
+                let handle_bytes = work.handle.as_ref().map_or(0, String::len);
+                if handle_bytes.max(work.phase.len()) > STAGED_HANDLE_BYTES_MAX {
+                    return Err(format!("`handle` or `phase` is longer than {STAGED_HANDLE_BYTES_MAX} bytes"));
                 }
                 self.report.work = Some(work);
                 return Ok(());

@@ -115,6 +115,7 @@ pub(super) async fn drive<H: StagedHandler>(
     let jitter = Jitter::seeded(uuid::Uuid::new_v4().as_u64_pair().0);
     let mut state = StagedState::new(handler.policy(payload), StagedRecord::default(), jitter, &mut actions);
     let (clock, mut is_cancel_told, mut is_launch_told) = (context.clock(), false, false);
+    let mut shown_phase = "".into();
     loop {
         let work = Work { payload, record: state.record(), context };
         let event = match actions.pop() {
@@ -123,7 +124,7 @@ pub(super) async fn drive<H: StagedHandler>(
             Some(StagedAction::Look) => answer(handler.verify(work)).await,
             Some(StagedAction::Cancel) => answer(handler.cancel(work)).await,
             Some(StagedAction::Rest(_)) => {
-                show(state.record(), context);
+                show(&state.record().phase, &mut shown_phase, context);
                 if !is_launch_told && state.record().handle.is_some() {
                     is_launch_told = true;
                     context.launched().await;
@@ -131,7 +132,11 @@ pub(super) async fn drive<H: StagedHandler>(
                 continue;
             }
             Some(StagedAction::End(end)) => {
-                clean_up(handler, work).await;
+                match end {
+                    StagedEnd::Done | StagedEnd::Failed { .. } => clean_up(handler, work).await,
+                    // It is gone, or another worker's.
+                    StagedEnd::Canceled | StagedEnd::Superseded => {}
+                }
                 return end_of(end, context);
             }
             None => tokio::select! {
@@ -160,10 +165,11 @@ fn answer<'a>(call: impl Future<Output = StagedAnswer> + Send + 'a) -> HandlerFu
 }
 
 /// Tells the log and the status of each new phase.
-fn show(record: &StagedRecord, context: &Context) {
-    if !record.phase.is_empty() && context.progress().as_deref() != Some(&record.phase) {
-        context.log().write_note(&format!("it is {}", record.phase));
-        context.set_progress(&record.phase);
+fn show(phase: &str, shown: &mut Box<str>, context: &Context) {
+    if !phase.is_empty() && phase != &**shown {
+        context.log().write_note(&format!("it is {phase}"));
+        context.set_progress(phase);
+        *shown = phase.into();
     }
 }
 

@@ -68,6 +68,7 @@ impl Engine {
             note: self.current_note(state),
             uptime_seconds: seconds_between(self.history.started_at, now),
             capacity: self.rules.capacity(),
+            launched: self.rules.launched(),
             sources,
             claims,
             cleanup_pending,

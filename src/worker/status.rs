@@ -34,6 +34,9 @@ pub struct WorkerStatus {
     pub uptime_seconds: f64,
     /// Tasks that run at once.
     pub capacity: u32,
+    /// Held claims whose work runs elsewhere, beside these.
+    #[serde(default)]
+    pub launched: u32,
     /// The sources, in the order of the configuration.
     pub sources: Vec<SourceStatus>,
     /// The held claims, the shortest lease first.
@@ -76,6 +79,14 @@ pub struct WorkerStatus {
     pub next: Option<String>,
     /// Conditions to look into.
     pub hints: Vec<String>,
+}
+
+impl WorkerStatus {
+    /// How many slots are busy, and how many tasks run elsewhere.
+    pub(crate) fn occupancy(&self) -> String {
+        let launched = if self.launched > 0 { format!(", {} elsewhere", self.launched) } else { String::new() };
+        format!("{}/{} busy{launched}", self.claims.len().saturating_sub(self.launched as usize), self.capacity)
+    }
 }
 
 /// The status of a sidecar.

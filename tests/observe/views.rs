@@ -60,6 +60,7 @@ pub(crate) fn idle() -> WorkerStatusReply {
         note: None,
         uptime_seconds: 11_520.5,
         capacity: 4,
+        launched: 0,
         sources: vec![
             source("ci", "prov/linux-large at tc.example.com, claim-work"),
             source("nightly", "prov/nightly at tc.example.com, azure"),

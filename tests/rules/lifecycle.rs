@@ -337,6 +337,7 @@ fn a_task_that_is_launched_elsewhere_gives_its_slot_back_within_a_limit_of_its_o
     assert_eq!(polled, 1);
     let (third, polled, free) = launch("T3");
     assert_eq!((polled, free), (0, 0), "the policy allows two");
+    assert_eq!(bench.worker.launched(), 2);
     bench.happens(Event::Launched { claim: first });
     let effects = bench.completes(first);
     assert_eq!((polls(&effects), bench.worker.free_slots()), (0, 0), "it had no slot any more");

@@ -87,8 +87,7 @@ pub(in crate::cli) fn one_line(view: &WorkerStatus) -> String {
 }
 
 fn state_text(view: &WorkerStatus) -> String {
-    let mut text =
-        format!("{BOLD}{}{RESET}   {}/{} busy", view.state.as_str().to_uppercase(), view.claims.len(), view.capacity);
+    let mut text = format!("{BOLD}{}{RESET}   {}", view.state.as_str().to_uppercase(), view.occupancy());
     if !view.cleanup_pending.is_empty() {
         _ = write!(text, ", {} cleanup pending", view.cleanup_pending.len());
     }

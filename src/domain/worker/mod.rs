@@ -260,6 +260,11 @@ impl Worker {
         self.slots.free()
     }
 
+    /// Claims whose work runs elsewhere, which have no slot.
+    pub const fn launched(&self) -> u32 {
+        self.launched
+    }
+
     pub fn sources(&self) -> &[SourceState] {
         &self.sources
     }

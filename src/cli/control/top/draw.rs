@@ -61,7 +61,7 @@ fn heading(status: &WorkerStatusReply) -> Text<'static> {
     };
     let mut state = vec![
         Span::styled(view.state.as_str().to_uppercase(), Style::new().fg(color).bold()),
-        format!("  {}/{} busy", view.claims.len(), view.capacity).into(),
+        format!("  {}", view.occupancy()).into(),
     ];
     if let Some(why) = &view.blocked_message {
         state.push(format!("  not claiming: {}", strip_control_chars(why)).into());

@@ -275,6 +275,7 @@ mod tests {
             note: (state == LifecycleState::Paused).then(|| Note { by: "ana".to_owned(), text: "kernel".to_owned() }),
             uptime_seconds: 11_520.0,
             capacity: 4,
+            launched: 0,
             sources: vec![source("ci", false), source("nightly", true)],
             claims: vec![
                 task("fN1SbArXTPSVFNUvaOlinQ", 21.0, "compile\x1b[31m 63 %"),

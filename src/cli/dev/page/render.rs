@@ -52,7 +52,7 @@ fn queues(list: &TaskList) -> Markup {
             div {
                 dt { "worker" }
                 dd {
-                    (worker.claims.len()) " of " (worker.capacity) " busy"
+                    (worker.occupancy())
                     small {
                         @match &worker.blocked_message {
                             Some(why) => { (worker.state.as_str()) ": " (why) },
