@@ -145,8 +145,8 @@ pub enum StagedEvent {
 pub enum StagedAction {
     /// Look for work of this task that was started already.
     Adopt,
-    Launch,
-    Look,
+    Start,
+    Verify,
     /// End the work, if it runs, and remove it.
     Cancel,
     /// The record is to be kept, and `Due` to be told after this time.
@@ -169,8 +169,8 @@ pub enum StagedEnd {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Call {
     Adopt,
-    Launch,
-    Look,
+    Start,
+    Verify,
     /// It is canceled.
     Cancel,
     /// It has failed, and is launched again once it is gone.
@@ -200,7 +200,7 @@ pub struct StagedState {
 impl StagedState {
     /// Goes on from a record, which is empty for new work. Also that may have been started before, by a worker that is gone.
     pub fn new(policy: StagedPolicy, record: StagedRecord, jitter: Jitter, actions: &mut Vec<StagedAction>) -> Self {
-        let first = if record.handle.is_some() { Call::Look } else { Call::Adopt };
+        let first = if record.handle.is_some() { Call::Verify } else { Call::Adopt };
         let (stage, unknown) = (Stage::Ended, Backoff::NEW);
         let mut state = Self { policy, record, stage, unknown, is_woken: false, is_canceled: false, jitter };
         state.call(first, actions);
@@ -223,7 +223,7 @@ impl StagedState {
         match (event, self.stage.clone()) {
             (StagedEvent::Answered(answer), Stage::Calling(call)) => self.on_answer(call, answer, now, actions),
             (StagedEvent::WokenUp, Stage::Calling(_)) => self.is_woken = true,
-            (StagedEvent::WokenUp, Stage::Resting { next: Call::Look, .. }) => self.call(Call::Look, actions),
+            (StagedEvent::WokenUp, Stage::Resting { next: Call::Verify, .. }) => self.call(Call::Verify, actions),
             (StagedEvent::Due, Stage::Resting { until, next }) if until <= now => self.call(next, actions),
             (StagedEvent::CancelRequested, Stage::Calling(_)) => self.is_canceled = true,
             // Also before it has started: a launch without an answer may have done so.
@@ -243,8 +243,8 @@ impl StagedState {
                 let next = match call {
                     _ if self.is_canceled => Call::Cancel,
                     // The answer was lost, perhaps, and not the launch.
-                    Call::Launch => Call::Adopt,
-                    Call::Adopt | Call::Look | Call::Cancel | Call::Remove(_) => call,
+                    Call::Start => Call::Adopt,
+                    Call::Adopt | Call::Verify | Call::Cancel | Call::Remove(_) => call,
                 };
                 let wait = self.unknown.wait(UNKNOWN_RETRY, None, &mut self.jitter);
                 return self.rest(wait, next, now, actions);
@@ -257,7 +257,7 @@ impl StagedState {
             ) if self.is_canceled => {
                 self.end(StagedEnd::Canceled, actions);
             }
-            (StagedAnswer::Absent, Call::Adopt) => self.call(Call::Launch, actions),
+            (StagedAnswer::Absent, Call::Adopt) => self.call(Call::Start, actions),
             (StagedAnswer::Absent | StagedAnswer::Canceled | StagedAnswer::Lost { .. }, Call::Remove(class)) => {
                 self.launch_again(class, now, actions);
             }
@@ -292,8 +292,8 @@ impl StagedState {
         match call {
             // It takes its time to end.
             Call::Cancel | Call::Remove(_) => return self.rest(check_in, call, now, actions),
-            Call::Adopt | Call::Launch | Call::Look if self.is_canceled => return self.call(Call::Cancel, actions),
-            Call::Adopt | Call::Launch | Call::Look => {}
+            Call::Adopt | Call::Start | Call::Verify if self.is_canceled => return self.call(Call::Cancel, actions),
+            Call::Adopt | Call::Start | Call::Verify => {}
         }
         let Some(PhaseLimit { lasts_max, class }) = self.policy.phases.get(&self.record.phase).cloned() else {
             return self.look_again(check_in, now, actions);
@@ -309,9 +309,9 @@ impl StagedState {
 
     fn look_again(&mut self, check_in: Duration, now: Instant, actions: &mut Vec<StagedAction>) {
         if core::mem::take(&mut self.is_woken) {
-            self.call(Call::Look, actions);
+            self.call(Call::Verify, actions);
         } else {
-            self.rest(check_in, Call::Look, now, actions);
+            self.rest(check_in, Call::Verify, now, actions);
         }
     }
 
@@ -368,8 +368,8 @@ impl StagedState {
         self.stage = Stage::Calling(call);
         actions.push(match call {
             Call::Adopt => StagedAction::Adopt,
-            Call::Launch => StagedAction::Launch,
-            Call::Look => StagedAction::Look,
+            Call::Start => StagedAction::Start,
+            Call::Verify => StagedAction::Verify,
             Call::Cancel | Call::Remove(_) => StagedAction::Cancel,
         });
     }

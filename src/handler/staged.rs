@@ -120,8 +120,8 @@ pub(super) async fn drive<H: StagedHandler>(
         let work = Work { payload, record: state.record(), context };
         let event = match actions.pop() {
             Some(StagedAction::Adopt) => answer(handler.adopt(work)).await,
-            Some(StagedAction::Launch) => answer(handler.start(work)).await,
-            Some(StagedAction::Look) => answer(handler.verify(work)).await,
+            Some(StagedAction::Start) => answer(handler.start(work)).await,
+            Some(StagedAction::Verify) => answer(handler.verify(work)).await,
             Some(StagedAction::Cancel) => answer(handler.cancel(work)).await,
             Some(StagedAction::Rest(_)) => {
                 show(&state.record().phase, &mut shown_phase, context);

@@ -101,8 +101,8 @@ impl World {
             let record = rules.record().clone();
             let answer = match actions.pop().expect("the rules say what is next") {
                 StagedAction::Adopt => self.adopt(state, &record),
-                StagedAction::Launch => launch(state, record.launch),
-                StagedAction::Look => look(state, &record),
+                StagedAction::Start => launch(state, record.launch),
+                StagedAction::Verify => look(state, &record),
                 StagedAction::Cancel => {
                     remove(state, record.launch);
                     StagedAnswer::Canceled

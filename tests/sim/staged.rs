@@ -203,8 +203,8 @@ impl World {
             self.now += self.rng.below(400);
             let answer = match action {
                 StagedAction::Adopt => self.adopt(task, state.record()),
-                StagedAction::Launch => self.launch(task, state.record().launch),
-                StagedAction::Look => self.look(task, state.record()),
+                StagedAction::Start => self.launch(task, state.record().launch),
+                StagedAction::Verify => self.look(task, state.record()),
                 StagedAction::Cancel => self.remove(task, state.record().launch),
                 StagedAction::Rest(wait) => {
                     let due = self.now + u64::try_from(wait.as_millis()).expect("a wait");
