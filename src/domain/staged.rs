@@ -20,6 +20,9 @@ use super::time::Instant;
 /// Between calls without an answer.
 pub const UNKNOWN_RETRY: backoff::Policy =
     backoff::Policy { first: Duration::from_secs(1), max: Duration::from_secs(60) };
+/// Before work that was lost is launched again; doubled each time.
+pub const LAUNCH_AGAIN_FIRST: Duration = Duration::from_secs(1);
+pub const LAUNCH_AGAIN_MAX: Duration = Duration::from_secs(60);
 /// The shortest time between two scheduled looks.
 pub const CHECK_IN_MIN: Duration = Duration::from_millis(100);
 
@@ -63,7 +66,7 @@ pub struct StagedPolicy {
     pub phases: BTreeMap<Box<str>, PhaseLimit>,
     /// How often the work is launched again after failures of the external system.
     pub infrastructure_retries: u32,
-    /// How often it is launched again because there was no room.
+    /// How often a start is tried again because there was no room.
     pub capacity_retries: u32,
     /// Between two looks, unless the handler says otherwise.
     pub check_interval: Duration,
@@ -173,7 +176,7 @@ enum Call {
     Verify,
     /// It is canceled.
     Cancel,
-    /// It has failed, and is launched again once it is gone.
+    /// It has failed. Once it is gone, it is launched again or ends.
     Remove(FailureClass),
 }
 
@@ -194,6 +197,8 @@ pub struct StagedState {
     /// A wake-up came during a call that may have looked before it.
     is_woken: bool,
     is_canceled: bool,
+    /// Why it ends once it is gone, and is not launched again.
+    failure: Option<Box<str>>,
     jitter: Jitter,
 }
 
@@ -202,7 +207,8 @@ impl StagedState {
     pub fn new(policy: StagedPolicy, record: StagedRecord, jitter: Jitter, actions: &mut Vec<StagedAction>) -> Self {
         let first = if record.handle.is_some() { Call::Verify } else { Call::Adopt };
         let (stage, unknown) = (Stage::Ended, Backoff::NEW);
-        let mut state = Self { policy, record, stage, unknown, is_woken: false, is_canceled: false, jitter };
+        let mut state =
+            Self { policy, record, stage, unknown, is_woken: false, is_canceled: false, failure: None, jitter };
         state.call(first, actions);
         state
     }
@@ -259,7 +265,13 @@ impl StagedState {
             }
             (StagedAnswer::Absent, Call::Adopt) => self.call(Call::Start, actions),
             (StagedAnswer::Absent | StagedAnswer::Canceled | StagedAnswer::Lost { .. }, Call::Remove(class)) => {
-                self.launch_again(class, now, actions);
+                match self.failure.take() {
+                    Some(reason) => {
+                        self.record.handle = None;
+                        self.end(StagedEnd::Failed { class, reason }, actions);
+                    }
+                    None => self.launch_again(class, now, actions),
+                }
             }
             (StagedAnswer::Absent, _) => self.on_lost("it is gone", now, actions),
             (StagedAnswer::Canceled, _) => self.end(StagedEnd::Canceled, actions),
@@ -304,7 +316,10 @@ impl StagedState {
         }
         let (phase, lasted, limit) = (&self.record.phase, lasted.as_secs(), lasts_max.as_secs());
         let reason = format!("it was {phase} for {lasted} s; the limit is {limit} s");
-        self.on_failed(class, &reason, actions);
+        // It has waited for room already.
+        let is_launched_again = class != FailureClass::Capacity && self.has_retries(class);
+        self.failure = (!is_launched_again).then(|| reason.into());
+        self.call(Call::Remove(class), actions);
     }
 
     fn look_again(&mut self, check_in: Duration, now: Instant, actions: &mut Vec<StagedAction>) {
@@ -331,16 +346,20 @@ impl StagedState {
 
     /// Ends the work if the budget of the class is spent.
     fn may_launch_again(&mut self, class: FailureClass, reason: &str, actions: &mut Vec<StagedAction>) -> bool {
+        let has_retries = self.has_retries(class);
+        if !has_retries {
+            self.end(StagedEnd::Failed { class, reason: reason.into() }, actions);
+        }
+        has_retries
+    }
+
+    fn has_retries(&self, class: FailureClass) -> bool {
         let (failures, retries) = match class {
             FailureClass::Task | FailureClass::Config => (0, 0),
             FailureClass::Infrastructure => (self.record.infrastructure_failures, self.policy.infrastructure_retries),
             FailureClass::Capacity => (self.record.capacity_failures, self.policy.capacity_retries),
         };
-        if failures < retries {
-            return true;
-        }
-        self.end(StagedEnd::Failed { class, reason: reason.into() }, actions);
-        false
+        failures < retries
     }
 
     fn count(&mut self, class: FailureClass) {
@@ -360,7 +379,9 @@ impl StagedState {
         let launch = launch.saturating_add(1);
         self.record =
             StagedRecord { launch, seq, infrastructure_failures, capacity_failures, ..StagedRecord::default() };
-        self.rest(Duration::ZERO, Call::Adopt, now, actions);
+        let failures = infrastructure_failures.saturating_add(capacity_failures);
+        let wait = LAUNCH_AGAIN_FIRST.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1)));
+        self.rest(wait.min(LAUNCH_AGAIN_MAX), Call::Adopt, now, actions);
     }
 
     fn call(&mut self, call: Call, actions: &mut Vec<StagedAction>) {
