@@ -105,8 +105,10 @@ impl RequestHandling {
     pub(super) fn from_config(config: &Config, name: &str, handler: Arc<dyn DynHandler>) -> Self {
         let built_in = Handler::default();
         let handler_config = config.handler.get(name).unwrap_or(&built_in);
-        let is_command = matches!(handler_config, Handler::Command(_));
-        let form = if is_command { PayloadForm::Body } else { PayloadForm::Whole };
+        let form = match handler_config {
+            Handler::Command(_) | Handler::Kubernetes(_) => PayloadForm::Body,
+            Handler::Program(_) | Handler::Http(_) => PayloadForm::Whole,
+        };
         // Of two defaults no warning, unless the broker reports another timeout.
         let is_compared = config.amqp.management_url.is_some()
             || handler_config.max_run_time().0 != built_in.max_run_time().0

@@ -9,7 +9,8 @@ use super::exit::{Exit, Failure};
 use super::{amqp_setup, taskcluster_setup, termination_watch, zookeeper_setup};
 use crate::config::Environment;
 use crate::config::schema::{
-    COMMAND, CommandHandler, Config, Handler as HandlerConfig, Hooks, HttpHandler, ProgramHandler, Source,
+    COMMAND, CommandHandler, Config, Handler as HandlerConfig, Hooks, HttpHandler, KubernetesHandler, ProgramHandler,
+    Source,
 };
 use crate::config::values::{WORKER_NAME_CHARS_MAX, WORKER_NAME_CHARS_MAX_AZURE};
 use crate::handler::log::LogLimits;
@@ -153,10 +154,12 @@ pub(super) fn build_handler(
         None => return Err(Failure::new(Exit::Config, format!("there is no [handler.{name}]"))),
     };
     let termination_grace = config.worker.termination_grace;
+    let none = Vec::new();
     let env_allow = match section {
         HandlerConfig::Command(section) => &section.env_allow,
         HandlerConfig::Program(section) => &section.env_allow,
         HandlerConfig::Http(section) => &section.env_allow,
+        HandlerConfig::Kubernetes(_) => &none,
     };
     let Hooks { pre_task, post_task, error, .. } = &config.hooks;
     find_programs("hooks", env_allow, [pre_task, post_task, error], environment)?;
@@ -182,8 +185,23 @@ pub(super) fn build_handler(
             let service = http::Http::new(name, HttpHandler { termination_grace, ..section }, environment);
             handler::erase(service.map_err(|error| Failure::from_error(Exit::Config, &error))?)
         }
+        HandlerConfig::Kubernetes(section) => kubernetes_handler(name, section)?,
     };
     Ok(hooks::with_hooks(handler, config.hooks.clone(), env))
+}
+
+#[cfg(feature = "kubernetes")]
+fn kubernetes_handler(name: &str, section: KubernetesHandler) -> Result<Arc<dyn DynHandler>, Failure> {
+    let pods = handler::kubernetes::Kubernetes::new(name, section);
+    let pods = pods.map_err(|error| Failure::from_error(Exit::Config, &error))?;
+    Ok(handler::erase(handler::staged::Staged(pods)))
+}
+
+#[cfg(not(feature = "kubernetes"))]
+fn kubernetes_handler(name: &str, _section: KubernetesHandler) -> Result<Arc<dyn DynHandler>, Failure> {
+    let message =
+        "this journeyman was built without the feature `kubernetes`; build it with it, or choose another kind";
+    Err(Failure::new(Exit::Config, format!("[handler.{name}]: {message}")))
 }
 
 /// At the start, so that a missing program costs no task.

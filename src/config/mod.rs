@@ -138,6 +138,7 @@ enum HandlerKind {
     Command,
     Program,
     Http,
+    Kubernetes,
 }
 
 fn read_handler(loader: &mut Loader<'_>, key: &str, mut section: Value) -> Option<Handler> {
@@ -145,6 +146,7 @@ fn read_handler(loader: &mut Loader<'_>, key: &str, mut section: Value) -> Optio
         HandlerKind::Command => loader.read(key, section, " of kind `command`").map(Handler::Command),
         HandlerKind::Program => loader.read(key, section, " of kind `program`").map(Handler::Program),
         HandlerKind::Http => loader.read(key, section, " of kind `http`").map(Handler::Http),
+        HandlerKind::Kubernetes => loader.read(key, section, " of kind `kubernetes`").map(Handler::Kubernetes),
     }
 }
 

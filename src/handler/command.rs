@@ -335,7 +335,7 @@ fn find_wanted(path: String, value: &Value, wanted: &mut Vec<String>) {
     }
 }
 
-fn validate_artifacts(
+pub(super) fn validate_artifacts(
     artifacts: Vec<PayloadArtifact>,
     context: &Context,
     violations: &mut Vec<String>,

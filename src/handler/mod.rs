@@ -21,6 +21,9 @@ pub mod hooks;
 pub mod host_errors;
 #[doc(hidden)]
 pub mod http;
+#[cfg(feature = "kubernetes")]
+#[doc(hidden)]
+pub mod kubernetes;
 pub mod log;
 #[doc(hidden)]
 pub mod payload_schema;

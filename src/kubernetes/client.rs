@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use hyper::{HeaderMap, Response, StatusCode};
+use jiff::Timestamp;
 use kube::api::{ApiResource, DynamicObject};
 use kube::client::{ClientBuilder, DynBody};
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -44,11 +45,25 @@ pub(crate) struct KubernetesClient {
     client: tokio::sync::Mutex<Option<Client>>,
     /// By `Retry-After`.
     not_before: Arc<Mutex<Option<Instant>>>,
+    /// The server's clock at its last answer.
+    server_time: Arc<Mutex<Option<(Timestamp, Instant)>>>,
 }
 
 impl KubernetesClient {
     pub(crate) fn new(kubeconfig: Option<PathBuf>, namespace: String) -> Self {
-        Self { kubeconfig, namespace, client: tokio::sync::Mutex::default(), not_before: Arc::default() }
+        Self {
+            kubeconfig,
+            namespace,
+            client: tokio::sync::Mutex::default(),
+            not_before: Arc::default(),
+            server_time: Arc::default(),
+        }
+    }
+
+    /// The time by the server's clock; by this host's before its first answer.
+    pub(crate) fn now(&self) -> Timestamp {
+        let since = |(time, at): (Timestamp, Instant)| time.checked_add(at.elapsed()).ok();
+        self.server_time.lock().and_then(since).unwrap_or_else(Timestamp::now)
     }
 
     pub(crate) async fn api<K>(&self) -> Result<Api<K>, KubernetesError>
@@ -89,10 +104,13 @@ impl KubernetesClient {
         config.connect_timeout = Some(KUBERNETES_CONNECT_TIMEOUT);
         // The callers repeat their calls.
         config.default_retry = false;
-        let not_before = Arc::clone(&self.not_before);
+        let (not_before, server_time) = (Arc::clone(&self.not_before), Arc::clone(&self.server_time));
         let layer = MapResponseLayer::new(move |response: Response<Box<DynBody>>| {
             if let Some(wait) = retry_after(response.status(), response.headers()) {
                 *not_before.lock() = Some(Instant::now() + wait);
+            }
+            if let Some(time) = date(response.headers()) {
+                *server_time.lock() = Some((time, Instant::now()));
             }
             response
         });
@@ -122,6 +140,10 @@ impl KubernetesClient {
         }
         Err(error)
     }
+}
+
+fn date(headers: &HeaderMap) -> Option<Timestamp> {
+    Some(jiff::fmt::rfc2822::parse(headers.get("date")?.to_str().ok()?).ok()?.timestamp())
 }
 
 fn retry_after(status: StatusCode, headers: &HeaderMap) -> Option<Duration> {

@@ -1,11 +1,16 @@
-//! The Kubernetes API: the client, its errors, the state of a pod, and a watch for changes.
+//! The Kubernetes API: the client, its errors, the state of a pod, what a pod of a task says, and a watch for changes.
 
 mod client;
 mod pod;
+mod template;
 mod watch;
-#[cfg_attr(not(test), expect(dead_code, reason = "the handler of pods comes with the next commit"))]
 mod work;
 
 pub(crate) use client::{KubernetesClient, KubernetesError, existing};
 pub(crate) use pod::{PodState, pod_state};
-pub(crate) use watch::PodWatch;
+pub(crate) use template::PodTemplate;
+pub(crate) use watch::{PodChange, PodWatch, watch_pods};
+pub(crate) use work::{
+    PULLING, PodVerdict, RUNNING, StartGraces, UNSCHEDULED, ended_at, failed_init_container, has_started, judge,
+    waits_for,
+};

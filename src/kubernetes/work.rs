@@ -88,7 +88,7 @@ enum Waiting {
     Ended,
 }
 
-fn waiting(reason: &str) -> Waiting {
+fn waiting_kind(reason: &str) -> Waiting {
     match reason {
         "InvalidImageName" | "ErrImageNeverPull" => Waiting::Invalid,
         "ErrImagePull" | "ImagePullBackOff" | "ImageInspectError" | "RegistryUnavailable" => Waiting::Pull,
@@ -167,7 +167,7 @@ pub(crate) fn judge(pod: &Pod, container: &str, graces: StartGraces, now: Stamp)
         let message = message.as_deref().unwrap_or_default();
         let why = || format!("container {} ({}): {}", one.name, one.image, joined(Some(reason), Some(message)));
         let lasted = now.since(since);
-        match waiting(reason) {
+        match waiting_kind(reason) {
             Waiting::Invalid => return failed(FailureCause::Image, &why()),
             Waiting::Pull if is_final_pull_error(message) && lasted >= graces.pull => {
                 return failed(FailureCause::Image, &why());
@@ -245,6 +245,44 @@ fn ended(end: &ContainerStateTerminated, container: &str) -> PodVerdict {
     let message = message.map(|message| format!(": {message}")).unwrap_or_default();
     let reason = format!("container {container}: exit status {}{signal}{why}{message}", end.exit_code);
     PodVerdict::Failed { cause: FailureCause::Exit, reason: short(&reason).into() }
+}
+
+/// The init container that has failed, if its failure has ended the pod.
+pub(crate) fn failed_init_container(pod: &Pod) -> Option<&str> {
+    let status = pod.status.as_ref()?;
+    let failed = |one: &&ContainerStatus| terminated(one).is_some_and(|end| end.exit_code != 0);
+    let mut before = statuses(&status.init_container_statuses).filter(|one| !is_sidecar(pod, &one.name));
+    before.find(failed).map(|one| one.name.as_str())
+}
+
+/// Whether a container has a log.
+pub(crate) fn has_started(pod: &Pod, container: &str) -> bool {
+    let own = pod.status.iter().flat_map(|status| statuses(&status.container_statuses));
+    let state = own.filter(|one| one.name == container).find_map(|one| one.state.as_ref());
+    state.is_some_and(|state| state.running.is_some() || state.terminated.is_some())
+}
+
+/// When the last container of a pod has ended; when it was created, if none has run.
+pub(crate) fn ended_at(pod: &Pod) -> Option<Timestamp> {
+    let ends = pod.status.iter().flat_map(|status| statuses(&status.container_statuses)).filter_map(terminated);
+    let last = ends.filter_map(|end| end.finished_at.as_ref()).map(|time| time.0).max();
+    last.or_else(|| pod.metadata.creation_timestamp.as_ref().map(|time| time.0))
+}
+
+/// Why a pod has no node, or a container does not start, in the words of the cluster.
+pub(crate) fn waits_for(pod: &Pod) -> Option<String> {
+    let status = pod.status.as_ref()?;
+    if let Some((_, _, why)) = condition(status, "PodScheduled").filter(|(is_met, ..)| *is_met == "False") {
+        return Some(short(&format!("{UNSCHEDULED}: {why}")));
+    }
+    let all = statuses(&status.init_container_statuses).chain(statuses(&status.container_statuses));
+    let waiting = |one: &ContainerStatus| {
+        let waiting = one.state.as_ref()?.waiting.as_ref()?;
+        let reason = waiting.reason.as_deref().filter(|reason| !matches!(waiting_kind(reason), Waiting::Starting))?;
+        let why = joined(Some(reason), waiting.message.as_deref());
+        Some(short(&format!("{PULLING}: container {}: {why}", one.name)))
+    };
+    all.into_iter().find_map(waiting)
 }
 
 fn joined(reason: Option<&str>, message: Option<&str>) -> String {

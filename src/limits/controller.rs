@@ -80,3 +80,18 @@ pub const KUBERNETES_CHANGE_ATTEMPTS_MAX: usize = 5;
 /// A missing image or configuration may come within this time of a pod's creation.
 pub const KUBERNETES_START_GRACE: SignedDuration = SignedDuration::from_secs(30);
 pub const KUBERNETES_WATCH_RETRY: Duration = Duration::from_secs(5);
+/// A server ends a watch after 290 s.
+pub const KUBERNETES_WATCH_SILENCE_MAX: Duration = Duration::from_secs(300);
+/// Between two requests for the log of a pod.
+pub const POD_LOG_RETRY: Duration = Duration::from_secs(1);
+/// How long the rest of a log is read once its pod has ended.
+pub const POD_LOG_TIMEOUT: Duration = Duration::from_secs(20);
+/// Longer lines of a pod are cut.
+pub const POD_LOG_LINE_BYTES_MAX: u64 = 1024 * 1024;
+/// Warnings of a failed pod in its task's log.
+pub const POD_WARNINGS_MAX: usize = 5;
+/// How long a pod that has ended is kept if nobody removes it.
+pub const POD_KEPT: Duration = Duration::from_secs(10 * 60);
+/// Steps of a pod template.
+pub const POD_TEMPLATE_FUEL: u64 = 100_000;
+pub const POD_TEMPLATE_RECURSION_MAX: usize = 50;

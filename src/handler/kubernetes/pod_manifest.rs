@@ -1,0 +1,152 @@
+//! The pod of a task: the operator's template with what the payload asks for.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Pod, Secret};
+use kube::ResourceExt as _;
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+
+use super::PodPayload;
+use crate::config::schema::KubernetesHandler;
+use crate::config::values::merge_json;
+use crate::handler::staged::Work;
+
+/// Of pods: a hash of the task. It tells the pods of this worker's tasks from others of the same name.
+pub(super) const TASK: &str = "journeyman/task";
+/// Of pods: the attempt of the task and the launch within it.
+const LAUNCH: &str = "journeyman/launch";
+/// Of pods: the handler, whose ended pods are removed.
+pub(super) const HANDLER: &str = "journeyman/handler";
+/// Where the task directory is in the container.
+const TASK_DIR: &str = "/task";
+const WORK_VOLUME: &str = "journeyman-work";
+const NAME_HASH_DIGITS: usize = 20;
+const TASK_HASH_DIGITS: usize = 40;
+
+/// Names the pod of a launch: each launch of a task has the same name whoever makes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct PodName {
+    /// The label of its task.
+    pub(super) task: String,
+    /// The attempt of the task, and the launch within it.
+    pub(super) launch: (u32, u32),
+}
+
+impl PodName {
+    pub(super) fn of(work: &Work<'_, PodPayload>) -> Self {
+        let task = work.context.task();
+        // A request keeps its pod when it is delivered again.
+        let request = task.definition.json().pointer("/extra/request/idempotencyKey").and_then(Value::as_str);
+        let (name, attempt) = request.map_or_else(|| (task.run.task.to_string(), task.run.run), |key| (key.into(), 0));
+        let hash = hex::encode(Sha256::digest(format!("{} {name}", task.source)));
+        Self { task: hash[..TASK_HASH_DIGITS].to_owned(), launch: (attempt, work.record.launch) }
+    }
+
+    /// That of a pod of the same task.
+    pub(super) fn launch_of(pod: &Pod) -> Option<(u32, u32)> {
+        let (attempt, launch) = pod.labels().get(LAUNCH)?.split_once('-')?;
+        Some((attempt.parse().ok()?, launch.parse().ok()?))
+    }
+
+    pub(super) fn is_of(&self, pod: &Pod) -> bool {
+        pod.labels().get(TASK) == Some(&self.task) && Self::launch_of(pod) == Some(self.launch)
+    }
+
+    pub(super) fn pod(&self) -> String {
+        let (attempt, launch) = self.launch;
+        format!("jm-{}-{attempt}-{launch}", &self.task[..NAME_HASH_DIGITS])
+    }
+}
+
+/// The name of the container that runs the task: that of the configuration.
+pub(super) fn manifest(
+    handler: &str,
+    config: &KubernetesHandler,
+    template: Value,
+    name: &PodName,
+    env: BTreeMap<String, String>,
+    active_seconds: u64,
+    work: &Work<'_, PodPayload>,
+) -> Result<Pod, String> {
+    let (payload, context) = (work.payload, work.context);
+    let mut pod = json!({ "spec": { "automountServiceAccountToken": false } });
+    merge_json(&mut pod, template);
+    let containers = pod.pointer_mut("/spec/containers").map(Value::take).unwrap_or_else(|| json!([]));
+    let Value::Array(mut containers) = containers else { return Err("spec.containers is no list".to_owned()) };
+    let is_own = |one: &&mut Value| one["name"] == config.container;
+    let own = match containers.iter_mut().find(is_own) {
+        Some(own) => own,
+        None => {
+            containers.insert(0, json!({ "name": config.container }));
+            &mut containers[0]
+        }
+    };
+    if let Some(image) = &payload.image {
+        own["image"] = json!(image);
+    }
+    if own["image"].is_null() {
+        return Err("there is no image, neither in the payload nor in the template".to_owned());
+    }
+    if !payload.command.is_empty() {
+        own["command"] = json!(payload.command);
+    }
+    let variables = env.into_iter().map(|(name, value)| json!({ "name": name, "value": value }));
+    append(&mut own["env"], variables)?;
+    if !payload.secret_env.is_empty() {
+        append(&mut own["envFrom"], [json!({ "secretRef": { "name": name.pod() } })])?;
+    }
+    if let Some(resources) = &payload.resources {
+        merge_json(&mut own["resources"], json!(resources));
+    }
+    let spec = json!({ "restartPolicy": "Never", "activeDeadlineSeconds": active_seconds });
+    if let Some(volume) = &config.work_volume {
+        let path = context.workdir();
+        let path = path
+            .strip_prefix(&volume.path.0)
+            .map_err(|_| format!("worker.work_dir is not below work_volume.path, {}", volume.path.0.display()))?;
+        append(&mut own["volumeMounts"], [json!({ "name": WORK_VOLUME, "mountPath": TASK_DIR, "subPath": path })])?;
+        if own["workingDir"].is_null() {
+            own["workingDir"] = json!(TASK_DIR);
+        }
+        let mut source = json!(volume.source);
+        source["name"] = json!(WORK_VOLUME);
+        append(&mut pod["spec"]["volumes"], [source])?;
+    }
+    let labels = json!({
+        "app.kubernetes.io/managed-by": "journeyman",
+        HANDLER: handler_label(handler),
+        TASK: name.task,
+        LAUNCH: format!("{}-{}", name.launch.0, name.launch.1),
+    });
+    let metadata = json!({
+        "name": name.pod(), "labels": labels, "annotations": { "journeyman/run": context.task().run.to_string() },
+    });
+    merge_json(&mut pod, json!({ "metadata": metadata, "spec": spec }));
+    pod["spec"]["containers"] = containers.into();
+    serde_json::from_value(pod).map_err(|error| format!("it is no pod: {error}"))
+}
+
+/// Label values have 63 characters of a few kinds.
+pub(super) fn handler_label(handler: &str) -> String {
+    hex::encode(&Sha256::digest(handler)[..16])
+}
+
+fn append(list: &mut Value, more: impl IntoIterator<Item = Value>) -> Result<(), String> {
+    if list.is_null() {
+        *list = json!([]);
+    }
+    let list = list.as_array_mut().ok_or_else(|| "a list of the template is none".to_owned())?;
+    list.extend(more);
+    Ok(())
+}
+
+/// The cluster deletes it together with the pod.
+pub(super) fn secret(pod: &Pod, values: &BTreeMap<String, String>) -> Secret {
+    let name = pod.name_any();
+    let owner = json!({ "apiVersion": "v1", "kind": "Pod", "name": name, "uid": pod.metadata.uid });
+    let metadata = json!({ "name": name, "labels": pod.labels(), "ownerReferences": [owner] });
+    let mut secret: Secret = serde_json::from_value(json!({ "metadata": metadata })).unwrap_or_default();
+    secret.string_data = Some(values.clone());
+    secret
+}
