@@ -1,0 +1,587 @@
+//! The HTTP side of the stand-in: routes, faults, watches and logs.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes, to_bytes};
+use axum::http::{Method, Request, Response, header};
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use jiff::Timestamp;
+use serde_json::{Value, json};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::store::{Key, Kind, Refused, Selector, Store, kind_of};
+use super::{Call, How, Shared, TOKEN};
+
+const BODY_BYTES_MAX: usize = 3 << 20;
+
+pub(super) async fn serve(listener: TcpListener, shared: Arc<Shared>) {
+    let mut open = JoinSet::new();
+    while let Ok((stream, _)) = listener.accept().await {
+        while open.try_join_next().is_some() {}
+        open.spawn(serve_connection(stream, Arc::clone(&shared)));
+    }
+}
+
+async fn serve_connection(stream: TcpStream, shared: Arc<Shared>) {
+    stream.set_nodelay(true).expect("an open socket");
+    let mut changed = shared.changed.subscribe();
+    let service = service_fn(|request| answer(request, Arc::clone(&shared)));
+    let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
+    let down = changed.wait_for(|()| shared.state.lock().down);
+    tokio::select! {
+        _ = connection => {}
+        _ = down => {}
+    }
+}
+
+/// Why a connection is closed without an answer.
+#[derive(Debug, thiserror::Error)]
+#[error("a fault of the test")]
+struct Closed;
+
+/// A request, in the words of the API server.
+pub(super) struct Asked {
+    verb: &'static str,
+    kind: &'static Kind,
+    key: Key,
+    subresource: String,
+    query: BTreeMap<String, String>,
+    /// Only the metadata of objects is wanted.
+    is_partial: bool,
+    content_type: String,
+    body: Value,
+}
+
+impl Asked {
+    fn query(&self, name: &str) -> &str {
+        self.query.get(name).map_or("", String::as_str)
+    }
+
+    fn is_set(&self, name: &str) -> bool {
+        ["true", "1"].contains(&self.query(name))
+    }
+
+    /// The object as it stands alone in an answer.
+    fn show(&self, object: &Value) -> Value {
+        let mut shown = if self.is_partial { json!({ "metadata": object["metadata"] }) } else { object.clone() };
+        let (kind, version) =
+            if self.is_partial { ("PartialObjectMetadata", "meta.k8s.io/v1") } else { (self.kind.kind, "v1") };
+        shown["kind"] = json!(kind);
+        shown["apiVersion"] = json!(version);
+        shown
+    }
+
+    fn selector(&self) -> Result<Selector, Refused> {
+        Selector::parse(self.kind, self.query("labelSelector"), self.query("fieldSelector"))
+    }
+}
+
+async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Result<Response<Body>, Closed> {
+    let (head, body) = request.into_parts();
+    let bearer = head.headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    if bearer.and_then(|value| value.strip_prefix("Bearer ")) != Some(TOKEN) {
+        return Ok(failure(&shared, &Refused::new(401, "Unauthorized", "Unauthorized", Value::Null)));
+    }
+    if head.uri.path() == "/version" {
+        let version = json!({ "major": "1", "minor": "33", "gitVersion": "v1.33.0", "platform": "linux/amd64" });
+        return Ok(success(&shared, 200, &version));
+    }
+    let asked = match to_bytes(Body::new(body), BODY_BYTES_MAX).await {
+        Ok(body) => parse(&head, &body),
+        Err(_) => Err(Refused::new(413, "RequestEntityTooLarge", "limit is 3145728", Value::Null)),
+    };
+    let asked = match asked {
+        Ok(asked) => asked,
+        Err(refused) => return Ok(failure(&shared, &refused)),
+    };
+    let fault = shared.note(&asked);
+    match &fault {
+        Some(How::Status { code, reason, message, retry_after }) => {
+            let details = json!({ "retryAfterSeconds": retry_after });
+            return Ok(failure(&shared, &Refused::new(*code, reason, message.as_str(), details)));
+        }
+        Some(How::Refuse) => return Err(Closed),
+        Some(How::Hang) => std::future::pending().await,
+        Some(How::LoseAnswer | How::CutAfter(_)) | None => {}
+    }
+    let answer = perform(asked, &shared).unwrap_or_else(|refused| failure(&shared, &refused));
+    match fault {
+        Some(How::LoseAnswer) => Err(Closed),
+        Some(How::CutAfter(bytes)) => Ok(answer.map(|body| cut_after(body, bytes))),
+        Some(How::Status { .. } | How::Refuse | How::Hang) | None => Ok(answer),
+    }
+}
+
+impl Shared {
+    /// Keeps the call for the test, and takes the fault that is meant for it.
+    fn note(&self, asked: &Asked) -> Option<How> {
+        let mut state = self.state.lock();
+        let mut resource = asked.key.resource.to_owned();
+        if !asked.subresource.is_empty() {
+            resource = format!("{resource}/{}", asked.subresource);
+        }
+        let meant = state.faults.iter_mut().find(|fault| {
+            fault.times > 0 && [asked.verb, "*"].contains(&fault.verb) && [&*resource, "*"].contains(&fault.resource)
+        });
+        let how = meant.map(|fault| {
+            fault.times -= 1;
+            fault.how.clone()
+        });
+        let name = Some(&asked.key.name).filter(|name| !name.is_empty());
+        let name = name.map_or_else(|| asked.body["metadata"]["name"].as_str().unwrap_or_default(), String::as_str);
+        let call = Call {
+            verb: asked.verb,
+            resource,
+            name: name.to_owned(),
+            query: asked.query.clone(),
+            body: asked.body.clone(),
+        };
+        state.calls.push(call);
+        drop(state);
+        self.changed.send_replace(());
+        how
+    }
+}
+
+fn parse(head: &axum::http::request::Parts, body: &[u8]) -> Result<Asked, Refused> {
+    let path: Vec<_> = head.uri.path().split('/').skip(1).collect();
+    let (["api", "v1", "namespaces", namespace, resource], rest) =
+        path.split_at_checked(5).ok_or_else(Refused::no_such_route)?
+    else {
+        return Err(Refused::no_such_route());
+    };
+    let kind = kind_of(resource).ok_or_else(Refused::no_such_route)?;
+    let query: BTreeMap<_, _> =
+        url::form_urlencoded::parse(head.uri.query().unwrap_or_default().as_bytes()).into_owned().collect();
+    let is_watch = query.get("watch").is_some_and(|value| ["true", "1"].contains(&value.as_str()));
+    let name = rest.first().copied().unwrap_or_default();
+    let verb = match (head.method.as_str(), name.is_empty()) {
+        ("GET", true) if is_watch => "watch",
+        ("GET", true) => "list",
+        ("GET", false) => "get",
+        ("POST", _) => "create",
+        ("PUT", false) => "update",
+        ("PATCH", false) => "patch",
+        ("DELETE", true) => "deletecollection",
+        ("DELETE", false) => "delete",
+        _ => {
+            let why = "the server does not allow this method on the requested resource";
+            return Err(Refused::new(405, "MethodNotAllowed", why, Value::Null));
+        }
+    };
+    let text = |name| head.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let body = match body {
+        [] => Value::Null,
+        body => serde_json::from_slice(body).map_err(|error| Refused::bad_request(error.to_string()))?,
+    };
+    let content_type = text(header::CONTENT_TYPE).split(';').next().unwrap_or_default().to_owned();
+    if head.method != Method::PATCH && !body.is_null() && content_type != "application/json" {
+        return Err(unsupported(&content_type));
+    }
+    Ok(Asked {
+        verb,
+        kind,
+        key: Key { resource: kind.resource, namespace: (*namespace).to_owned(), name: name.to_owned() },
+        subresource: rest.get(1).copied().unwrap_or_default().to_owned(),
+        query,
+        is_partial: text(header::ACCEPT).contains("as=PartialObjectMetadata"),
+        content_type,
+        body,
+    })
+}
+
+fn unsupported(content_type: &str) -> Refused {
+    let message =
+        format!("the body of the request was in an unknown format - {content_type} is not accepted by the stand-in");
+    Refused::new(415, "UnsupportedMediaType", message, Value::Null)
+}
+
+fn perform(asked: Asked, shared: &Arc<Shared>) -> Result<Response<Body>, Refused> {
+    let mut state = shared.state.lock();
+    let store = &mut state.store;
+    let key = &asked.key;
+    let is_pod = asked.kind.kind == "Pod";
+    let (code, answer) = match (asked.verb, asked.subresource.as_str()) {
+        ("get", "log") if is_pod => {
+            drop(state);
+            return follow_log(asked, shared);
+        }
+        ("watch", "") => {
+            drop(state);
+            return watch(asked, shared);
+        }
+        ("create", "") if key.name.is_empty() => {
+            (201, asked.show(&store.create(asked.kind, &key.namespace, asked.body.clone())?))
+        }
+        ("create", "binding") if is_pod => (201, bind(store, key, &asked.body)?),
+        ("create", "eviction") if is_pod => (201, evict(store, key, &asked.body)?),
+        ("get", "") => (200, asked.show(store.get(key)?)),
+        ("get", "status") if is_pod => (200, asked.show(store.get(key)?)),
+        ("list", "") => (200, list(&asked, store, &asked.selector()?)),
+        ("update", "") => (200, asked.show(&store.replace(key, asked.body.clone(), false)?)),
+        ("update", "status") if is_pod => (200, asked.show(&store.replace(key, asked.body.clone(), true)?)),
+        ("patch", sub) if sub.is_empty() || is_pod && sub == "status" => {
+            if asked.content_type != "application/merge-patch+json" {
+                return Err(unsupported(&asked.content_type));
+            }
+            (200, asked.show(&store.patch(key, &asked.body, sub == "status")?))
+        }
+        ("delete", "") => {
+            let grace = asked.query("gracePeriodSeconds").parse::<i64>();
+            let mut options = asked.body.clone();
+            if let Ok(grace) = grace {
+                options["gracePeriodSeconds"] = json!(grace);
+            }
+            let gone = store.delete(key, &options)?;
+            let details = json!({ "name": key.name, "kind": key.resource, "uid": gone["metadata"]["uid"] });
+            (200, if is_pod { asked.show(&gone) } else { done(&details) })
+        }
+        ("deletecollection", "") => {
+            let selector = asked.selector()?;
+            let answer = list(&asked, store, &selector);
+            let chosen = store.list(key.resource, &key.namespace).filter(|(_, object)| selector.matches(object));
+            let chosen: Vec<_> = chosen.map(|(key, _)| key.clone()).collect();
+            for key in chosen {
+                store.delete(&key, &asked.body)?;
+            }
+            (200, answer)
+        }
+        _ => return Err(Refused::no_such_route()),
+    };
+    drop(state);
+    shared.changed.send_replace(());
+    Ok(success(shared, code, &answer))
+}
+
+fn done(details: &Value) -> Value {
+    json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details })
+}
+
+fn list(asked: &Asked, store: &Store, selector: &Selector) -> Value {
+    let found = store.list(asked.key.resource, &asked.key.namespace).filter(|(_, object)| selector.matches(object));
+    let metadata = json!({ "resourceVersion": store.version.to_string() });
+    if asked.is_partial {
+        let items: Vec<_> = found.map(|(_, object)| asked.show(object)).collect();
+        return json!({ "kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1", "metadata": metadata, "items": items });
+    }
+    let items: Vec<_> = found.map(|(_, object)| object).collect();
+    json!({ "kind": format!("{}List", asked.kind.kind), "apiVersion": "v1", "metadata": metadata, "items": items })
+}
+
+fn bind(store: &mut Store, key: &Key, binding: &Value) -> Result<Value, Refused> {
+    let mut pod = store.get(key)?.clone();
+    let Some(node) = binding["target"]["name"].as_str() else {
+        return Err(Refused::bad_request("Binding \"\" is invalid: target.name: Required value"));
+    };
+    if let Some(other) = pod["spec"]["nodeName"].as_str() {
+        let why = format!("pod {} is already assigned to node \"{other}\"", key.name);
+        return Err(Refused::conflict("pods/binding", &key.name, &why));
+    }
+    super::bind(&mut pod, node, &store.stamp());
+    store.put(key, Some(pod));
+    Ok(done(&Value::Null))
+}
+
+fn evict(store: &mut Store, key: &Key, eviction: &Value) -> Result<Value, Refused> {
+    let mut pod = store.get(key)?.clone();
+    let (reason, message) = ("EvictionByEvictionAPI", "Eviction API: evicting");
+    super::set_condition(&mut pod, ("DisruptionTarget", "True"), (reason, message), &store.stamp());
+    store.put(key, Some(pod));
+    store.delete(key, &eviction["deleteOptions"])?;
+    Ok(done(&Value::Null))
+}
+
+fn watch(asked: Asked, shared: &Arc<Shared>) -> Result<Response<Body>, Refused> {
+    let selector = asked.selector()?;
+    let mut state = shared.state.lock();
+    let from = asked.query("resourceVersion").parse().unwrap_or(0);
+    let mut first = Vec::new();
+    if from == 0 {
+        let found = state.store.list(asked.key.resource, &asked.key.namespace);
+        first.extend(found.filter(|(_, one)| selector.matches(one)).map(|(_, one)| event("ADDED", &asked.show(one))));
+    }
+    let seconds = asked.query("timeoutSeconds").parse().unwrap_or(3600);
+    state.watches += 1;
+    let watch = Watch {
+        selector,
+        seen: if from == 0 { state.store.version } else { from },
+        is_expired: from != 0 && from < state.store.compacted,
+        first,
+        ends_at: Instant::now() + Duration::from_secs(seconds),
+        cuts: state.watch_cuts,
+        bookmarks: state.bookmarks,
+        changed: shared.changed.subscribe(),
+        asked,
+        shared: Arc::clone(shared),
+    };
+    drop(state);
+    shared.changed.send_replace(());
+    let lines = stream::unfold(Some(watch), Watch::step).map(|lines| lines.map(Bytes::from));
+    Ok(stamped(shared, 200, "application/json", Body::from_stream(lines)))
+}
+
+fn event(kind: &str, object: &Value) -> String {
+    json!({ "type": kind, "object": object }).to_string() + "\n"
+}
+
+struct Watch {
+    asked: Asked,
+    shared: Arc<Shared>,
+    selector: Selector,
+    seen: u64,
+    is_expired: bool,
+    first: Vec<String>,
+    ends_at: Instant,
+    cuts: usize,
+    bookmarks: usize,
+    changed: tokio::sync::watch::Receiver<()>,
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.shared.state.lock().watches -= 1;
+        self.shared.changed.send_replace(());
+    }
+}
+
+enum Next {
+    Lines(String),
+    Last(String),
+    Cut,
+    Wait,
+}
+
+impl Watch {
+    async fn step(this: Option<Self>) -> Option<(io::Result<String>, Option<Self>)> {
+        let mut this = this?;
+        loop {
+            match this.next() {
+                Next::Lines(lines) => return Some((Ok(lines), Some(this))),
+                Next::Last(lines) => return Some((Ok(lines), None)),
+                Next::Cut => return Some((Err(io::ErrorKind::ConnectionReset.into()), None)),
+                Next::Wait => {}
+            }
+            let ends_at = this.ends_at;
+            tokio::select! {
+                _ = this.changed.changed() => {}
+                () = tokio::time::sleep_until(ends_at) => {}
+            }
+            if this.shared.state.lock().silent {
+                this.changed.changed().await.ok();
+            }
+        }
+    }
+
+    fn next(&mut self) -> Next {
+        self.changed.borrow_and_update();
+        let shared = Arc::clone(&self.shared);
+        let state = shared.state.lock();
+        if state.watch_cuts > self.cuts {
+            return Next::Cut;
+        }
+        if state.silent {
+            return Next::Wait;
+        }
+        if self.is_expired {
+            return Next::Last(event("ERROR", &Refused::expired(self.seen, state.store.compacted).1));
+        }
+        let mut lines = std::mem::take(&mut self.first).concat();
+        let key = &self.asked.key;
+        let new = state.store.changes.iter().filter(|change| change.version > self.seen);
+        for change in new.filter(|one| one.key.resource == key.resource && one.key.namespace == key.namespace) {
+            let [before, after] =
+                [&change.before, &change.after].map(|one| one.as_ref().filter(|one| self.selector.matches(one)));
+            let (kind, object) = match (before, after) {
+                (None, Some(after)) => ("ADDED", after),
+                (Some(_), Some(after)) => ("MODIFIED", after),
+                (Some(before), None) => ("DELETED", before),
+                (None, None) => continue,
+            };
+            let mut object = self.asked.show(object);
+            object["metadata"]["resourceVersion"] = json!(change.version.to_string());
+            lines += &event(kind, &object);
+        }
+        self.seen = state.store.version;
+        let is_over = Instant::now() >= self.ends_at;
+        if self.asked.is_set("allowWatchBookmarks") && (is_over || state.bookmarks > self.bookmarks) {
+            let object = json!({ "metadata": { "resourceVersion": self.seen.to_string(), "creationTimestamp": null } });
+            lines += &event("BOOKMARK", &self.asked.show(&object));
+        }
+        self.bookmarks = state.bookmarks;
+        match lines.is_empty() {
+            _ if is_over => Next::Last(lines),
+            false => Next::Lines(lines),
+            true => Next::Wait,
+        }
+    }
+}
+
+/// One answer to a request for a log, as far as it was sent.
+struct Log {
+    shared: Arc<Shared>,
+    key: Key,
+    container: String,
+    uid: String,
+    since: Timestamp,
+    sent: usize,
+    cuts: usize,
+    follows: bool,
+    with_times: bool,
+    of_previous: bool,
+    changed: tokio::sync::watch::Receiver<()>,
+}
+
+fn follow_log(asked: Asked, shared: &Arc<Shared>) -> Result<Response<Body>, Refused> {
+    let state = shared.state.lock();
+    let pod = state.store.get(&asked.key)?;
+    let name = &asked.key.name;
+    let containers: Vec<_> = ["containers", "initContainers"]
+        .iter()
+        .flat_map(|list| pod["spec"][list].as_array().into_iter().flatten())
+        .filter_map(|container| container["name"].as_str())
+        .collect();
+    let only = pod["spec"]["containers"].as_array().filter(|list| list.len() == 1 && containers.len() == 1);
+    let container = match (asked.query("container"), only) {
+        ("", None) => {
+            let choices = containers.join(" ");
+            let why = format!("a container name must be specified for pod {name}, choose one of: [{choices}]");
+            return Err(Refused::bad_request(why));
+        }
+        ("", Some(_)) => containers[0],
+        (given, _) => given,
+    };
+    if !containers.contains(&container) {
+        return Err(Refused::bad_request(format!("container {container} is not valid for pod {name}")));
+    }
+    let status = super::container_status(pod, container);
+    let of_previous = asked.is_set("previous");
+    if of_previous && status.is_none_or(|status| status["lastState"]["terminated"].is_null()) {
+        let why = format!("previous terminated container \"{container}\" in pod \"{name}\" not found");
+        return Err(Refused::bad_request(why));
+    }
+    let is_bound = !pod["spec"]["nodeName"].is_null();
+    let waiting = status.map_or(&Value::Null, |status| &status["state"]["waiting"]);
+    if !of_previous && is_bound && (status.is_none() || !waiting.is_null()) {
+        let reason = waiting["reason"].as_str().unwrap_or("ContainerCreating");
+        let why = format!("container \"{container}\" in pod \"{name}\" is waiting to start: {reason}");
+        return Err(Refused::bad_request(why));
+    }
+    let since = match asked.query("sinceTime") {
+        "" => Timestamp::MIN,
+        // The API server hands whole seconds to the kubelet.
+        text => match text.parse::<Timestamp>() {
+            Ok(time) => Timestamp::from_second(time.as_second()).expect("a time"),
+            Err(error) => return Err(Refused::bad_request(error.to_string())),
+        },
+    };
+    let mut log = Log {
+        uid: pod["metadata"]["uid"].as_str().unwrap_or_default().to_owned(),
+        container: container.to_owned(),
+        key: asked.key.clone(),
+        since,
+        sent: 0,
+        cuts: state.log_cuts,
+        // Before a pod has a node there is no log to follow.
+        follows: asked.is_set("follow") && is_bound,
+        with_times: asked.is_set("timestamps"),
+        of_previous,
+        changed: shared.changed.subscribe(),
+        shared: Arc::clone(shared),
+    };
+    if let Ok(tail) = asked.query("tailLines").parse::<usize>() {
+        log.sent = log.lines(&state.store).len().saturating_sub(tail);
+    }
+    drop(state);
+    let lines = stream::unfold(Some(log), Log::step).map(|lines| lines.map(Bytes::from));
+    Ok(stamped(shared, 200, "text/plain", Body::from_stream(lines)))
+}
+
+impl Log {
+    fn lines<'a>(&self, store: &'a Store) -> &'a [(Timestamp, String)] {
+        let logs = if self.of_previous { &store.previous_logs } else { &store.logs };
+        let lines = logs.get(&(self.uid.clone(), self.container.clone())).map_or(&[][..], Vec::as_slice);
+        &lines[lines.partition_point(|(at, _)| *at < self.since)..]
+    }
+
+    async fn step(this: Option<Self>) -> Option<(io::Result<String>, Option<Self>)> {
+        let mut this = this?;
+        loop {
+            match this.next() {
+                Next::Lines(lines) => return Some((Ok(lines), Some(this))),
+                Next::Last(lines) => return Some((Ok(lines), None)),
+                Next::Cut => return Some((Err(io::ErrorKind::ConnectionReset.into()), None)),
+                Next::Wait => this.changed.changed().await.ok()?,
+            }
+        }
+    }
+
+    fn next(&mut self) -> Next {
+        self.changed.borrow_and_update();
+        let shared = Arc::clone(&self.shared);
+        let state = shared.state.lock();
+        if state.log_cuts > self.cuts {
+            return Next::Cut;
+        }
+        let (mut text, lines) = (String::new(), self.lines(&state.store));
+        for (at, line) in &lines[self.sent.min(lines.len())..] {
+            if self.with_times {
+                text += &at.strftime("%Y-%m-%dT%H:%M:%S%.9fZ ").to_string();
+            }
+            text += line;
+            text.push('\n');
+        }
+        self.sent = lines.len();
+        let pod = state.store.objects.get(&self.key).filter(|pod| pod["metadata"]["uid"] == self.uid);
+        let status = pod.and_then(|pod| super::container_status(pod, &self.container));
+        let is_running = status.is_some_and(|status| status["state"]["terminated"].is_null());
+        match text.is_empty() {
+            _ if !self.follows || !is_running => Next::Last(text),
+            false => Next::Lines(text),
+            true => Next::Wait,
+        }
+    }
+}
+
+/// Ends a body with an error after so many bytes.
+fn cut_after(body: Body, bytes: usize) -> Body {
+    let pieces = body.into_data_stream().map_err(io::Error::other);
+    let cut = stream::unfold((Box::pin(pieces), Some(bytes)), |(mut pieces, left)| async move {
+        let left = left?;
+        if left == 0 {
+            // So that what comes before is sent.
+            tokio::task::yield_now().await;
+            return Some((Err(io::ErrorKind::ConnectionReset.into()), (pieces, None)));
+        }
+        let piece = pieces.next().await?.map(|piece| piece.slice(..piece.len().min(left)));
+        let left = left - piece.as_ref().map_or(0, Bytes::len);
+        Some((piece, (pieces, Some(left))))
+    });
+    Body::from_stream(cut)
+}
+
+fn failure(shared: &Shared, Refused(code, status): &Refused) -> Response<Body> {
+    let mut response = success(shared, *code, status);
+    if let Some(seconds) = status["details"]["retryAfterSeconds"].as_u64() {
+        response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
+    }
+    response
+}
+
+fn success(shared: &Shared, code: u16, body: &Value) -> Response<Body> {
+    stamped(shared, code, "application/json", Body::from(body.to_string()))
+}
+
+fn stamped(shared: &Shared, code: u16, kind: &str, body: Body) -> Response<Body> {
+    let date = shared.state.lock().store.now().strftime("%a, %d %b %Y %H:%M:%S GMT").to_string();
+    let response = Response::builder().status(code).header(header::CONTENT_TYPE, kind).header(header::DATE, date);
+    response.body(body).expect("an answer")
+}

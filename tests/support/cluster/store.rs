@@ -1,0 +1,517 @@
+//! What the stand-in for Kubernetes keeps: objects, their changes by version, and logs; with the checks and words of a real
+//! API server.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use base64::Engine as _;
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::{ConfigMap, Event, Pod, Secret};
+use serde_json::{Value, json};
+
+pub(super) struct Kind {
+    pub(super) resource: &'static str,
+    pub(super) kind: &'static str,
+    /// What a field selector may name beside the name and the namespace.
+    fields: &'static [&'static str],
+    decode: fn(Value) -> serde_json::Result<()>,
+}
+
+const POD_FIELDS: &[&str] = &["spec.nodeName", "spec.restartPolicy", "spec.serviceAccountName", "status.phase"];
+const EVENT_FIELDS: &[&str] =
+    &["involvedObject.kind", "involvedObject.name", "involvedObject.namespace", "involvedObject.uid", "reason", "type"];
+
+static KINDS: [Kind; 4] = [
+    Kind { resource: "pods", kind: "Pod", fields: POD_FIELDS, decode: |body| Pod::decode(body) },
+    Kind { resource: "secrets", kind: "Secret", fields: &["type"], decode: |body| Secret::decode(body) },
+    Kind { resource: "configmaps", kind: "ConfigMap", fields: &[], decode: |body| ConfigMap::decode(body) },
+    Kind { resource: "events", kind: "Event", fields: EVENT_FIELDS, decode: |body| Event::decode(body) },
+];
+
+trait Decode: serde::de::DeserializeOwned {
+    fn decode(body: Value) -> serde_json::Result<()> {
+        serde_json::from_value::<Self>(body).map(drop)
+    }
+}
+
+impl<T: serde::de::DeserializeOwned> Decode for T {}
+
+pub(super) fn kind_of(resource: &str) -> Option<&'static Kind> {
+    KINDS.iter().find(|kind| kind.resource == resource)
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Key {
+    pub(super) resource: &'static str,
+    pub(super) namespace: String,
+    pub(super) name: String,
+}
+
+/// An answer of the API server that is no success: a code and a Status.
+#[derive(Debug)]
+pub(super) struct Refused(pub(super) u16, pub(super) Value);
+
+impl Refused {
+    pub(super) fn new(code: u16, reason: &str, message: impl Into<String>, details: Value) -> Self {
+        let status = json!({
+            "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": code, "reason": reason,
+            "message": message.into(), "details": details,
+        });
+        Self(code, status)
+    }
+
+    fn of(code: u16, reason: &str, key: &Key, why: &str) -> Self {
+        let message = format!("{} \"{}\" {why}", key.resource, key.name);
+        Self::new(code, reason, message, json!({ "name": key.name, "kind": key.resource }))
+    }
+
+    pub(super) fn no_such_route() -> Self {
+        Self::new(404, "NotFound", "the server could not find the requested resource", Value::Null)
+    }
+
+    pub(super) fn bad_request(message: impl Into<String>) -> Self {
+        Self::new(400, "BadRequest", message, Value::Null)
+    }
+
+    pub(super) fn conflict(resource: &str, name: &str, why: &str) -> Self {
+        let message = format!("Operation cannot be fulfilled on {resource} \"{name}\": {why}");
+        Self::new(409, "Conflict", message, json!({ "name": name, "kind": resource }))
+    }
+
+    fn invalid(kind: &Kind, name: &str, field: &str, why: &str) -> Self {
+        let message = format!("{} \"{name}\" is invalid: {field}: {why}", kind.kind);
+        let causes = json!([{ "message": why, "field": field }]);
+        Self::new(422, "Invalid", message, json!({ "name": name, "kind": kind.kind, "causes": causes }))
+    }
+
+    pub(super) fn expired(asked: u64, oldest: u64) -> Self {
+        Self::new(410, "Expired", format!("too old resource version: {asked} ({oldest})"), Value::Null)
+    }
+}
+
+/// One change of an object; without `before` it was created, without `after` removed.
+pub(super) struct Change {
+    pub(super) version: u64,
+    pub(super) key: Key,
+    pub(super) before: Option<Value>,
+    pub(super) after: Option<Value>,
+}
+
+#[derive(Default)]
+pub(super) struct Store {
+    pub(super) version: u64,
+    /// Watches from an older version are refused.
+    pub(super) compacted: u64,
+    pub(super) objects: BTreeMap<Key, Value>,
+    pub(super) changes: Vec<Change>,
+    /// The lines of a container, by the pod's uid and the container's name; also of the container before a restart.
+    pub(super) logs: BTreeMap<(String, String), Vec<(Timestamp, String)>>,
+    pub(super) previous_logs: BTreeMap<(String, String), Vec<(Timestamp, String)>>,
+    /// How far this clock is ahead of the host's.
+    pub(super) skew: SignedDuration,
+    /// A pod that is deleted stays, with its deletion time, until the test lets it vanish.
+    pub(super) keeps_deleted: bool,
+}
+
+impl Store {
+    pub(super) fn now(&self) -> Timestamp {
+        Timestamp::now() + self.skew
+    }
+
+    /// The time as it stands in objects.
+    pub(super) fn stamp(&self) -> String {
+        seconds(self.now())
+    }
+
+    pub(super) fn get(&self, key: &Key) -> Result<&Value, Refused> {
+        self.objects.get(key).ok_or_else(|| Refused::of(404, "NotFound", key, "not found"))
+    }
+
+    pub(super) fn list(&self, resource: &str, namespace: &str) -> impl Iterator<Item = (&Key, &Value)> {
+        self.objects.iter().filter(move |(key, _)| key.resource == resource && key.namespace == namespace)
+    }
+
+    /// Stores an object, or removes it, as one change.
+    pub(super) fn put(&mut self, key: &Key, mut after: Option<Value>) -> Value {
+        let before = self.objects.get(key).cloned();
+        if after == before {
+            return after.unwrap_or_default();
+        }
+        self.version += 1;
+        let mut shown = after.as_ref().or(before.as_ref()).cloned().unwrap_or_default();
+        shown["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        if after.is_some() {
+            after = Some(shown.clone());
+            self.objects.insert(key.clone(), shown.clone());
+        } else {
+            self.objects.remove(key);
+        }
+        self.changes.push(Change { version: self.version, key: key.clone(), before, after });
+        self.collect_garbage();
+        shown
+    }
+
+    /// Removes what only belongs to objects that are gone.
+    fn collect_garbage(&mut self) {
+        let uids: BTreeSet<_> =
+            self.objects.values().filter_map(|one| one["metadata"]["uid"].as_str()).map(str::to_owned).collect();
+        let orphan = self.objects.iter().find(|(_, object)| {
+            object["metadata"]["ownerReferences"].as_array().is_some_and(|owners| {
+                !owners.is_empty()
+                    && owners.iter().all(|owner| !owner["uid"].as_str().is_some_and(|uid| uids.contains(uid)))
+            })
+        });
+        if let Some(key) = orphan.map(|(key, _)| key.clone()) {
+            self.put(&key, None);
+        }
+    }
+
+    pub(super) fn create(&mut self, kind: &Kind, namespace: &str, mut object: Value) -> Result<Value, Refused> {
+        decode(kind, &object)?;
+        let given = &object["metadata"]["namespace"];
+        if given.as_str().is_some_and(|given| given != namespace) {
+            let why = "the namespace of the provided object does not match the namespace sent on the request";
+            return Err(Refused::bad_request(why));
+        }
+        if object["metadata"]["name"].is_null() {
+            let Some(prefix) = object["metadata"]["generateName"].as_str() else {
+                return Err(Refused::invalid(
+                    kind,
+                    "",
+                    "metadata.name",
+                    "Required value: name or generateName is required",
+                ));
+            };
+            object["metadata"]["name"] = json!(format!("{prefix}{:05}", self.version + 1));
+        }
+        let key = Key {
+            resource: kind.resource,
+            namespace: namespace.to_owned(),
+            name: object["metadata"]["name"].as_str().unwrap_or_default().to_owned(),
+        };
+        validate(kind, &key.name, &object)?;
+        if self.objects.contains_key(&key) {
+            return Err(Refused::of(409, "AlreadyExists", &key, "already exists"));
+        }
+        for own in ["kind", "apiVersion"] {
+            object.as_object_mut().expect("an object").remove(own);
+        }
+        object["metadata"]["namespace"] = json!(namespace);
+        object["metadata"]["uid"] = json!(uuid::Uuid::new_v4().to_string());
+        object["metadata"]["creationTimestamp"] = json!(self.stamp());
+        if kind.kind == "Pod" {
+            let spec = &mut object["spec"];
+            let defaults = [
+                ("restartPolicy", json!("Always")),
+                ("terminationGracePeriodSeconds", json!(30)),
+                ("dnsPolicy", json!("ClusterFirst")),
+                ("schedulerName", json!("default-scheduler")),
+            ];
+            for (field, value) in defaults {
+                if spec[field].is_null() {
+                    spec[field] = value;
+                }
+            }
+            object["status"] = json!({ "phase": "Pending" });
+        } else if kind.kind == "Secret" {
+            encode_string_data(&mut object);
+        }
+        Ok(self.put(&key, Some(object)))
+    }
+
+    /// Replaces an object, or with `is_status` its status, as far as the API server lets it be changed.
+    pub(super) fn replace(&mut self, key: &Key, mut new: Value, is_status: bool) -> Result<Value, Refused> {
+        let kind = kind_of(key.resource).expect("a known resource");
+        decode(kind, &new)?;
+        let old = self.get(key)?.clone();
+        let version = new["metadata"]["resourceVersion"].as_str();
+        if version.is_some_and(|version| Some(version) != old["metadata"]["resourceVersion"].as_str()) {
+            return Err(Refused::conflict(key.resource, &key.name, MODIFIED));
+        }
+        for own in ["kind", "apiVersion"] {
+            new.as_object_mut().expect("an object").remove(own);
+        }
+        for fixed in ["uid", "namespace", "name", "creationTimestamp", "resourceVersion", "deletionTimestamp"] {
+            if old["metadata"][fixed] != new["metadata"][fixed] {
+                new["metadata"][fixed] = old["metadata"][fixed].clone();
+            }
+        }
+        validate(kind, &key.name, &new)?;
+        if is_status {
+            new["spec"] = old["spec"].clone();
+        } else if kind.kind == "Pod" {
+            new["status"] = old["status"].clone();
+            if fixed_spec(&old) != fixed_spec(&new) {
+                let why = "Forbidden: pod updates may not change fields other than `spec.containers[*].image`, \
+                           `spec.initContainers[*].image`, `spec.activeDeadlineSeconds` or `spec.tolerations` (only additions to \
+                           existing tolerations)";
+                return Err(Refused::invalid(kind, &key.name, "spec", why));
+            }
+        }
+        encode_string_data(&mut new);
+        Ok(self.put(key, Some(new)))
+    }
+
+    pub(super) fn patch(&mut self, key: &Key, patch: &Value, is_status: bool) -> Result<Value, Refused> {
+        let mut new = self.get(key)?.clone();
+        merge(&mut new, patch);
+        self.replace(key, new, is_status)
+    }
+
+    /// Deletes an object. A pod on a node gets its grace period first.
+    pub(super) fn delete(&mut self, key: &Key, options: &Value) -> Result<Value, Refused> {
+        let mut object = self.get(key)?.clone();
+        for field in ["uid", "resourceVersion"] {
+            let (wanted, found) = (&options["preconditions"][field], &object["metadata"][field]);
+            if !wanted.is_null() && wanted != found {
+                let name = if field == "uid" { "UID" } else { "ResourceVersion" };
+                let why = format!(
+                    "the {name} in the precondition ({}) does not match the {name} in record ({}). The object might have been \
+                     deleted and then recreated",
+                    wanted.as_str().unwrap_or_default(),
+                    found.as_str().unwrap_or_default()
+                );
+                return Err(Refused::conflict(key.resource, &key.name, &why));
+            }
+        }
+        let is_over = ["Succeeded", "Failed"].map(|phase| object["status"]["phase"] == phase).contains(&true);
+        let grace = [&options["gracePeriodSeconds"], &object["spec"]["terminationGracePeriodSeconds"]]
+            .into_iter()
+            .find_map(Value::as_i64)
+            .filter(|_| key.resource == "pods" && !object["spec"]["nodeName"].is_null() && !is_over)
+            .unwrap_or(0);
+        if grace == 0 {
+            return Ok(self.put(key, None));
+        }
+        if object["metadata"]["deletionTimestamp"].is_null() {
+            object["metadata"]["deletionTimestamp"] = json!(seconds(self.now() + SignedDuration::from_secs(grace)));
+            object["metadata"]["deletionGracePeriodSeconds"] = json!(grace);
+            object = self.put(key, Some(object));
+        }
+        if !self.keeps_deleted {
+            self.put(key, None);
+        }
+        Ok(object)
+    }
+}
+
+const MODIFIED: &str = "the object has been modified; please apply your changes to the latest version and try again";
+
+pub(super) fn seconds(time: Timestamp) -> String {
+    time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
+fn decode(kind: &Kind, object: &Value) -> Result<(), Refused> {
+    if !object.is_object() {
+        return Err(Refused::bad_request("the body is no object"));
+    }
+    let as_other = object["kind"].as_str().is_some_and(|given| given != kind.kind);
+    let mut typed = object.clone();
+    typed["kind"] = json!(kind.kind);
+    typed["apiVersion"] = json!("v1");
+    let decoded = (kind.decode)(typed).map_err(|error| error.to_string());
+    let decoded = if as_other { Err(format!("the object is no {}", kind.kind)) } else { decoded };
+    decoded.map_err(|error| {
+        let message = format!("{} in version \"v1\" cannot be handled as a {}: {error}", kind.kind, kind.kind);
+        Refused::bad_request(message)
+    })
+}
+
+fn encode_string_data(object: &mut Value) {
+    let texts = object.as_object_mut().and_then(|object| object.remove("stringData"));
+    for (name, text) in texts.iter().filter_map(Value::as_object).flatten() {
+        let text = text.as_str().unwrap_or_default();
+        object["data"][name] = json!(base64::engine::general_purpose::STANDARD.encode(text));
+    }
+}
+
+/// The spec without what may be changed.
+fn fixed_spec(pod: &Value) -> Value {
+    let mut spec = pod["spec"].clone();
+    for field in ["activeDeadlineSeconds", "tolerations"] {
+        spec[field] = Value::Null;
+    }
+    for list in ["containers", "initContainers"] {
+        for container in spec[list].as_array_mut().into_iter().flatten() {
+            container["image"] = Value::Null;
+        }
+    }
+    spec
+}
+
+fn validate(kind: &Kind, name: &str, object: &Value) -> Result<(), Refused> {
+    let invalid = |field: &str, value: &str, why: &str| {
+        Refused::invalid(kind, name, field, &format!("Invalid value: \"{value}\": {why}"))
+    };
+    if name.len() > 253 || !name.split('.').all(is_dns_label) {
+        let why = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start \
+                   and end with an alphanumeric character; must be no more than 253 characters";
+        return Err(invalid("metadata.name", name, why));
+    }
+    for (label, value) in object["metadata"]["labels"].as_object().into_iter().flatten() {
+        let (prefix, short) = label.split_once('/').unwrap_or(("none", label));
+        let value = value.as_str().unwrap_or_default();
+        if !prefix.split('.').all(is_dns_label) || short.is_empty() || !is_label_value(short) {
+            return Err(invalid(
+                "metadata.labels",
+                label,
+                "name part must consist of alphanumeric characters, '-', '_' or '.'",
+            ));
+        }
+        if !is_label_value(value) {
+            let why = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must \
+                       start and end with an alphanumeric character; must be no more than 63 characters";
+            return Err(invalid("metadata.labels", value, why));
+        }
+    }
+    let notes = object["metadata"]["annotations"].as_object().into_iter().flatten();
+    let size: usize = notes.map(|(note, value)| note.len() + value.as_str().unwrap_or_default().len()).sum();
+    if size > 256 << 10 {
+        return Err(Refused::invalid(kind, name, "metadata.annotations", "Too long: must have at most 262144 bytes"));
+    }
+    if kind.kind != "Pod" {
+        return Ok(());
+    }
+    let required = |field: &str| Refused::invalid(kind, name, field, "Required value");
+    if object["spec"]["containers"].as_array().is_none_or(Vec::is_empty) {
+        return Err(required("spec.containers"));
+    }
+    let mut names = BTreeSet::new();
+    for list in ["initContainers", "containers"] {
+        for (index, container) in object["spec"][list].as_array().into_iter().flatten().enumerate() {
+            let (field, own) = (format!("spec.{list}[{index}]"), container["name"].as_str().unwrap_or_default());
+            if !is_dns_label(own) {
+                let why = "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and \
+                           end with an alphanumeric character; must be no more than 63 characters";
+                return Err(invalid(&format!("{field}.name"), own, why));
+            }
+            if !names.insert(own) {
+                return Err(Refused::invalid(
+                    kind,
+                    name,
+                    &format!("{field}.name"),
+                    &format!("Duplicate value: \"{own}\""),
+                ));
+            }
+            if container["image"].as_str().is_none_or(str::is_empty) {
+                return Err(required(&format!("{field}.image")));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn is_dns_label(text: &str) -> bool {
+    let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    !text.is_empty() && text.len() <= 63 && text.bytes().all(is_inner) && !text.starts_with('-') && !text.ends_with('-')
+}
+
+fn is_label_value(text: &str) -> bool {
+    let is_inner = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    let is_end = |byte: Option<u8>| byte.is_none_or(|byte| byte.is_ascii_alphanumeric());
+    text.len() <= 63 && text.bytes().all(is_inner) && is_end(text.bytes().next()) && is_end(text.bytes().last())
+}
+
+/// RFC 7386.
+fn merge(target: &mut Value, patch: &Value) {
+    let Some(fields) = patch.as_object() else {
+        *target = patch.clone();
+        return;
+    };
+    if !target.is_object() {
+        *target = json!({});
+    }
+    for (field, value) in fields {
+        if value.is_null() {
+            target.as_object_mut().expect("an object").remove(field);
+        } else {
+            merge(&mut target[field], value);
+        }
+    }
+}
+
+/// A field selector and a label selector.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Selector(Vec<(Source, Test)>);
+
+#[derive(Debug, Clone)]
+enum Source {
+    Label(String),
+    Field(String),
+}
+
+#[derive(Debug, Clone)]
+enum Test {
+    In(Vec<String>),
+    NotIn(Vec<String>),
+    Exists,
+    Missing,
+}
+
+impl Selector {
+    pub(super) fn parse(kind: &Kind, labels: &str, fields: &str) -> Result<Self, Refused> {
+        let mut all = Vec::new();
+        for requirement in split_outside_brackets(labels) {
+            let (label, test) = parse_requirement(requirement);
+            if label.is_empty() || label.contains([' ', '(', '=']) {
+                let why = format!("unable to parse requirement: {requirement}");
+                return Err(Refused::bad_request(why));
+            }
+            all.push((Source::Label(label.to_owned()), test));
+        }
+        for requirement in split_outside_brackets(fields) {
+            let (field, test) = parse_requirement(requirement);
+            if !kind.fields.contains(&field) && !["metadata.name", "metadata.namespace"].contains(&field) {
+                return Err(Refused::bad_request(format!("field label not supported: {field}")));
+            }
+            all.push((Source::Field(field.to_owned()), test));
+        }
+        Ok(Self(all))
+    }
+
+    pub(super) fn matches(&self, object: &Value) -> bool {
+        self.0.iter().all(|(source, test)| {
+            let value = match source {
+                Source::Label(label) => object["metadata"]["labels"][label].as_str(),
+                // A field that is not set is empty.
+                Source::Field(field) => {
+                    let found = field.split('.').fold(object, |value, name| &value[name]);
+                    Some(found.as_str().unwrap_or_default())
+                }
+            };
+            let is_one = |of: &[String]| value.is_some_and(|value| of.iter().any(|one| one == value));
+            match test {
+                Test::In(of) => is_one(of),
+                Test::NotIn(of) => !is_one(of),
+                Test::Exists => value.is_some(),
+                Test::Missing => value.is_none(),
+            }
+        })
+    }
+}
+
+fn split_outside_brackets(text: &str) -> impl Iterator<Item = &str> {
+    let mut depth = 0_i32;
+    let parts = text.split(move |letter| {
+        depth += i32::from(letter == '(') - i32::from(letter == ')');
+        letter == ',' && depth == 0
+    });
+    parts.map(str::trim).filter(|part| !part.is_empty())
+}
+
+fn parse_requirement(text: &str) -> (&str, Test) {
+    let one = |value: &str| vec![value.trim().to_owned()];
+    let several = |list: &str| list.trim().trim_matches(['(', ')']).split(',').flat_map(one).collect();
+    if let Some((name, list)) = text.split_once(" notin ") {
+        (name.trim(), Test::NotIn(several(list)))
+    } else if let Some((name, list)) = text.split_once(" in ") {
+        (name.trim(), Test::In(several(list)))
+    } else if let Some((name, value)) = text.split_once("!=") {
+        (name.trim(), Test::NotIn(one(value)))
+    } else if let Some((name, value)) = text.split_once("==").or_else(|| text.split_once('=')) {
+        (name.trim(), Test::In(one(value)))
+    } else if let Some(name) = text.strip_prefix('!') {
+        (name.trim(), Test::Missing)
+    } else {
+        (text, Test::Exists)
+    }
+}
