@@ -35,14 +35,22 @@ pub fn for_task(allowed: &Variables, context: &Context) -> Variables {
 /// variables of the source, and `TASK_WORKDIR`.
 #[must_use]
 pub fn for_payload(allowed: &Variables, payload: Variables, context: &Context) -> Variables {
-    let task = context.task();
     let mut variables = base(allowed, context.workdir());
     variables.extend(payload);
-    variables.insert("TASK_ID".to_owned(), task.run.task.to_string());
-    variables.insert("RUN_ID".to_owned(), task.run.run.to_string());
+    variables.extend(identity(context));
+    variables.insert("TASK_WORKDIR".to_owned(), context.workdir().to_string_lossy().into_owned());
+    variables
+}
+
+/// What a payload can learn of its task wherever it runs: `TASK_ID`, `RUN_ID`, the variables of the source, and its trace.
+pub(super) fn identity(context: &Context) -> Variables {
+    let task = context.task();
+    let mut variables = Variables::from([
+        ("TASK_ID".to_owned(), task.run.task.to_string()),
+        ("RUN_ID".to_owned(), task.run.run.to_string()),
+    ]);
     variables.extend((*task.env).clone());
     variables.extend(task.trace.map(|trace| ("TRACEPARENT".to_owned(), trace.to_string())));
-    variables.insert("TASK_WORKDIR".to_owned(), context.workdir().to_string_lossy().into_owned());
     variables
 }
 

@@ -9,8 +9,12 @@
     reason = "a test that cannot go on fails"
 )]
 
+#[path = "../handler/bench.rs"]
+#[allow(dead_code, reason = "not all of it is used here")]
+mod bench;
 #[path = "../support/cluster.rs"]
 #[allow(dead_code, reason = "not all of it is used here")]
 mod cluster;
 
+mod pods;
 mod stand_in;

@@ -25,8 +25,8 @@ use tokio::time::{interval, timeout};
 use crate::config::schema::KubernetesHandler;
 use crate::domain::staged::{FailureClass, PhaseLimit, StagedAnswer, StagedPolicy, Stamp};
 use crate::kubernetes::{
-    KubernetesClient, KubernetesError, PULLING, PodTemplate, PodVerdict, RUNNING, StartGraces, UNSCHEDULED, existing,
-    failed_init_container, judge, watch_pods,
+    KubernetesClient, KubernetesError, PULLING, PodTemplate, PodVerdict, RUNNING, StartGraces, UNSCHEDULED, ended_at,
+    existing, failed_init_container, has_started, judge, waits_for, watch_pods,
 };
 use crate::limits::{POD_KEPT, POD_LOG_TIMEOUT, POD_WARNINGS_MAX};
 
@@ -143,7 +143,8 @@ impl Kubernetes {
             "task": { "id": work.context.task().run.task.to_string(), "run": name.launch.0, "launch": name.launch.1 },
         });
         let template = self.template.as_ref().map(|template| template.render(&values)).transpose()?;
-        let env = environment::for_payload(&BTreeMap::new(), work.payload.env.clone(), work.context);
+        let mut env = work.payload.env.clone();
+        env.extend(environment::identity(work.context));
         let template = template.unwrap_or_default();
         pod_manifest::manifest(&self.name, &self.config, template, name, env, active.as_secs(), work)
     }
@@ -244,10 +245,8 @@ impl Kubernetes {
         let graces = StartGraces { pull: self.config.pull_grace.0, create: self.config.create_grace.0 };
         let verdict = judge(pod, &self.config.container, graces, now);
         match &verdict {
-            PodVerdict::Phase { .. } => {
-                if let Some(why) = crate::kubernetes::waits_for(pod) {
-                    work.context.set_progress(&why);
-                }
+            PodVerdict::Phase { name, .. } => {
+                work.context.set_progress(waits_for(pod).as_deref().unwrap_or(name));
             }
             PodVerdict::Done => self.read_rest_of_log(pod, work.context).await,
             PodVerdict::Failed { .. } => {
@@ -266,7 +265,7 @@ impl Kubernetes {
             if let Some(container) = failed_init_container(pod) {
                 pod_log::read(&api, &name, container, &held_pods::HeldPod::default(), log, false).await?;
             }
-            if crate::kubernetes::has_started(pod, &self.config.container) {
+            if has_started(pod, &self.config.container) {
                 pod_log::read(&api, &name, &self.config.container, &self.held.of(&name), log, false).await?;
             }
             Ok(())
@@ -347,9 +346,10 @@ async fn sweep(client: Arc<KubernetesClient>, selector: String) {
 async fn remove_ended(client: &KubernetesClient, selector: &str) -> Result<(), KubernetesError> {
     let api = client.api::<Pod>().await?;
     let params = ListParams::default().labels(selector).fields("status.phase!=Pending,status.phase!=Running");
+    let pods = client.check("list the pods of handler", selector, api.list(&params)).await?;
     let ended_before = client.now() - jiff::SignedDuration::try_from(POD_KEPT).unwrap_or_default();
-    for pod in client.check("list the pods of handler", selector, api.list(&params)).await?.items {
-        let Some(ended) = crate::kubernetes::ended_at(&pod) else { continue };
+    for pod in pods.items {
+        let Some(ended) = ended_at(&pod) else { continue };
         if ended < ended_before {
             let name = pod.name_any();
             existing(client.check("delete pod", &name, api.delete(&name, &DeleteParams::default())).await.map(drop))?;

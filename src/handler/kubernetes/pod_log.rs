@@ -32,7 +32,8 @@ pub(super) async fn read(
     log: &TaskLog,
     follow: bool,
 ) -> Result<(), String> {
-    let since_time = *held.log_read_until.lock();
+    // Whole seconds, which the client would round up.
+    let since_time = held.log_read_until.lock().and_then(|time| Timestamp::from_second(time.as_second()).ok());
     let params = LogParams {
         container: Some(container.to_owned()),
         follow,
