@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::store::{Key, Kind, Refused, Selector, Store, kind_of};
-use super::{Call, How, Shared, TOKEN};
+use super::{Call, How, Shared, State, TOKEN};
 
 const BODY_BYTES_MAX: usize = 3 << 20;
 
@@ -213,7 +213,7 @@ fn perform(asked: Asked, shared: &Arc<Shared>) -> Result<Response<Body>, Refused
     let (code, answer) = match (asked.verb, asked.subresource.as_str()) {
         ("get", "log") if is_pod => {
             drop(state);
-            return follow_log(asked, shared);
+            return log(asked, shared);
         }
         ("watch", "") => {
             drop(state);
@@ -300,181 +300,156 @@ fn evict(store: &mut Store, key: &Key, eviction: &Value) -> Result<Value, Refuse
     Ok(done(&Value::Null))
 }
 
-fn watch(asked: Asked, shared: &Arc<Shared>) -> Result<Response<Body>, Refused> {
-    let selector = asked.selector()?;
-    let mut state = shared.state.lock();
-    let from = asked.query("resourceVersion").parse().unwrap_or(0);
-    let mut first = Vec::new();
-    if from == 0 {
-        let found = state.store.list(asked.key.resource, &asked.key.namespace);
-        first.extend(found.filter(|(_, one)| selector.matches(one)).map(|(_, one)| event("ADDED", &asked.show(one))));
-    }
-    let seconds = asked.query("timeoutSeconds").parse().unwrap_or(3600);
-    state.watches += 1;
-    let watch = Watch {
-        selector,
-        seen: if from == 0 { state.store.version } else { from },
-        is_expired: from != 0 && from < state.store.compacted,
-        first,
-        ends_at: Instant::now() + Duration::from_secs(seconds),
-        cuts: state.watch_cuts,
-        bookmarks: state.bookmarks,
-        changed: shared.changed.subscribe(),
-        asked,
-        shared: Arc::clone(shared),
-    };
-    drop(state);
-    shared.changed.send_replace(());
-    let lines = stream::unfold(Some(watch), Watch::step).map(|lines| lines.map(Bytes::from));
-    Ok(stamped(shared, 200, "application/json", Body::from_stream(lines)))
-}
-
-fn event(kind: &str, object: &Value) -> String {
-    json!({ "type": kind, "object": object }).to_string() + "\n"
-}
-
-struct Watch {
-    asked: Asked,
-    shared: Arc<Shared>,
-    selector: Selector,
-    seen: u64,
-    is_expired: bool,
-    first: Vec<String>,
-    ends_at: Instant,
-    cuts: usize,
-    bookmarks: usize,
-    changed: tokio::sync::watch::Receiver<()>,
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        self.shared.state.lock().watches -= 1;
-        self.shared.changed.send_replace(());
-    }
-}
-
+/// What an open answer does next.
 enum Next {
-    Lines(String),
+    Say(String),
     Last(String),
     Cut,
     Wait,
 }
 
-impl Watch {
-    async fn step(this: Option<Self>) -> Option<(io::Result<String>, Option<Self>)> {
-        let mut this = this?;
+/// A body that grows with the state.
+fn growing(shared: &Arc<Shared>, ends_at: Option<Instant>, next: impl FnMut(&State) -> Next + Send + 'static) -> Body {
+    let parts = (next, Arc::clone(shared), shared.changed.subscribe(), ends_at);
+    let pieces = stream::unfold(Some(parts), |parts| async {
+        let (mut next, shared, mut changed, mut ends_at) = parts?;
         loop {
-            match this.next() {
-                Next::Lines(lines) => return Some((Ok(lines), Some(this))),
-                Next::Last(lines) => return Some((Ok(lines), None)),
-                Next::Cut => return Some((Err(io::ErrorKind::ConnectionReset.into()), None)),
+            changed.borrow_and_update();
+            let step = next(&shared.state.lock());
+            match step {
+                Next::Say(text) => return Some((Ok(text), Some((next, shared, changed, ends_at)))),
+                Next::Last(text) => return Some((Ok(text), None)),
+                Next::Cut => return Some((Err(cut().await), None)),
                 Next::Wait => {}
             }
-            let ends_at = this.ends_at;
             tokio::select! {
-                _ = this.changed.changed() => {}
-                () = tokio::time::sleep_until(ends_at) => {}
-            }
-            if this.shared.state.lock().silent {
-                this.changed.changed().await.ok();
+                _ = changed.changed() => {}
+                () = tokio::time::sleep_until(ends_at.unwrap_or_else(Instant::now)), if ends_at.is_some() => ends_at = None,
             }
         }
-    }
+    });
+    Body::from_stream(pieces.map_ok(Bytes::from))
+}
 
-    fn next(&mut self) -> Next {
-        self.changed.borrow_and_update();
-        let shared = Arc::clone(&self.shared);
-        let state = shared.state.lock();
-        if state.watch_cuts > self.cuts {
+/// Counts a watch while it is open.
+struct OpenWatch(Arc<Shared>);
+
+impl OpenWatch {
+    fn new(shared: &Arc<Shared>) -> Self {
+        shared.state.lock().watches += 1;
+        shared.changed.send_replace(());
+        Self(Arc::clone(shared))
+    }
+}
+
+impl Drop for OpenWatch {
+    fn drop(&mut self) {
+        self.0.state.lock().watches -= 1;
+        self.0.changed.send_replace(());
+    }
+}
+
+fn watch(asked: Asked, shared: &Arc<Shared>) -> Result<Response<Body>, Refused> {
+    let selector = asked.selector()?;
+    let from = asked.query("resourceVersion").parse().unwrap_or(0);
+    let ends_at = Instant::now() + Duration::from_secs(asked.query("timeoutSeconds").parse().unwrap_or(3600));
+    let state = shared.state.lock();
+    let is_expired = from != 0 && from < state.store.compacted;
+    let (cuts, mut bookmarks, mut seen) = (state.watch_cuts, state.bookmarks, from);
+    let mut lines = String::new();
+    if from == 0 {
+        let found = state.store.list(asked.key.resource, &asked.key.namespace);
+        lines.extend(found.filter(|(_, one)| selector.matches(one)).map(|(_, one)| event("ADDED", &asked.show(one))));
+        seen = state.store.version;
+    }
+    drop(state);
+    let open = OpenWatch::new(shared);
+    let body = growing(shared, Some(ends_at), move |state| {
+        let _open = &open;
+        if state.watch_cuts > cuts {
             return Next::Cut;
         }
         if state.silent {
             return Next::Wait;
         }
-        if self.is_expired {
-            return Next::Last(event("ERROR", &Refused::expired(self.seen, state.store.compacted).1));
+        if is_expired {
+            return Next::Last(event("ERROR", &Refused::expired(seen, state.store.compacted).1));
         }
-        let mut lines = std::mem::take(&mut self.first).concat();
-        let key = &self.asked.key;
-        let new = state.store.changes.iter().filter(|change| change.version > self.seen);
-        for change in new.filter(|one| one.key.resource == key.resource && one.key.namespace == key.namespace) {
+        let mut lines = std::mem::take(&mut lines);
+        let new = state.store.changes.iter().filter(|change| change.version > seen);
+        for change in
+            new.filter(|one| one.key.resource == asked.key.resource && one.key.namespace == asked.key.namespace)
+        {
             let [before, after] =
-                [&change.before, &change.after].map(|one| one.as_ref().filter(|one| self.selector.matches(one)));
+                [&change.before, &change.after].map(|one| one.as_ref().filter(|one| selector.matches(one)));
             let (kind, object) = match (before, after) {
                 (None, Some(after)) => ("ADDED", after),
                 (Some(_), Some(after)) => ("MODIFIED", after),
                 (Some(before), None) => ("DELETED", before),
                 (None, None) => continue,
             };
-            let mut object = self.asked.show(object);
+            let mut object = asked.show(object);
             object["metadata"]["resourceVersion"] = json!(change.version.to_string());
             lines += &event(kind, &object);
         }
-        self.seen = state.store.version;
-        let is_over = Instant::now() >= self.ends_at;
-        if self.asked.is_set("allowWatchBookmarks") && (is_over || state.bookmarks > self.bookmarks) {
-            let object = json!({ "metadata": { "resourceVersion": self.seen.to_string(), "creationTimestamp": null } });
-            lines += &event("BOOKMARK", &self.asked.show(&object));
+        seen = state.store.version;
+        let is_over = Instant::now() >= ends_at;
+        if asked.is_set("allowWatchBookmarks") && (is_over || state.bookmarks > bookmarks) {
+            let mark = json!({ "metadata": { "resourceVersion": seen.to_string(), "creationTimestamp": null } });
+            lines += &event("BOOKMARK", &asked.show(&mark));
         }
-        self.bookmarks = state.bookmarks;
+        bookmarks = state.bookmarks;
         match lines.is_empty() {
             _ if is_over => Next::Last(lines),
-            false => Next::Lines(lines),
+            false => Next::Say(lines),
             true => Next::Wait,
         }
-    }
+    });
+    Ok(stamped(shared, 200, "application/json", body))
 }
 
-/// One answer to a request for a log, as far as it was sent.
-struct Log {
-    shared: Arc<Shared>,
-    key: Key,
-    container: String,
-    uid: String,
-    since: Timestamp,
-    sent: usize,
-    cuts: usize,
-    follows: bool,
-    with_times: bool,
-    of_previous: bool,
-    changed: tokio::sync::watch::Receiver<()>,
+fn event(kind: &str, object: &Value) -> String {
+    json!({ "type": kind, "object": object }).to_string() + "\n"
 }
 
-fn follow_log(asked: Asked, shared: &Arc<Shared>) -> Result<Response<Body>, Refused> {
-    let state = shared.state.lock();
-    let pod = state.store.get(&asked.key)?;
+/// Which container's log is meant, if it has one.
+fn log_container(pod: &Value, asked: &Asked) -> Result<String, Refused> {
     let name = &asked.key.name;
-    let containers: Vec<_> = ["containers", "initContainers"]
-        .iter()
-        .flat_map(|list| pod["spec"][list].as_array().into_iter().flatten())
-        .filter_map(|container| container["name"].as_str())
-        .collect();
-    let only = pod["spec"]["containers"].as_array().filter(|list| list.len() == 1 && containers.len() == 1);
-    let container = match (asked.query("container"), only) {
-        ("", None) => {
-            let choices = containers.join(" ");
+    let [containers, init] = ["containers", "initContainers"].map(|list| super::names(pod, list));
+    let all = [containers, init].concat();
+    let container = match (asked.query("container"), all.as_slice()) {
+        ("", [only]) => only.clone(),
+        ("", _) => {
+            let choices = all.join(" ");
             let why = format!("a container name must be specified for pod {name}, choose one of: [{choices}]");
             return Err(Refused::bad_request(why));
         }
-        ("", Some(_)) => containers[0],
-        (given, _) => given,
+        (given, _) => given.to_owned(),
     };
-    if !containers.contains(&container) {
+    if !all.contains(&container) {
         return Err(Refused::bad_request(format!("container {container} is not valid for pod {name}")));
     }
-    let status = super::container_status(pod, container);
-    let of_previous = asked.is_set("previous");
-    if of_previous && status.is_none_or(|status| status["lastState"]["terminated"].is_null()) {
-        let why = format!("previous terminated container \"{container}\" in pod \"{name}\" not found");
-        return Err(Refused::bad_request(why));
-    }
-    let is_bound = !pod["spec"]["nodeName"].is_null();
-    let waiting = status.map_or(&Value::Null, |status| &status["state"]["waiting"]);
-    if !of_previous && is_bound && (status.is_none() || !waiting.is_null()) {
-        let reason = waiting["reason"].as_str().unwrap_or("ContainerCreating");
+    let status = super::container_status(pod, &container).unwrap_or(&Value::Null);
+    if asked.is_set("previous") {
+        if status["lastState"]["terminated"].is_null() {
+            let why = format!("previous terminated container \"{container}\" in pod \"{name}\" not found");
+            return Err(Refused::bad_request(why));
+        }
+    } else if !pod["spec"]["nodeName"].is_null()
+        && status["state"]["running"].is_null()
+        && status["state"]["terminated"].is_null()
+    {
+        let reason = status["state"]["waiting"]["reason"].as_str().unwrap_or("ContainerCreating");
         let why = format!("container \"{container}\" in pod \"{name}\" is waiting to start: {reason}");
         return Err(Refused::bad_request(why));
     }
+    Ok(container)
+}
+
+fn log(asked: Asked, shared: &Arc<Shared>) -> Result<Response<Body>, Refused> {
+    let state = shared.state.lock();
+    let pod = state.store.get(&asked.key)?;
+    let container = log_container(pod, &asked)?;
     let since = match asked.query("sinceTime") {
         "" => Timestamp::MIN,
         // The API server hands whole seconds to the kubelet.
@@ -483,72 +458,48 @@ fn follow_log(asked: Asked, shared: &Arc<Shared>) -> Result<Response<Body>, Refu
             Err(error) => return Err(Refused::bad_request(error.to_string())),
         },
     };
-    let mut log = Log {
-        uid: pod["metadata"]["uid"].as_str().unwrap_or_default().to_owned(),
-        container: container.to_owned(),
-        key: asked.key.clone(),
-        since,
-        sent: 0,
-        cuts: state.log_cuts,
-        // Before a pod has a node there is no log to follow.
-        follows: asked.is_set("follow") && is_bound,
-        with_times: asked.is_set("timestamps"),
-        of_previous,
-        changed: shared.changed.subscribe(),
-        shared: Arc::clone(shared),
+    let of_previous = asked.is_set("previous");
+    let of = (super::uid(pod), container.clone());
+    let lines_of = move |store: &Store| {
+        let logs = if of_previous { &store.previous_logs } else { &store.logs };
+        let lines = logs.get(&of).map_or(&[][..], Vec::as_slice);
+        lines[lines.partition_point(|(at, _)| *at < since)..].to_vec()
     };
-    if let Ok(tail) = asked.query("tailLines").parse::<usize>() {
-        log.sent = log.lines(&state.store).len().saturating_sub(tail);
-    }
+    let tail = asked.query("tailLines").parse::<usize>();
+    let mut sent = tail.map_or(0, |tail| lines_of(&state.store).len().saturating_sub(tail));
+    // Before a pod has a node there is no log to follow.
+    let follows = asked.is_set("follow") && !of_previous && !pod["spec"]["nodeName"].is_null();
+    let (uid, cuts) = (super::uid(pod), state.log_cuts);
     drop(state);
-    let lines = stream::unfold(Some(log), Log::step).map(|lines| lines.map(Bytes::from));
-    Ok(stamped(shared, 200, "text/plain", Body::from_stream(lines)))
-}
-
-impl Log {
-    fn lines<'a>(&self, store: &'a Store) -> &'a [(Timestamp, String)] {
-        let logs = if self.of_previous { &store.previous_logs } else { &store.logs };
-        let lines = logs.get(&(self.uid.clone(), self.container.clone())).map_or(&[][..], Vec::as_slice);
-        &lines[lines.partition_point(|(at, _)| *at < self.since)..]
-    }
-
-    async fn step(this: Option<Self>) -> Option<(io::Result<String>, Option<Self>)> {
-        let mut this = this?;
-        loop {
-            match this.next() {
-                Next::Lines(lines) => return Some((Ok(lines), Some(this))),
-                Next::Last(lines) => return Some((Ok(lines), None)),
-                Next::Cut => return Some((Err(io::ErrorKind::ConnectionReset.into()), None)),
-                Next::Wait => this.changed.changed().await.ok()?,
-            }
-        }
-    }
-
-    fn next(&mut self) -> Next {
-        self.changed.borrow_and_update();
-        let shared = Arc::clone(&self.shared);
-        let state = shared.state.lock();
-        if state.log_cuts > self.cuts {
+    let body = growing(shared, None, move |state| {
+        if state.log_cuts > cuts {
             return Next::Cut;
         }
-        let (mut text, lines) = (String::new(), self.lines(&state.store));
-        for (at, line) in &lines[self.sent.min(lines.len())..] {
-            if self.with_times {
+        let (mut text, lines) = (String::new(), lines_of(&state.store));
+        for (at, line) in lines.iter().skip(sent) {
+            if asked.is_set("timestamps") {
                 text += &at.strftime("%Y-%m-%dT%H:%M:%S%.9fZ ").to_string();
             }
             text += line;
             text.push('\n');
         }
-        self.sent = lines.len();
-        let pod = state.store.objects.get(&self.key).filter(|pod| pod["metadata"]["uid"] == self.uid);
-        let status = pod.and_then(|pod| super::container_status(pod, &self.container));
+        sent = lines.len();
+        let pod = state.store.objects.get(&asked.key).filter(|pod| super::uid(pod) == uid);
+        let status = pod.and_then(|pod| super::container_status(pod, &container));
         let is_running = status.is_some_and(|status| status["state"]["terminated"].is_null());
         match text.is_empty() {
-            _ if !self.follows || !is_running => Next::Last(text),
-            false => Next::Lines(text),
+            _ if !follows || !is_running => Next::Last(text),
+            false => Next::Say(text),
             true => Next::Wait,
         }
-    }
+    });
+    Ok(stamped(shared, 200, "text/plain", body))
+}
+
+async fn cut() -> io::Error {
+    // So that what comes before is sent.
+    tokio::task::yield_now().await;
+    io::ErrorKind::ConnectionReset.into()
 }
 
 /// Ends a body with an error after so many bytes.
@@ -557,9 +508,7 @@ fn cut_after(body: Body, bytes: usize) -> Body {
     let cut = stream::unfold((Box::pin(pieces), Some(bytes)), |(mut pieces, left)| async move {
         let left = left?;
         if left == 0 {
-            // So that what comes before is sent.
-            tokio::task::yield_now().await;
-            return Some((Err(io::ErrorKind::ConnectionReset.into()), (pieces, None)));
+            return Some((Err(cut().await), (pieces, None)));
         }
         let piece = pieces.next().await?.map(|piece| piece.slice(..piece.len().min(left)));
         let left = left - piece.as_ref().map_or(0, Bytes::len);
