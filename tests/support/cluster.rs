@@ -131,7 +131,13 @@ impl Cluster {
 
     fn objects(&self, resource: &str) -> Vec<Value> {
         let state = self.shared.state.lock();
-        state.store.objects.iter().filter(|(key, _)| key.resource == resource).map(|(_, one)| one.clone()).collect()
+        state
+            .store
+            .objects
+            .iter()
+            .filter(|(key, _)| key.resource == resource)
+            .map(|(_, one)| one.as_ref().clone())
+            .collect()
     }
 
     pub(crate) fn pods(&self) -> Vec<Value> {
@@ -146,8 +152,14 @@ impl Cluster {
         self.objects("configmaps")
     }
 
+    fn find_pod(&self, mut wanted: impl FnMut(&Value) -> bool) -> Option<Value> {
+        let state = self.shared.state.lock();
+        let mut pods = state.store.objects.iter().filter(|(key, _)| key.resource == "pods");
+        pods.find(|(_, pod)| wanted(pod)).map(|(_, pod)| pod.as_ref().clone())
+    }
+
     pub(crate) fn pod(&self, name: &str) -> Option<Value> {
-        self.pods().into_iter().find(|pod| pod["metadata"]["name"] == name)
+        self.find_pod(|pod| pod["metadata"]["name"] == name)
     }
 
     pub(crate) fn calls(&self) -> Vec<Call> {
@@ -174,7 +186,7 @@ impl Cluster {
     pub(crate) async fn wait_for_pod(&self, mut wanted: impl FnMut(&Value) -> bool) -> Value {
         let mut found = None;
         let look = |cluster: &Self| {
-            found = cluster.pods().into_iter().find(|pod| wanted(pod));
+            found = cluster.find_pod(&mut wanted);
             found.is_some()
         };
         self.wait_until("a pod", look).await;
@@ -238,7 +250,7 @@ impl Cluster {
         self.change(|state| {
             let (key, mut pod) = find_pod(&state.store, name);
             edit(&mut pod, &state.store.stamp());
-            state.store.put(&key, Some(pod));
+            state.store.put(&key, pod);
         });
     }
 
@@ -300,9 +312,9 @@ impl Cluster {
             status["restartCount"] = json!(status["restartCount"].as_i64().unwrap_or(0) + 1);
         });
         self.change(|state| {
-            let log = (uid(&find_pod(&state.store, name).1), container.to_owned());
-            let lines = state.store.logs.remove(&log).unwrap_or_default();
-            state.store.previous_logs.insert(log, lines);
+            let uid = uid(&find_pod(&state.store, name).1);
+            let lines = state.store.logs.remove(&(uid.clone(), container.to_owned())).unwrap_or_default();
+            state.store.logs.insert((uid, previous(container)), lines);
         });
     }
 
@@ -314,7 +326,7 @@ impl Cluster {
     pub(crate) fn vanish(&self, name: &str) {
         self.change(|state| {
             let (key, _) = find_pod(&state.store, name);
-            state.store.put(&key, None);
+            state.store.remove(&key);
         });
     }
 
@@ -346,7 +358,12 @@ impl Cluster {
 
 fn find_pod(store: &Store, name: &str) -> (Key, Value) {
     let found = store.objects.iter().find(|(key, _)| key.resource == "pods" && key.name == name);
-    found.map(|(key, pod)| (key.clone(), pod.clone())).unwrap_or_else(|| panic!("there is no pod {name}"))
+    found.map(|(key, pod)| (key.clone(), pod.as_ref().clone())).unwrap_or_else(|| panic!("there is no pod {name}"))
+}
+
+/// The name of a container's log before its last start.
+fn previous(container: &str) -> String {
+    format!("{container} before")
 }
 
 fn uid(object: &Value) -> String {

@@ -220,20 +220,20 @@ fn perform(asked: Asked, shared: &Arc<Shared>) -> Result<Response<Body>, Refused
             return watch(asked, shared);
         }
         ("create", "") if key.name.is_empty() => {
-            (201, asked.show(&store.create(asked.kind, &key.namespace, asked.body.clone())?))
+            (201, asked.show(&*store.create(asked.kind, &key.namespace, asked.body.clone())?))
         }
         ("create", "binding") if is_pod => (201, bind(store, key, &asked.body)?),
         ("create", "eviction") if is_pod => (201, evict(store, key, &asked.body)?),
         ("get", "") => (200, asked.show(store.get(key)?)),
         ("get", "status") if is_pod => (200, asked.show(store.get(key)?)),
         ("list", "") => (200, list(&asked, store, &asked.selector()?)),
-        ("update", "") => (200, asked.show(&store.replace(key, asked.body.clone(), false)?)),
-        ("update", "status") if is_pod => (200, asked.show(&store.replace(key, asked.body.clone(), true)?)),
+        ("update", "") => (200, asked.show(&*store.replace(key, asked.body.clone(), false)?)),
+        ("update", "status") if is_pod => (200, asked.show(&*store.replace(key, asked.body.clone(), true)?)),
         ("patch", sub) if sub.is_empty() || is_pod && sub == "status" => {
             if asked.content_type != "application/merge-patch+json" {
                 return Err(unsupported(&asked.content_type));
             }
-            (200, asked.show(&store.patch(key, &asked.body, sub == "status")?))
+            (200, asked.show(&*store.patch(key, &asked.body, sub == "status")?))
         }
         ("delete", "") => {
             let grace = asked.query("gracePeriodSeconds").parse::<i64>();
@@ -287,7 +287,7 @@ fn bind(store: &mut Store, key: &Key, binding: &Value) -> Result<Value, Refused>
         return Err(Refused::conflict("pods/binding", &key.name, &why));
     }
     super::bind(&mut pod, node, &store.stamp());
-    store.put(key, Some(pod));
+    store.put(key, pod);
     Ok(done(&Value::Null))
 }
 
@@ -295,7 +295,7 @@ fn evict(store: &mut Store, key: &Key, eviction: &Value) -> Result<Value, Refuse
     let mut pod = store.get(key)?.clone();
     let (reason, message) = ("EvictionByEvictionAPI", "Eviction API: evicting");
     super::set_condition(&mut pod, ("DisruptionTarget", "True"), (reason, message), &store.stamp());
-    store.put(key, Some(pod));
+    store.put(key, pod);
     store.delete(key, &eviction["deleteOptions"])?;
     Ok(done(&Value::Null))
 }
@@ -376,12 +376,12 @@ fn watch(asked: Asked, shared: &Arc<Shared>) -> Result<Response<Body>, Refused> 
             return Next::Last(event("ERROR", &Refused::expired(seen, state.store.compacted).1));
         }
         let mut lines = std::mem::take(&mut lines);
-        let new = state.store.changes.iter().filter(|change| change.version > seen);
+        let new = &state.store.changes[state.store.changes.partition_point(|change| change.version <= seen)..];
         for change in
-            new.filter(|one| one.key.resource == asked.key.resource && one.key.namespace == asked.key.namespace)
+            new.iter().filter(|one| one.key.resource == asked.key.resource && one.key.namespace == asked.key.namespace)
         {
             let [before, after] =
-                [&change.before, &change.after].map(|one| one.as_ref().filter(|one| selector.matches(one)));
+                [&change.before, &change.after].map(|one| one.as_deref().filter(|one| selector.matches(one)));
             let (kind, object) = match (before, after) {
                 (None, Some(after)) => ("ADDED", after),
                 (Some(_), Some(after)) => ("MODIFIED", after),
@@ -459,23 +459,18 @@ fn log(asked: Asked, shared: &Arc<Shared>) -> Result<Response<Body>, Refused> {
         },
     };
     let of_previous = asked.is_set("previous");
-    let of = (super::uid(pod), container.clone());
-    let lines_of = move |store: &Store| {
-        let logs = if of_previous { &store.previous_logs } else { &store.logs };
-        let lines = logs.get(&of).map_or(&[][..], Vec::as_slice);
-        lines[lines.partition_point(|(at, _)| *at < since)..].to_vec()
-    };
+    let of = (super::uid(pod), if of_previous { super::previous(&container) } else { container.clone() });
     let tail = asked.query("tailLines").parse::<usize>();
-    let mut sent = tail.map_or(0, |tail| lines_of(&state.store).len().saturating_sub(tail));
+    let mut sent = tail.map_or(0, |tail| state.store.log(&of, since).len().saturating_sub(tail));
     // Before a pod has a node there is no log to follow.
     let follows = asked.is_set("follow") && !of_previous && !pod["spec"]["nodeName"].is_null();
-    let (uid, cuts) = (super::uid(pod), state.log_cuts);
+    let cuts = state.log_cuts;
     drop(state);
     let body = growing(shared, None, move |state| {
         if state.log_cuts > cuts {
             return Next::Cut;
         }
-        let (mut text, lines) = (String::new(), lines_of(&state.store));
+        let (mut text, lines) = (String::new(), state.store.log(&of, since));
         for (at, line) in lines.iter().skip(sent) {
             if asked.is_set("timestamps") {
                 text += &at.strftime("%Y-%m-%dT%H:%M:%S%.9fZ ").to_string();
@@ -484,7 +479,7 @@ fn log(asked: Asked, shared: &Arc<Shared>) -> Result<Response<Body>, Refused> {
             text.push('\n');
         }
         sent = lines.len();
-        let pod = state.store.objects.get(&asked.key).filter(|pod| super::uid(pod) == uid);
+        let pod = state.store.objects.get(&asked.key).filter(|pod| super::uid(pod) == of.0);
         let status = pod.and_then(|pod| super::container_status(pod, &container));
         let is_running = status.is_some_and(|status| status["state"]["terminated"].is_null());
         match text.is_empty() {

@@ -2,6 +2,7 @@
 //! API server.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use base64::Engine as _;
 use jiff::{SignedDuration, Timestamp};
@@ -92,8 +93,8 @@ impl Refused {
 pub(super) struct Change {
     pub(super) version: u64,
     pub(super) key: Key,
-    pub(super) before: Option<Value>,
-    pub(super) after: Option<Value>,
+    pub(super) before: Option<Arc<Value>>,
+    pub(super) after: Option<Arc<Value>>,
 }
 
 #[derive(Default)]
@@ -101,11 +102,10 @@ pub(super) struct Store {
     pub(super) version: u64,
     /// Watches from an older version are refused.
     pub(super) compacted: u64,
-    pub(super) objects: BTreeMap<Key, Value>,
+    pub(super) objects: BTreeMap<Key, Arc<Value>>,
     pub(super) changes: Vec<Change>,
-    /// The lines of a container, by the pod's uid and the container's name; also of the container before a restart.
+    /// The lines of a container, by the pod's uid and the container's name.
     pub(super) logs: BTreeMap<(String, String), Vec<(Timestamp, String)>>,
-    pub(super) previous_logs: BTreeMap<(String, String), Vec<(Timestamp, String)>>,
     /// How far this clock is ahead of the host's.
     pub(super) skew: SignedDuration,
     /// A pod that is deleted stays, with its deletion time, until the test lets it vanish.
@@ -122,50 +122,55 @@ impl Store {
         seconds(self.now())
     }
 
+    pub(super) fn log(&self, of: &(String, String), since: Timestamp) -> &[(Timestamp, String)] {
+        let lines = self.logs.get(of).map_or(&[][..], Vec::as_slice);
+        &lines[lines.partition_point(|(at, _)| *at < since)..]
+    }
+
     pub(super) fn get(&self, key: &Key) -> Result<&Value, Refused> {
-        self.objects.get(key).ok_or_else(|| Refused::of(404, "NotFound", key, "not found"))
+        self.objects.get(key).map(Arc::as_ref).ok_or_else(|| Refused::of(404, "NotFound", key, "not found"))
     }
 
     pub(super) fn list(&self, resource: &str, namespace: &str) -> impl Iterator<Item = (&Key, &Value)> {
-        self.objects.iter().filter(move |(key, _)| key.resource == resource && key.namespace == namespace)
+        let all = self.objects.iter().map(|(key, object)| (key, object.as_ref()));
+        all.filter(move |(key, _)| key.resource == resource && key.namespace == namespace)
     }
 
-    /// Stores an object, or removes it, as one change.
-    pub(super) fn put(&mut self, key: &Key, mut after: Option<Value>) -> Value {
+    /// Stores an object as one change, if it is one.
+    pub(super) fn put(&mut self, key: &Key, mut object: Value) -> Arc<Value> {
         let before = self.objects.get(key).cloned();
-        if after == before {
-            return after.unwrap_or_default();
+        if let Some(before) = before.as_ref().filter(|before| ***before == object) {
+            return Arc::clone(before);
         }
         self.version += 1;
-        let mut shown = after.as_ref().or(before.as_ref()).cloned().unwrap_or_default();
-        shown["metadata"]["resourceVersion"] = json!(self.version.to_string());
-        if after.is_some() {
-            after = Some(shown.clone());
-            self.objects.insert(key.clone(), shown.clone());
-        } else {
-            self.objects.remove(key);
-        }
-        self.changes.push(Change { version: self.version, key: key.clone(), before, after });
+        object["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        let after = Arc::new(object);
+        self.objects.insert(key.clone(), Arc::clone(&after));
+        self.changes.push(Change { version: self.version, key: key.clone(), before, after: Some(Arc::clone(&after)) });
+        after
+    }
+
+    pub(super) fn remove(&mut self, key: &Key) {
+        let Some(before) = self.objects.remove(key) else { return };
+        self.version += 1;
+        self.changes.push(Change { version: self.version, key: key.clone(), before: Some(before), after: None });
         self.collect_garbage();
-        shown
     }
 
     /// Removes what only belongs to objects that are gone.
     fn collect_garbage(&mut self) {
         let uids: BTreeSet<_> =
-            self.objects.values().filter_map(|one| one["metadata"]["uid"].as_str()).map(str::to_owned).collect();
+            self.objects.values().map(|one| &one["metadata"]["uid"]).filter_map(Value::as_str).collect();
         let orphan = self.objects.iter().find(|(_, object)| {
-            object["metadata"]["ownerReferences"].as_array().is_some_and(|owners| {
-                !owners.is_empty()
-                    && owners.iter().all(|owner| !owner["uid"].as_str().is_some_and(|uid| uids.contains(uid)))
-            })
+            let mut owners = object["metadata"]["ownerReferences"].as_array().into_iter().flatten().peekable();
+            owners.peek().is_some() && owners.all(|owner| !uids.contains(owner["uid"].as_str().unwrap_or_default()))
         });
         if let Some(key) = orphan.map(|(key, _)| key.clone()) {
-            self.put(&key, None);
+            self.remove(&key);
         }
     }
 
-    pub(super) fn create(&mut self, kind: &Kind, namespace: &str, mut object: Value) -> Result<Value, Refused> {
+    pub(super) fn create(&mut self, kind: &Kind, namespace: &str, mut object: Value) -> Result<Arc<Value>, Refused> {
         decode(kind, &object)?;
         let given = &object["metadata"]["namespace"];
         if given.as_str().is_some_and(|given| given != namespace) {
@@ -215,11 +220,15 @@ impl Store {
         } else if kind.kind == "Secret" {
             encode_string_data(&mut object);
         }
-        Ok(self.put(&key, Some(object)))
+        let made = self.put(&key, object);
+        if !made["metadata"]["ownerReferences"].is_null() {
+            self.collect_garbage();
+        }
+        Ok(made)
     }
 
     /// Replaces an object, or with `is_status` its status, as far as the API server lets it be changed.
-    pub(super) fn replace(&mut self, key: &Key, mut new: Value, is_status: bool) -> Result<Value, Refused> {
+    pub(super) fn replace(&mut self, key: &Key, mut new: Value, is_status: bool) -> Result<Arc<Value>, Refused> {
         let kind = kind_of(key.resource).expect("a known resource");
         decode(kind, &new)?;
         let old = self.get(key)?.clone();
@@ -248,10 +257,10 @@ impl Store {
             }
         }
         encode_string_data(&mut new);
-        Ok(self.put(key, Some(new)))
+        Ok(self.put(key, new))
     }
 
-    pub(super) fn patch(&mut self, key: &Key, patch: &Value, is_status: bool) -> Result<Value, Refused> {
+    pub(super) fn patch(&mut self, key: &Key, patch: &Value, is_status: bool) -> Result<Arc<Value>, Refused> {
         let mut new = self.get(key)?.clone();
         merge(&mut new, patch);
         self.replace(key, new, is_status)
@@ -280,15 +289,16 @@ impl Store {
             .filter(|_| key.resource == "pods" && !object["spec"]["nodeName"].is_null() && !is_over)
             .unwrap_or(0);
         if grace == 0 {
-            return Ok(self.put(key, None));
+            self.remove(key);
+            return Ok(object);
         }
         if object["metadata"]["deletionTimestamp"].is_null() {
             object["metadata"]["deletionTimestamp"] = json!(seconds(self.now() + SignedDuration::from_secs(grace)));
             object["metadata"]["deletionGracePeriodSeconds"] = json!(grace);
-            object = self.put(key, Some(object));
+            object = self.put(key, object).as_ref().clone();
         }
         if !self.keeps_deleted {
-            self.put(key, None);
+            self.remove(key);
         }
         Ok(object)
     }

@@ -1,0 +1,20 @@
+//! Screwdriver's build messages, beside Screwdriver's own executor.
+#![cfg(feature = "kubernetes")]
+#![allow(missing_docs, reason = "tests are named by what they show")]
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::disallowed_methods,
+    reason = "a test that cannot go on fails"
+)]
+
+#[path = "../support/cluster.rs"]
+#[allow(dead_code, reason = "not all of it is used here")]
+mod cluster;
+
+#[path = "../support/gremlin.rs"]
+#[allow(dead_code, reason = "not all of it is used here")]
+mod gremlin;
+
+mod executor;
