@@ -38,8 +38,9 @@ async fn serve_connection(stream: TcpStream, shared: Arc<Shared>) {
     let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
     let down = changed.wait_for(|()| shared.state.lock().down);
     tokio::select! {
-        _ = connection => {}
+        biased;
         _ = down => {}
+        _ = connection => {}
     }
 }
 

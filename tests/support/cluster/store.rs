@@ -7,6 +7,8 @@ use std::sync::Arc;
 use base64::Engine as _;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ConfigMap, Event, Pod, Secret};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 pub(super) struct Kind {
@@ -14,7 +16,7 @@ pub(super) struct Kind {
     pub(super) kind: &'static str,
     /// What a field selector may name beside the name and the namespace.
     fields: &'static [&'static str],
-    decode: fn(Value) -> serde_json::Result<()>,
+    decode: fn(Value) -> serde_json::Result<Value>,
 }
 
 const POD_FIELDS: &[&str] = &["spec.nodeName", "spec.restartPolicy", "spec.serviceAccountName", "status.phase"];
@@ -22,19 +24,16 @@ const EVENT_FIELDS: &[&str] =
     &["involvedObject.kind", "involvedObject.name", "involvedObject.namespace", "involvedObject.uid", "reason", "type"];
 
 static KINDS: [Kind; 4] = [
-    Kind { resource: "pods", kind: "Pod", fields: POD_FIELDS, decode: |body| Pod::decode(body) },
-    Kind { resource: "secrets", kind: "Secret", fields: &["type"], decode: |body| Secret::decode(body) },
-    Kind { resource: "configmaps", kind: "ConfigMap", fields: &[], decode: |body| ConfigMap::decode(body) },
-    Kind { resource: "events", kind: "Event", fields: EVENT_FIELDS, decode: |body| Event::decode(body) },
+    Kind { resource: "pods", kind: "Pod", fields: POD_FIELDS, decode: typed::<Pod> },
+    Kind { resource: "secrets", kind: "Secret", fields: &["type"], decode: typed::<Secret> },
+    Kind { resource: "configmaps", kind: "ConfigMap", fields: &[], decode: typed::<ConfigMap> },
+    Kind { resource: "events", kind: "Event", fields: EVENT_FIELDS, decode: typed::<Event> },
 ];
 
-trait Decode: serde::de::DeserializeOwned {
-    fn decode(body: Value) -> serde_json::Result<()> {
-        serde_json::from_value::<Self>(body).map(drop)
-    }
+/// The object without fields that its type does not have, as the API server stores it.
+fn typed<T: DeserializeOwned + Serialize>(object: Value) -> serde_json::Result<Value> {
+    serde_json::to_value(serde_json::from_value::<T>(object)?)
 }
-
-impl<T: serde::de::DeserializeOwned> Decode for T {}
 
 pub(super) fn kind_of(resource: &str) -> Option<&'static Kind> {
     KINDS.iter().find(|kind| kind.resource == resource)
@@ -171,7 +170,7 @@ impl Store {
     }
 
     pub(super) fn create(&mut self, kind: &Kind, namespace: &str, mut object: Value) -> Result<Arc<Value>, Refused> {
-        decode(kind, &object)?;
+        object = decode(kind, object)?;
         let given = &object["metadata"]["namespace"];
         if given.as_str().is_some_and(|given| given != namespace) {
             let why = "the namespace of the provided object does not match the namespace sent on the request";
@@ -196,9 +195,6 @@ impl Store {
         validate(kind, &key.name, &object)?;
         if self.objects.contains_key(&key) {
             return Err(Refused::of(409, "AlreadyExists", &key, "already exists"));
-        }
-        for own in ["kind", "apiVersion"] {
-            object.as_object_mut().expect("an object").remove(own);
         }
         object["metadata"]["namespace"] = json!(namespace);
         object["metadata"]["uid"] = json!(uuid::Uuid::new_v4().to_string());
@@ -230,14 +226,11 @@ impl Store {
     /// Replaces an object, or with `is_status` its status, as far as the API server lets it be changed.
     pub(super) fn replace(&mut self, key: &Key, mut new: Value, is_status: bool) -> Result<Arc<Value>, Refused> {
         let kind = kind_of(key.resource).expect("a known resource");
-        decode(kind, &new)?;
+        new = decode(kind, new)?;
         let old = self.get(key)?.clone();
         let version = new["metadata"]["resourceVersion"].as_str();
         if version.is_some_and(|version| Some(version) != old["metadata"]["resourceVersion"].as_str()) {
             return Err(Refused::conflict(key.resource, &key.name, MODIFIED));
-        }
-        for own in ["kind", "apiVersion"] {
-            new.as_object_mut().expect("an object").remove(own);
         }
         for fixed in ["uid", "namespace", "name", "creationTimestamp", "resourceVersion", "deletionTimestamp"] {
             if old["metadata"][fixed] != new["metadata"][fixed] {
@@ -310,20 +303,21 @@ pub(super) fn seconds(time: Timestamp) -> String {
     time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
-fn decode(kind: &Kind, object: &Value) -> Result<(), Refused> {
-    if !object.is_object() {
-        return Err(Refused::bad_request("the body is no object"));
+fn decode(kind: &Kind, mut object: Value) -> Result<Value, Refused> {
+    if !object.is_object() || object["kind"].as_str().is_some_and(|given| given != kind.kind) {
+        return Err(Refused::bad_request(format!("the body is no {}", kind.kind)));
     }
-    let as_other = object["kind"].as_str().is_some_and(|given| given != kind.kind);
-    let mut typed = object.clone();
-    typed["kind"] = json!(kind.kind);
-    typed["apiVersion"] = json!("v1");
-    let decoded = (kind.decode)(typed).map_err(|error| error.to_string());
-    let decoded = if as_other { Err(format!("the object is no {}", kind.kind)) } else { decoded };
-    decoded.map_err(|error| {
+    object["kind"] = json!(kind.kind);
+    object["apiVersion"] = json!("v1");
+    let mut object = (kind.decode)(object).map_err(|error| {
         let message = format!("{} in version \"v1\" cannot be handled as a {}: {error}", kind.kind, kind.kind);
         Refused::bad_request(message)
-    })
+    })?;
+    // Within a list they are left out.
+    for own in ["kind", "apiVersion"] {
+        object.as_object_mut().expect("an object").remove(own);
+    }
+    Ok(object)
 }
 
 fn encode_string_data(object: &mut Value) {
