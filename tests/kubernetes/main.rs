@@ -5,6 +5,7 @@
     clippy::expect_used,
     clippy::panic,
     clippy::print_stderr,
+    clippy::unwrap_used,
     clippy::disallowed_methods,
     reason = "a test that cannot go on fails"
 )]

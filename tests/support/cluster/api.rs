@@ -107,7 +107,7 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Result<Respo
     let fault = shared.note(&asked);
     match &fault {
         Some(How::Status { code, reason, message, retry_after }) => {
-            let details = json!({ "retryAfterSeconds": retry_after });
+            let details = retry_after.map_or(Value::Null, |seconds| json!({ "retryAfterSeconds": seconds }));
             return Ok(failure(&shared, &Refused::new(*code, reason, message.as_str(), details)));
         }
         Some(How::Refuse) => return Err(Closed),
