@@ -27,7 +27,7 @@ pub const DELAY_MAX: Duration = Duration::from_secs((1 << LEVELS) - 1);
 /// A delay is rounded up to so many binary digits, so that a message passes at most as many queues.
 const DIGITS: u32 = 3;
 /// When a message may arrive, in milliseconds since 1970.
-const NOT_BEFORE: &str = "jm-not-before";
+pub(crate) const NOT_BEFORE: &str = "jm-not-before";
 const PRECONDITION_FAILED: u16 = 406;
 
 /// What the delays of a broker promise.
@@ -37,6 +37,17 @@ pub enum DelayGuarantee {
     AtLeastOnce,
     /// Classic queues, of a broker before 3.10: a message that moves on while the broker dies is lost.
     AtMostOnce,
+}
+
+impl std::fmt::Display for DelayGuarantee {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(match self {
+            Self::AtLeastOnce => "delayed messages survive the death of the broker (quorum queues, at least once)",
+            Self::AtMostOnce => {
+                "the broker may lose delayed messages when it dies (classic queues, at most once): RabbitMQ 3.10 and later do not"
+            }
+        })
+    }
 }
 
 /// Where delayed messages wait: exchanges and queues whose names begin with `PREFIX.delay.`.

@@ -39,6 +39,8 @@ pub enum Outcome {
     Completed,
     Failed,
     Exception(ExceptionReason),
+    /// It has not ended: it runs elsewhere, and a scheduled message has it looked at.
+    Deferred,
 }
 
 impl fmt::Display for Outcome {
@@ -47,6 +49,7 @@ impl fmt::Display for Outcome {
             Self::Completed => out.write_str("completed"),
             Self::Failed => out.write_str("failed"),
             Self::Exception(reason) => write!(out, "exception ({})", reason.as_str()),
+            Self::Deferred => out.write_str("deferred"),
         }
     }
 }
@@ -104,6 +107,8 @@ pub enum ExecuteFailure {
     HostFault,
     /// The sidecar was down and ran nothing, as in [`PrepareFailure::ServiceDown`].
     ServiceDown,
+    /// Not ended: it runs elsewhere, and a scheduled message has it looked at. Only where the source can schedule one.
+    Deferred,
 }
 
 /// The result of `execute`.
@@ -117,6 +122,7 @@ impl ExecuteFailure {
             Self::Unavailable => Outcome::Exception(ExceptionReason::ResourceUnavailable),
             Self::Internal => Outcome::Exception(ExceptionReason::InternalError),
             Self::HostFault | Self::ServiceDown => Outcome::Exception(ExceptionReason::WorkerShutdown),
+            Self::Deferred => Outcome::Deferred,
         }
     }
 
@@ -129,6 +135,7 @@ impl ExecuteFailure {
             Self::Internal => "not completed, internal error of the worker",
             Self::HostFault => "not completed and released, fault of this host",
             Self::ServiceDown => "released",
+            Self::Deferred => "not ended",
         }
     }
 }

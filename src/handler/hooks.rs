@@ -79,7 +79,7 @@ impl DynHandler for HookedHandler {
                         Err(error) => Err(error),
                     };
                     let outcome = result.as_ref().map_or_else(|error| error.reason.outcome(), |()| Outcome::Completed);
-                    if result.is_err() {
+                    if !matches!(outcome, Outcome::Completed | Outcome::Deferred) {
                         hooks.after(Hook::Error, outcome, context).await;
                     }
                     hooks.after(Hook::PostTask, outcome, context).await;
@@ -109,6 +109,7 @@ impl HookRunner {
             Outcome::Completed => "completed",
             Outcome::Failed => "failed",
             Outcome::Exception(reason) => reason.as_str(),
+            Outcome::Deferred => "deferred",
         };
         let mut context = context.clone();
         if let Some(cancellation) = context.cancellation() {

@@ -1,9 +1,10 @@
 //! Handlers of work that is launched elsewhere and looked at later: a batch job, a virtual machine, a pod.
 //!
-//! The worker launches it, looks at it from time to time or when it is woken up, and keeps the claim meanwhile. Held work costs no
-//! thread and no process.
+//! The worker launches it and looks at it from time to time. Where the source can schedule a message, nothing is held between two
+//! looks. Elsewhere the claim is kept, which costs no thread and no process, and a wake-up makes a look early.
 
 use std::future::{Future, pending, ready};
+use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
@@ -12,9 +13,10 @@ use tokio::time::timeout;
 use crate::domain::jitter::Jitter;
 use crate::domain::staged::{StagedAction, StagedEnd, StagedEvent, StagedState};
 use crate::host::clock::or_pending;
-use crate::limits::STAGED_CALL_TIMEOUT;
+use crate::limits::{STAGED_CALL_TIMEOUT, STAGED_DEFER_WAIT_MIN};
+use crate::task::{Deferral, Results};
 
-use super::{Context, ExecuteError, ExecuteFailure, HandlerFuture, PayloadHandler, PrepareError};
+use super::{CancelCause, Context, ExecuteError, ExecuteFailure, HandlerFuture, PayloadHandler, PrepareError};
 
 pub use crate::domain::staged::{FailureClass, PhaseLimit, Progress, StagedAnswer, StagedPolicy, StagedRecord, Stamp};
 
@@ -27,6 +29,14 @@ pub struct Work<'a, P> {
     pub record: &'a StagedRecord,
     /// The task, with its log.
     pub context: &'a Context,
+}
+
+impl<P> Work<'_, P> {
+    /// A text to name launches by: the same at each delivery of one request, and for one run of a task.
+    pub fn key(&self) -> String {
+        let of_request = self.context.results().and_then(Results::work_key);
+        of_request.unwrap_or_else(|| self.context.task().run.to_string())
+    }
 }
 
 /// A kind of work that is launched elsewhere.
@@ -69,7 +79,8 @@ pub trait StagedHandler: Send + Sync + 'static {
     /// Looks at work that has started.
     fn verify(&self, work: Work<'_, Self::Payload>) -> impl Future<Output = StagedAnswer> + Send;
 
-    /// Ends the work, if it runs, and removes it. Also called once it has ended.
+    /// Ends the work, if it runs, and removes it. Also called once it has ended, unless the source can schedule messages: one that comes
+    /// twice would find nothing and launch the work again, so such a source leaves finished work to be removed later, by a sweep.
     fn cancel(&self, work: Work<'_, Self::Payload>) -> impl Future<Output = StagedAnswer> + Send;
 
     /// Resolves when something about the work may have changed. A hint: the work is looked at without it too.
@@ -83,7 +94,7 @@ pub trait StagedHandler: Send + Sync + 'static {
     }
 }
 
-/// Runs a [`StagedHandler`] for sources that keep the claim: `erase(Staged(handler))`.
+/// Runs a [`StagedHandler`] for any source: `erase(Staged(handler))`.
 #[derive(Debug, Clone)]
 pub struct Staged<H>(pub H);
 
@@ -113,7 +124,9 @@ pub(super) async fn drive<H: StagedHandler>(
 ) -> Result<(), ExecuteError> {
     let mut actions = Vec::new();
     let jitter = Jitter::seeded(uuid::Uuid::new_v4().as_u64_pair().0);
-    let mut state = StagedState::new(handler.policy(payload), StagedRecord::default(), jitter, &mut actions);
+    let deferral = context.results().and_then(Results::deferral);
+    let record = deferral.and_then(Deferral::record).cloned().unwrap_or_default();
+    let mut state = StagedState::new(handler.policy(payload), record, jitter, &mut actions);
     let (clock, mut is_cancel_told, mut is_launch_told) = (context.clock(), false, false);
     let mut shown_phase = "".into();
     loop {
@@ -123,8 +136,13 @@ pub(super) async fn drive<H: StagedHandler>(
             Some(StagedAction::Start) => answer(handler.start(work)).await,
             Some(StagedAction::Verify) => answer(handler.verify(work)).await,
             Some(StagedAction::Cancel) => answer(handler.cancel(work)).await,
-            Some(StagedAction::Rest(_)) => {
+            Some(StagedAction::Rest(wait)) => {
                 show(&state.record().phase, &mut shown_phase, context);
+                let is_worth_it = state.record().handle.is_some() || wait >= STAGED_DEFER_WAIT_MIN;
+                if let Some(deferral) = deferral.filter(|_| is_worth_it && context.cancellation().is_none()) {
+                    deferral.defer(state.record().clone(), wait);
+                    return Err(deferred());
+                }
                 if !is_launch_told && state.record().handle.is_some() {
                     is_launch_told = true;
                     context.launched().await;
@@ -133,6 +151,9 @@ pub(super) async fn drive<H: StagedHandler>(
             }
             Some(StagedAction::End(end)) => {
                 match end {
+                    StagedEnd::Superseded if deferral.is_some() => return Err(deferred()),
+                    // A check that comes twice would launch again what is gone.
+                    StagedEnd::Done | StagedEnd::Failed { .. } if deferral.is_some() => {}
                     StagedEnd::Done | StagedEnd::Failed { .. } => clean_up(handler, work).await,
                     // It is gone, or another worker's.
                     StagedEnd::Canceled | StagedEnd::Superseded => {}
@@ -140,21 +161,35 @@ pub(super) async fn drive<H: StagedHandler>(
                 return end_of(end, context);
             }
             None => tokio::select! {
-                _ = context.canceled(), if !is_cancel_told => {
-                    is_cancel_told = true;
-                    StagedEvent::CancelRequested
-                }
+                // It is told below.
+                _ = context.canceled(), if !is_cancel_told => StagedEvent::Due,
                 () = handler.wakeup(work) => StagedEvent::WokenUp,
                 () = or_pending(state.next_deadline().map(|at| clock.sleep_until(at))) => StagedEvent::Due,
             },
         };
+        let canceled = context.cancellation().map(|cancellation| cancellation.cause);
+        if let (Some(deferral), Some(CancelCause::Shutdown | CancelCause::Released | CancelCause::ClaimLost)) =
+            (deferral, canceled)
+        {
+            // The work is still wanted, and the next worker goes on with it.
+            state.handle(event, clock.now(), &mut actions);
+            if !matches!(actions.last(), Some(StagedAction::End(_))) {
+                deferral.defer(state.record().clone(), Duration::ZERO);
+                return Err(deferred());
+            }
+            continue;
+        }
         // What was launched meanwhile is canceled, and not looked at again first.
-        if context.cancellation().is_some() && !is_cancel_told {
+        if canceled.is_some() && !is_cancel_told {
             is_cancel_told = true;
             state.handle(StagedEvent::CancelRequested, clock.now(), &mut actions);
         }
         state.handle(event, clock.now(), &mut actions);
     }
+}
+
+fn deferred() -> ExecuteError {
+    ExecuteError::new(ExecuteFailure::Deferred, "it runs elsewhere, and a message is scheduled to look at it")
 }
 
 /// Boxed, so that work that is held costs no memory for its calls.

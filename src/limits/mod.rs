@@ -143,6 +143,9 @@ pub const PROGRAM_CHECK_TIMEOUT: Duration = Duration::from_secs(60);
 /// Tasks of one worker whose work runs elsewhere.
 pub const LAUNCHED_MAX: u32 = 100_000;
 pub const LAUNCHED_EVENTS_MAX: usize = 64;
+/// A wait of work that was not launched yet for which a message is scheduled. During a shorter one it keeps its claim.
+pub const STAGED_DEFER_WAIT_MIN: Duration = Duration::from_secs(5);
+
 /// A call of work that is launched elsewhere. One that takes longer counts as not answered.
 pub const STAGED_CALL_TIMEOUT: Duration = Duration::from_secs(60);
 pub const STAGED_CHECK_IN_SECONDS_MAX: f64 = 86_400.0;

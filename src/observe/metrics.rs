@@ -70,7 +70,7 @@ fn families() -> Vec<Family> {
         ),
         counter(
             "tasks{source,outcome,reason}",
-            "Ended claims by outcome: completed, failed, exception with its reason, canceled, deadline-exceeded \
+            "Ended claims by outcome: completed, failed, exception with its reason, deferred (the work goes on elsewhere), canceled, deadline-exceeded \
             (stopped at the task's deadline), superseded (the queue had another outcome already), unconfirmed (the report was not answered), lost (ended without a report).",
             |status| status.sources.iter().flat_map(outcomes).collect(),
         ),
@@ -236,7 +236,7 @@ fn durations(source: &SourceStatus) -> Vec<Sample> {
     TaskPhase::ALL.iter().flat_map(|phase| EndKind::ALL.iter().flat_map(|end| of(*phase, *end))).collect()
 }
 
-fn outcomes(source: &SourceStatus) -> [Sample; 12] {
+fn outcomes(source: &SourceStatus) -> [Sample; 13] {
     let ends = source.counts.outcomes;
     [
         ("completed", "", ends.completed),
@@ -246,6 +246,7 @@ fn outcomes(source: &SourceStatus) -> [Sample; 12] {
         ("exception", "resource-unavailable", ends.resource_unavailable),
         ("exception", "internal-error", ends.internal_error),
         ("exception", "intermittent-task", ends.intermittent_task),
+        ("deferred", "", ends.deferred),
         ("canceled", "", ends.canceled),
         ("deadline-exceeded", "", ends.deadline_exceeded),
         ("superseded", "", ends.superseded),

@@ -266,7 +266,7 @@ fn spans(ended: &EndedClaim) -> Vec<SpanData> {
             KeyValue::new("journeyman.source", record.source.clone()),
             KeyValue::new("journeyman.end", end_text(record.end)),
         ],
-        status: if record.end == ClaimEnd::Reported(Outcome::Completed) {
+        status: if matches!(record.end, ClaimEnd::Reported(Outcome::Completed | Outcome::Deferred)) {
             Status::Unset
         } else {
             Status::error(end_text(record.end))

@@ -268,6 +268,9 @@ impl MemorySource {
 impl MemoryClaim {
     fn report_outcome(&self, outcome: Outcome) -> Result<(), CallError> {
         let (run, MemorySource { queue, worker }) = (&self.run, &self.source);
+        if outcome == Outcome::Deferred {
+            return Err(super::cannot_defer(run));
+        }
         let now = queue.now();
         let mut tasks = queue.expire_leases(now);
         if tasks.is_running(run, worker) {

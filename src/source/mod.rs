@@ -25,7 +25,7 @@ pub use crate::domain::claim::{LossReason, RunTerms};
 pub use crate::domain::poll::Capabilities;
 pub use crate::domain::refusal::{CallError, Refusal};
 pub use crate::domain::worker::OpenResult;
-pub use crate::task::{Artifact, ArtifactBody, Definition, Results};
+pub use crate::task::{Artifact, ArtifactBody, Deferral, Definition, Results};
 
 /// The future of a call to a source.
 pub type SourceFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, CallError>> + Send + 'a>>;
@@ -153,6 +153,11 @@ pub trait Claim: Send + Sync {
     }
 }
 
+/// The answer to [`Outcome::Deferred`] of a source whose [`Results`] offer no deferral.
+fn cannot_defer(run: &Run) -> CallError {
+    CallError { refusal: Refusal::Rejected, message: format!("report of {run}: this queue schedules no messages") }
+}
+
 impl std::fmt::Debug for dyn Claim {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(out, "Claim({})", self.run())
@@ -197,11 +202,6 @@ pub trait Source: Send + Sync + 'static {
 
     /// The calls that recover claims, if a claim outlives the connection and the process that made it.
     fn recovery(&self) -> Option<&dyn Recovery> {
-        None
-    }
-
-    /// The calls that postpone work, if the queue can schedule a message.
-    fn deferred(&self) -> Option<&dyn Deferred> {
         None
     }
 
@@ -269,17 +269,4 @@ pub trait Recovery: Send + Sync {
     /// Takes over a run that a previous process of this worker has claimed, in order to report it, with a lease from
     /// this request. [`Refusal::Gone`] if the service counts the run as another worker's, or as resolved.
     fn take_over<'a>(&'a self, run: &'a Run) -> SourceFuture<'a, Grant>;
-}
-
-/// A queue that can deliver a message later, for work that was launched elsewhere and is checked from time to time.
-pub trait Deferred: Send + Sync {
-    /// Stores `check` durably, to be delivered to a worker of this queue after `delay`, and then releases the claim
-    /// without reporting an outcome: the slot is free meanwhile. The order matters: a crash between the two steps
-    /// leaves the claim and an additional check, never neither.
-    ///
-    /// # Errors
-    ///
-    /// The claim is still held, unless the refusal is [`Refusal::Gone`]. Repeating the call may store a second check.
-    fn defer<'a>(&'a self, claim: &'a dyn Claim, check: &'a serde_json::Value, delay: Duration)
-    -> SourceFuture<'a, ()>;
 }

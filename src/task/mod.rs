@@ -9,4 +9,6 @@ pub use artifact::{Artifact, ArtifactBody, ArtifactErrorReason};
 pub use definition::{Definition, RequestMessage};
 pub use request::Request;
 pub(crate) use results::cannot_pause;
-pub use results::{PartialReplySink, Reply, ReplyError, ReplyFuture, ReplyLimits, ReplyStatus, Results};
+pub use results::{
+    Deferral, NextCheck, PartialReplySink, Reply, ReplyError, ReplyFuture, ReplyLimits, ReplyStatus, Results,
+};

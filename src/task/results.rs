@@ -5,10 +5,12 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use crate::domain::refusal::{CallError, Refusal};
+use crate::domain::staged::StagedRecord;
 
 /// A reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,10 +69,56 @@ pub trait PartialReplySink: Send + Sync + 'static {
     fn pause(&self) -> ReplyFuture<'_> {
         Box::pin(std::future::ready(Err(cannot_pause())))
     }
+
+    /// A text that is the same at each delivery of the request; `None` where the run's id is.
+    fn work_key(&self) -> Option<String> {
+        None
+    }
 }
 
 pub(crate) fn cannot_pause() -> CallError {
     CallError { refusal: Refusal::Gone, message: "this queue cannot pause a task".to_owned() }
+}
+
+/// Lets go of work that runs elsewhere: a message is scheduled that has any worker look at it. Offered by sources that can
+/// schedule one, which send it once the task has ended as [`Deferred`](crate::domain::outcome::ExecuteFailure::Deferred).
+/// Without one, the task's own message is settled without a reply, since another one stands for it.
+#[derive(Debug, Default)]
+pub struct Deferral {
+    record: Option<StagedRecord>,
+    next: Mutex<Option<NextCheck>>,
+}
+
+/// A look to schedule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NextCheck {
+    /// What the next worker goes on from.
+    pub record: StagedRecord,
+    /// When to look.
+    pub wait: Duration,
+}
+
+impl Deferral {
+    /// For a message that carries `record`; `None` for the first one of the work.
+    #[must_use]
+    pub fn new(record: Option<StagedRecord>) -> Self {
+        Self { record, next: Mutex::default() }
+    }
+
+    /// The record that came with the message.
+    pub const fn record(&self) -> Option<&StagedRecord> {
+        self.record.as_ref()
+    }
+
+    /// Sets the next look.
+    pub fn defer(&self, record: StagedRecord, wait: Duration) {
+        *self.next.lock() = Some(NextCheck { record, wait });
+    }
+
+    /// The next look.
+    pub fn next_check(&self) -> Option<NextCheck> {
+        self.next.lock().clone()
+    }
 }
 
 /// How large a reply may be.
@@ -93,6 +141,7 @@ struct ResultsInner {
     failure_reason: Mutex<Option<String>>,
     partial: Box<dyn PartialReplySink>,
     limits: ReplyLimits,
+    deferral: Option<Deferral>,
     not_started: AtomicBool,
     suspect: AtomicBool,
 }
@@ -127,12 +176,18 @@ pub enum ReplyError {
 impl Results {
     /// Keeps the final reply and passes partial ones to `partial`, each within `limits`.
     pub fn new(partial: impl PartialReplySink, limits: ReplyLimits) -> Self {
+        Self::with_deferral(partial, limits, None)
+    }
+
+    /// As [`Results::new`], for a source that can schedule messages.
+    pub fn with_deferral(partial: impl PartialReplySink, limits: ReplyLimits, deferral: Option<Deferral>) -> Self {
         Self {
             inner: Arc::new(ResultsInner {
                 final_reply: Mutex::default(),
                 failure_reason: Mutex::default(),
                 partial: Box::new(partial),
                 limits,
+                deferral,
                 not_started: AtomicBool::new(false),
                 suspect: AtomicBool::new(false),
             }),
@@ -205,6 +260,16 @@ impl Results {
     /// Why there is no successful reply.
     pub fn failure_reason(&self) -> Option<String> {
         self.inner.failure_reason.lock().clone()
+    }
+
+    /// How the task lets go of work that runs elsewhere; `None` if the claim is held until it ends.
+    pub fn deferral(&self) -> Option<&Deferral> {
+        self.inner.deferral.as_ref()
+    }
+
+    /// See [`PartialReplySink::work_key`].
+    pub fn work_key(&self) -> Option<String> {
+        self.inner.partial.work_key()
     }
 
     /// The limits of a reply.

@@ -417,6 +417,7 @@ fn verdict(ended: Result<Result<(), ExecuteError>, Panicked>, context: &Context)
         }
     };
     match error.reason {
+        ExecuteFailure::Deferred => return Err(error.reason),
         ExecuteFailure::HostFault => tracing::error!(claim.run = %context.task().run, "host fault: {error}"),
         ExecuteFailure::ServiceDown => release_unstarted(context, &error),
         ExecuteFailure::Failed

@@ -60,13 +60,14 @@ impl WorkerCounters {
 impl fmt::Display for WorkerCounts {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let SourceCounts { claims, outcomes, .. } = self.sources;
-        let OutcomeCounts { completed, failed, worker_shutdown, lost, .. } = outcomes;
+        let OutcomeCounts { completed, failed, worker_shutdown, deferred, lost, .. } = outcomes;
         let exceptions = outcomes.exceptions();
         write!(
             out,
             "{claims} claims, {completed} completed, {failed} failed, {exceptions} exceptions, \
              {worker_shutdown} released, {lost} lost"
-        )
+        )?;
+        if deferred > 0 { write!(out, ", {deferred} deferred") } else { Ok(()) }
     }
 }
 
@@ -98,6 +99,8 @@ pub struct OutcomeCounts {
     pub resource_unavailable: u64,
     pub internal_error: u64,
     pub intermittent_task: u64,
+    /// Not ended: a scheduled message has the work looked at.
+    pub deferred: u64,
     /// The task was canceled.
     pub canceled: u64,
     /// Stopped at the task's deadline.
@@ -122,6 +125,7 @@ impl OutcomeCounts {
                 ExceptionReason::InternalError => &mut self.internal_error,
                 ExceptionReason::IntermittentTask => &mut self.intermittent_task,
             },
+            ClaimEnd::Reported(Outcome::Deferred) => &mut self.deferred,
             ClaimEnd::AlreadyResolved(_) => &mut self.superseded,
             ClaimEnd::Lost(LossReason::Canceled) => &mut self.canceled,
             ClaimEnd::Lost(LossReason::DeadlineExceeded) => &mut self.deadline_exceeded,
@@ -146,6 +150,7 @@ impl AddAssign for OutcomeCounts {
         self.resource_unavailable += other.resource_unavailable;
         self.internal_error += other.internal_error;
         self.intermittent_task += other.intermittent_task;
+        self.deferred += other.deferred;
         self.canceled += other.canceled;
         self.deadline_exceeded += other.deadline_exceeded;
         self.superseded += other.superseded;

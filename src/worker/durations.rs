@@ -79,6 +79,8 @@ impl TaskDurations {
             ClaimEnd::Reported(Outcome::Completed) => EndKind::Completed,
             ClaimEnd::Reported(Outcome::Failed) => EndKind::Failed,
             ClaimEnd::Reported(Outcome::Exception(_)) => EndKind::Exception,
+            // The task goes on.
+            ClaimEnd::Reported(Outcome::Deferred) => return,
             ClaimEnd::AlreadyResolved(_)
             | ClaimEnd::ReportRejected(_)
             | ClaimEnd::Unconfirmed { .. }

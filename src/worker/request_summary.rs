@@ -22,7 +22,7 @@ impl RequestSummary {
     pub(super) fn log(&mut self) {
         if self.due.take().is_some() {
             let outcomes = std::mem::take(&mut self.outcomes);
-            let OutcomeCounts { completed, failed, worker_shutdown: released, lost, .. } = outcomes;
+            let OutcomeCounts { completed, failed, worker_shutdown: released, lost, deferred, .. } = outcomes;
             let exceptions = outcomes.exceptions();
             tracing::info!(
                 completed,
@@ -30,7 +30,8 @@ impl RequestSummary {
                 exceptions,
                 released,
                 lost,
-                "requests ended: {completed} completed, {failed} failed, {exceptions} exceptions, {released} released, {lost} lost"
+                deferred,
+                "requests ended: {completed} completed, {failed} failed, {exceptions} exceptions, {released} released, {lost} lost; {deferred} deferred"
             );
         }
     }

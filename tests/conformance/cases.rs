@@ -224,6 +224,8 @@ async fn each_outcome_ends_the_run_as_the_queue_has_it(bench: Arc<dyn Bench>) {
         let task = bench.create(Spec { priority: "highest", ..Spec::default() }).await;
         let grant = take_one(&*source).await.grant;
         assert_eq!(grant.run.task, task);
+        assert!(grant.results.is_none_or(|results| results.deferral().is_none()), "it would take a deferral");
+        assert_eq!(refusal(grant.claim.report(Outcome::Deferred).await), Refusal::Rejected);
         grant.claim.report(outcome).await.expect("it is accepted");
         assert_eq!(bench.states(&task).await, states, "{outcome}");
         // What waits to be run again must not be what the next turn takes.

@@ -25,6 +25,7 @@ const OUTCOMES: OutcomeCounts = OutcomeCounts {
     resource_unavailable: 0,
     internal_error: 0,
     intermittent_task: 0,
+    deferred: 0,
     canceled: 0,
     deadline_exceeded: 0,
     superseded: 0,

@@ -123,7 +123,7 @@ impl Judge {
                     Outcome::Exception(ExceptionReason::MalformedPayload) => {
                         assert!(!self.executed, "I21: task code ran")
                     }
-                    Outcome::Exception(_) => {}
+                    Outcome::Exception(_) | Outcome::Deferred => {}
                 }
             }
             ClaimAction::Kill { grace, .. } => {

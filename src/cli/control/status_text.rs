@@ -205,11 +205,12 @@ pub(super) fn lease_left(claim: &ClaimStatus) -> String {
 pub(super) fn outcomes_text(hour: OutcomeCounts) -> String {
     let nonzero = |name: &str, count: u64| if count == 0 { String::new() } else { format!("   {name} {count}") };
     format!(
-        "completed {}   failed {}   exceptions {}   released {}{}{}{}{}   lost {}",
+        "completed {}   failed {}   exceptions {}   released {}{}{}{}{}{}   lost {}",
         hour.completed,
         hour.failed,
         hour.exceptions(),
         hour.worker_shutdown,
+        nonzero("deferred", hour.deferred),
         nonzero("canceled", hour.canceled),
         nonzero("deadline exceeded", hour.deadline_exceeded),
         nonzero("superseded", hour.superseded),

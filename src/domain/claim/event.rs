@@ -92,8 +92,10 @@ impl CancelCommand {
 
     /// Whether the outcome has the wanted effect: retried for a release, not retried for a cancel.
     pub const fn is_satisfied_by(self, outcome: Outcome) -> bool {
-        let done_elsewhere =
-            matches!(outcome, Outcome::Exception(ExceptionReason::WorkerShutdown | ExceptionReason::IntermittentTask));
+        let done_elsewhere = matches!(
+            outcome,
+            Outcome::Exception(ExceptionReason::WorkerShutdown | ExceptionReason::IntermittentTask) | Outcome::Deferred
+        );
         match self {
             Self::Release => done_elsewhere,
             Self::Cancel => !done_elsewhere,

@@ -491,7 +491,7 @@ impl ClaimState {
                 // artifacts.
                 let outcome = match outcome {
                     Outcome::Completed | Outcome::Failed => Outcome::Exception(ExceptionReason::WorkerShutdown),
-                    Outcome::Exception(_) => outcome,
+                    Outcome::Exception(_) | Outcome::Deferred => outcome,
                 };
                 self.report(outcome, UploadStage::InProgress, now, actions);
             }

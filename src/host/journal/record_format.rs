@@ -99,6 +99,7 @@ mod tests {
             Just(Outcome::Exception(ExceptionReason::ResourceUnavailable)),
             Just(Outcome::Exception(ExceptionReason::InternalError)),
             Just(Outcome::Exception(ExceptionReason::IntermittentTask)),
+            Just(Outcome::Deferred),
         ];
         prop_oneof![
             1 => text().prop_map(|boot| JournalRecord::JournalStarted { boot: BootId(boot) }),

@@ -271,6 +271,7 @@ fn last_hour(hour: OutcomeCounts) -> Markup {
         ("failed", hour.failed),
         ("exceptions", hour.exceptions()),
         ("released", hour.worker_shutdown),
+        ("deferred", hour.deferred),
         ("canceled", hour.canceled),
         ("deadline exceeded", hour.deadline_exceeded),
         ("superseded", hour.superseded),

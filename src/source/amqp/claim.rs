@@ -15,9 +15,10 @@ use crate::domain::time::Instant;
 use crate::host::crash_points::crash_point;
 use crate::limits::{AMQP_LEASE, AMQP_NAME_BYTES_MAX};
 use crate::source::{Artifact, CallError, Claim, LossReason, SourceFuture};
-use crate::task::{Definition, Reply, ReplyLimits, ReplyStatus, Results};
+use crate::task::{Deferral, Definition, NextCheck, Reply, ReplyLimits, ReplyStatus, Results};
 
-use super::config::OnAttemptsExhausted;
+use super::config::{OnAttemptsExhausted, OnRetry};
+use super::deferral::{CheckRoute, DeferralConfig};
 use super::delivery::ReceivedRequest;
 use super::publisher::PublishError;
 use super::reply_format::{PartialReplySender, error_reply, last_reply_properties};
@@ -36,9 +37,19 @@ pub(super) struct RequestClaim {
     pub(super) session: Arc<Session>,
     source: Arc<AmqpSourceInner>,
     results: Results,
+    /// `None` where no look is deferred.
+    look: Option<Look>,
     /// Locked while the request is being settled.
     progress: Mutex<Progress>,
     settled_as: OnceLock<Outcome>,
+}
+
+/// A look at work. Copies of a message have the same.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Look {
+    /// The key of the work, and where its reply goes.
+    work: String,
+    seq: u64,
 }
 
 /// What an earlier attempt to settle the request has reached.
@@ -59,6 +70,12 @@ pub(super) enum SettlePlan {
     Republish { attempts: u32 },
     /// As `on_attempts_exhausted` says.
     GiveUp { reason: String, attempts: u32 },
+    /// Schedule a check, and acknowledge.
+    Defer(NextCheck),
+    /// Acknowledge without a reply: another message stands for it.
+    Superseded,
+    /// Reject without requeue.
+    DeadLetter,
 }
 
 impl RequestClaim {
@@ -73,9 +90,16 @@ impl RequestClaim {
         let attempt = delivery::attempt_history(&delivery).attempts();
         let run = delivery::run_id(&delivery.properties, number, attempt);
         let tag = delivery.delivery_tag;
+        let deferral = source.config.deferral.as_ref().map(|config| Deferral::new(config.format.read(&delivery)));
         let message = Arc::new(ReceivedRequest::new(delivery, source.config.payload_form));
         let partial_replies = PartialReplySender { session: Arc::clone(session), message: Arc::clone(&message) };
         let limits = ReplyLimits { body_bytes: source.message_bytes_max(), content_type_bytes: AMQP_NAME_BYTES_MAX };
+        let look = deferral.as_ref().map(|deferral| {
+            let [to, id] = [message.delivery.properties.reply_to(), message.delivery.properties.correlation_id()]
+                .map(|text| text.as_ref().map_or("", ShortString::as_str));
+            let seq = deferral.record().map_or(0, |record| record.seq);
+            Look { work: format!("{}\n{to}\n{id}", message.work_key()), seq }
+        });
         session.add_claim(tag, run.clone());
         Arc::new(Self {
             run,
@@ -83,7 +107,8 @@ impl RequestClaim {
             message,
             session: Arc::clone(session),
             source: Arc::clone(source),
-            results: Results::new(partial_replies, limits),
+            results: Results::with_deferral(partial_replies, limits, deferral),
+            look,
             progress: Mutex::default(),
             settled_as: OnceLock::new(),
         })
@@ -97,7 +122,30 @@ impl RequestClaim {
         self.results.clone()
     }
 
+    /// Whether another message of this work was settled in its place. A new request is looked at whatever its ids.
+    pub(super) fn is_look_done(&self) -> bool {
+        let Some(look) = &self.look else { return false };
+        let is_check = self.results.deferral().is_some_and(|deferral| deferral.record().is_some());
+        let is_copy = is_check || delivery::attempt_history(&self.message.delivery).is_suspect();
+        is_copy && self.source.done_looks.lock().contains(look)
+    }
+
+    fn record_look(&self) {
+        if let Some(look) = &self.look {
+            self.source.done_looks.lock().insert(look);
+        }
+    }
+
     fn plan_for(&self, outcome: Outcome) -> SettlePlan {
+        if let (Outcome::Deferred | Outcome::Exception(ExceptionReason::WorkerShutdown), Some(deferral)) =
+            (outcome, self.results.deferral())
+        {
+            match deferral.next_check() {
+                Some(check) => return SettlePlan::Defer(check),
+                None if outcome == Outcome::Deferred => return SettlePlan::Superseded,
+                None => {}
+            }
+        }
         // The handler's own error reply counts; an `ok` reply of a handler that failed does not.
         let reply = self.results.final_reply();
         let reason = self.results.failure_reason();
@@ -114,9 +162,16 @@ impl RequestClaim {
             Outcome::Exception(ExceptionReason::ResourceUnavailable) => {
                 error("resource_unavailable", "a resource that the request needs is unavailable")
             }
-            Outcome::Exception(ExceptionReason::InternalError) => error("internal_error", "the worker failed"),
+            Outcome::Exception(ExceptionReason::InternalError) | Outcome::Deferred => {
+                error("internal_error", "the worker failed")
+            }
             Outcome::Exception(ExceptionReason::WorkerShutdown) if self.results.is_not_started() => self.return_plan(),
             Outcome::Exception(ExceptionReason::WorkerShutdown) => SettlePlan::Requeue,
+            Outcome::Exception(ExceptionReason::IntermittentTask)
+                if self.source.config.on_retry == OnRetry::DeadLetter =>
+            {
+                SettlePlan::DeadLetter
+            }
             Outcome::Exception(ExceptionReason::IntermittentTask) => {
                 let attempts = self.run.run.saturating_add(1);
                 if self.source.config.max_attempts.is_none_or(|max| attempts < max.get()) {
@@ -173,9 +228,13 @@ impl RequestClaim {
         let ack = match &plan {
             SettlePlan::Reply(reply) => {
                 self.publish_reply(progress, reply).await?;
+                self.record_look();
                 crash_point("request-confirmed");
                 AckKind::Acknowledge
             }
+            SettlePlan::Defer(check) => Box::pin(self.defer(check)).await?,
+            SettlePlan::Superseded => AckKind::Acknowledge,
+            SettlePlan::DeadLetter => AckKind::DeadLetter,
             SettlePlan::Republish { attempts } => Box::pin(self.republish(progress, *attempts)).await?,
             SettlePlan::Requeue => AckKind::Requeue,
             SettlePlan::GiveUp { reason, attempts } => Box::pin(self.give_up(progress, reason, *attempts)).await?,
@@ -260,6 +319,35 @@ impl RequestClaim {
         }
     }
 
+    /// Publishes the check that follows this message.
+    async fn defer(&self, next: &NextCheck) -> Result<AckKind, CallError> {
+        // What is published now would arrive once the broker goes on, and what is published again as well.
+        if self.session.is_blocked() {
+            return Err(self.retry_error("the broker blocks publishing"));
+        }
+        let Some(DeferralConfig { format, route }) = &self.source.config.deferral else {
+            return Err(self.call_error(Refusal::Rejected, "this source schedules no messages"));
+        };
+        let (message, publisher) = (&self.message, &self.session.copy_publisher);
+        let check = format.write(&message.delivery.properties, &message.body, message.work_key(), next);
+        match route {
+            CheckRoute::Delays { delays, queue } => {
+                publisher.publish_delayed(delays, queue, next.wait, &check).await?;
+            }
+            CheckRoute::WaitQueue { exchange, key } => {
+                let published = publisher.publish_alone(exchange.clone(), key.clone(), check.properties, &check.body);
+                let failed = |why| self.retry_error(&format!("the check is not published to {key}: {why}"));
+                published.await.map_err(failed)?;
+            }
+        }
+        crash_point("deferral-confirmed");
+        // Without a look, as for a check that comes too early, it is the same look again.
+        if self.look.as_ref().is_some_and(|look| next.record.seq > look.seq) {
+            self.record_look();
+        }
+        Ok(AckKind::Acknowledge)
+    }
+
     async fn give_up(&self, progress: &mut Progress, reason: &str, attempts: u32) -> Result<AckKind, CallError> {
         // The handler's error of the last attempt says more than the number of attempts.
         let own = self.results.final_reply().filter(|reply| reply.status != ReplyStatus::OK);
@@ -295,7 +383,8 @@ impl RequestClaim {
         headers.insert(REASON_HEADER.into(), AMQPValue::LongString(reason.into()));
         headers.insert(ORIGIN_QUEUE_HEADER.into(), AMQPValue::LongString(self.session.queue.as_str().into()));
         let properties = properties.with_headers(headers);
-        let publish = self.session.copy_publisher.publish_alone(queue.clone(), properties, &self.message.body);
+        let publisher = &self.session.copy_publisher;
+        let publish = publisher.publish_alone("".into(), queue.clone(), properties, &self.message.body);
         let why = match publish.await {
             Ok(()) => return Ok(()),
             Err(PublishError::Failed(why)) => return Err(self.retry_error(&why)),

@@ -12,6 +12,7 @@ use crate::amqp::management::Management;
 use crate::domain::consumer_timeout;
 use crate::limits::{AMQP_ATTEMPTS_MAX, AMQP_MESSAGE_BYTES_MAX, AMQP_REPLY_RETRY_MAX};
 
+use super::deferral::DeferralConfig;
 use super::delivery::PayloadForm;
 
 /// Settings of an [`AmqpSource`](super::AmqpSource).
@@ -41,6 +42,10 @@ pub struct AmqpSourceConfig {
     pub message_bytes_max: u64,
     /// How long a refused reply is retried; then its request is acknowledged without a reply.
     pub reply_retry_max: Duration,
+    /// What happens to a request whose handler asks for another attempt.
+    pub on_retry: OnRetry,
+    /// How work that runs elsewhere is looked at later; `None` if its request is held until it ends.
+    pub deferral: Option<DeferralConfig>,
 }
 
 impl AmqpSourceConfig {
@@ -60,8 +65,19 @@ impl AmqpSourceConfig {
             max_run_time: None,
             message_bytes_max: AMQP_MESSAGE_BYTES_MAX,
             reply_retry_max: AMQP_REPLY_RETRY_MAX,
+            on_retry: OnRetry::Republish,
+            deferral: None,
         }
     }
+}
+
+/// What happens to a request whose handler asks for another attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnRetry {
+    /// A copy that counts the attempts goes to the end of the queue.
+    Republish,
+    /// The broker dead-letters it into queues from which it comes back, as often as the handler asks for it.
+    DeadLetter,
 }
 
 /// What happens to a request after its last attempt.

@@ -1,5 +1,6 @@
 //! A delivery as a task: reads messages, and makes the properties of copies. Pure.
 
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -11,7 +12,7 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use crate::amqp::headers;
+use crate::amqp::{delay, headers};
 use crate::domain::delivery_attempts::{DeliveryHistory, DeliveryKind};
 use crate::domain::id::{Run, TASK_ID_BYTES_MAX, TaskId};
 use crate::limits::IDEMPOTENCY_BODY_BYTES_MAX;
@@ -25,6 +26,13 @@ const REDELIVERED_HEADER: &str = "x-journeyman-redelivered";
 const DELIVERY_COUNT_HEADER: &str = "x-delivery-count";
 /// Headers that a copy does not keep. By the first two the broker would route it to other queues too.
 const DROPPED_HEADERS: [&str; 4] = ["CC", "BCC", DELIVERY_COUNT_HEADER, REDELIVERED_HEADER];
+
+/// The record of staged work, as JSON.
+pub(super) const RECORD_HEADER: &str = "jm-work";
+/// The key of staged work.
+pub(super) const KEY_HEADER: &str = "jm-task";
+/// Headers that handlers do not see: a request looks the same at each look.
+const CHECK_HEADERS: [&str; 3] = [RECORD_HEADER, KEY_HEADER, delay::NOT_BEFORE];
 
 /// What a handler gets of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -153,11 +161,21 @@ pub(super) struct ReceivedRequest {
     pub(super) delivery: Delivery,
     pub(super) body: Bytes,
     form: PayloadForm,
+    work_key: OnceLock<String>,
 }
 
 impl ReceivedRequest {
     pub(super) fn new(mut delivery: Delivery, form: PayloadForm) -> Self {
-        Self { body: std::mem::take(&mut delivery.data).into(), delivery, form }
+        Self { body: std::mem::take(&mut delivery.data).into(), delivery, form, work_key: OnceLock::new() }
+    }
+
+    /// The same at each delivery of the request, unless it is redelivered and has no ids.
+    pub(super) fn work_key(&self) -> &str {
+        self.work_key.get_or_init(|| {
+            let carried = self.header(KEY_HEADER).map(str::to_owned);
+            let own = || idempotency_key(&self.delivery.properties, &self.body);
+            carried.or_else(own).unwrap_or_else(|| uuid::Uuid::new_v4().simple().to_string())
+        })
     }
 
     fn header(&self, name: &str) -> Option<&str> {
@@ -168,6 +186,7 @@ impl ReceivedRequest {
         let properties = &self.delivery.properties;
         let text = |text: &Option<ShortString>| text.as_ref().map(|text| text.as_str().to_owned());
         let headers = properties.headers().iter().flat_map(headers::text_entries);
+        let headers = headers.filter(|(name, _)| !CHECK_HEADERS.contains(name));
         Request {
             path: self.header(headers::PATH).map(ToOwned::to_owned),
             routing_key: self.delivery.routing_key.as_str().to_owned(),

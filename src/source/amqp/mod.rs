@@ -7,6 +7,7 @@
 mod claim;
 mod config;
 mod counters;
+mod deferral;
 mod delivery;
 mod isolation;
 mod publisher;
@@ -29,21 +30,24 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::amqp;
+use crate::amqp::delay::DelayGuarantee;
 use crate::domain::consumer_timeout;
 use crate::domain::delivery_attempts::{AttemptAction, Isolation, Republishing};
 use crate::domain::id::PriorityQueue;
 use crate::domain::outcome::{ExceptionReason, Outcome};
 use crate::domain::refusal::Refusal;
+use crate::domain::worker::RecentSet;
 use crate::host::clock::Clock;
 use crate::limits::{
-    AMQP_CHANNEL_CHECK_INTERVAL, AMQP_CLOSE_TIMEOUT, AMQP_EVENTS_MAX, AMQP_LEASE, AMQP_LONG_POLL_WAIT,
-    AMQP_QUEUE_FULL_TTL, AMQP_REPLY_RETRY_DELAY,
+    AMQP_CHANNEL_CHECK_INTERVAL, AMQP_CLOSE_TIMEOUT, AMQP_DONE_LOOKS_MAX, AMQP_EVENTS_MAX, AMQP_LEASE,
+    AMQP_LONG_POLL_WAIT, AMQP_QUEUE_FULL_TTL, AMQP_REPLY_RETRY_DELAY,
 };
 
 use super::{CallError, Capabilities, Grant, OpenResult, PollBatch, RunTerms, Source, SourceEvent, SourceFuture};
-use claim::{GrantedRequest, RequestClaim, SettlePlan};
-pub use config::{AmqpSourceConfig, OnAttemptsExhausted};
+use claim::{GrantedRequest, Look, RequestClaim, SettlePlan};
+pub use config::{AmqpSourceConfig, OnAttemptsExhausted, OnRetry};
 use counters::AmqpSourceCounters;
+pub use deferral::{Check, CheckFormat, CheckRoute, DeferralConfig};
 pub use delivery::PayloadForm;
 use isolation::IsolatedRequest;
 use queue_facts::QueueFacts;
@@ -69,6 +73,8 @@ struct AmqpSourceInner {
     /// When the request queue refused a copy, as a full queue with `reject-publish` does.
     copy_refused_at: Mutex<Option<Instant>>,
     isolated: Mutex<IsolatedRequest>,
+    /// Looks whose message was replied to, or followed by another check.
+    done_looks: Mutex<RecentSet<Look>>,
     claim_ended: Notify,
     /// Background tasks; aborted with the source.
     tasks: Mutex<JoinSet<()>>,
@@ -90,6 +96,7 @@ impl AmqpSource {
             counters: AmqpSourceCounters::default(),
             copy_refused_at: Mutex::default(),
             isolated: Mutex::default(),
+            done_looks: Mutex::new(RecentSet::with_capacity(AMQP_DONE_LOOKS_MAX)),
             claim_ended: Notify::new(),
             tasks: Mutex::default(),
         };
@@ -141,6 +148,12 @@ impl AmqpSourceInner {
         // Checked after connecting: a new connection is only opened once the previous one is known to be lost.
         self.check_lost_sessions()?;
         if !self.facts.lock().are_of(&connection) {
+            if let Some(deferral) = &self.config.deferral
+                && Box::pin(deferral.declare(&connection)).await? == Some(DelayGuarantee::AtMostOnce)
+            {
+                let queue = self.config.queue.as_str();
+                tracing::warn!(queue, "{}", DelayGuarantee::AtMostOnce);
+            }
             let facts = QueueFacts::query(&self.config, &connection).await;
             *self.facts.lock() = facts;
         }
@@ -228,8 +241,13 @@ impl AmqpSourceInner {
         }
         let action = delivery::attempt_history(delivery).next_action(self.config.max_attempts, self.last_copy_result());
         let is_expired = ttl.is_some_and(|ttl| pending.received_at.elapsed() >= ttl);
+        let too_early = self.config.deferral.as_ref().and_then(|deferral| deferral.too_early(delivery));
         let claim = RequestClaim::new(self, session, pending);
-        let plan = if is_expired {
+        let plan = if claim.is_look_done() {
+            SettlePlan::Superseded
+        } else if let Some(check) = too_early {
+            SettlePlan::Defer(check)
+        } else if is_expired {
             self.counters.expired.increment();
             SettlePlan::Reply(error_reply("expired", "the request expired before it could start", None))
         } else if bytes > self.message_bytes_max() {

@@ -2,14 +2,18 @@
 //! over one faulty message, and everything in flight on it counts as refused.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use lapin::options::BasicPublishOptions;
 use lapin::types::ShortString;
 use lapin::{BasicProperties, Channel, Confirmation, Connection, PublisherConfirm};
 use tokio::sync::Mutex;
 
+use super::deferral::Check;
 use crate::amqp;
+use crate::amqp::delay::DelayQueues;
 use crate::host::crash_points::crash_point;
+use crate::source::CallError;
 
 const MANDATORY: BasicPublishOptions = BasicPublishOptions { mandatory: true, immediate: false };
 const NOT_MANDATORY: BasicPublishOptions = BasicPublishOptions { mandatory: false, immediate: false };
@@ -76,12 +80,24 @@ impl Publisher {
     /// Publishes on a channel of its own, so that a return is that of this message.
     pub(super) async fn publish_alone(
         &self,
-        queue: ShortString,
+        exchange: ShortString,
+        key: ShortString,
         properties: BasicProperties,
         body: &[u8],
     ) -> Result<(), PublishError> {
         let channel = amqp::confirm_channel(&self.connection).await?;
-        await_confirm(channel.basic_publish("".into(), queue, MANDATORY, body, properties).await?).await
+        await_confirm(channel.basic_publish(exchange, key, MANDATORY, body, properties).await?).await
+    }
+
+    /// As [`Self::publish_alone`], to arrive in `queue` later.
+    pub(super) async fn publish_delayed(
+        &self,
+        delays: &DelayQueues,
+        queue: &ShortString,
+        delay: Duration,
+        check: &Check,
+    ) -> Result<(), CallError> {
+        delays.publish(&self.connection, queue.as_str(), delay, &check.properties, &check.body).await
     }
 
     async fn open_channel(&self) -> lapin::Result<Arc<Channel>> {

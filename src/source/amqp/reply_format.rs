@@ -40,6 +40,10 @@ impl PartialReplySink for PartialReplySender {
             }
         })
     }
+
+    fn work_key(&self) -> Option<String> {
+        Some(self.message.work_key().to_owned())
+    }
 }
 
 fn status_header(reply: &Reply) -> FieldTable {

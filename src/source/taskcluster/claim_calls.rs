@@ -22,7 +22,9 @@ use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
 use crate::host::clock::Clock;
 use crate::limits::{CLAIMED_PAGE_ENTRIES, CLOSED_POLL_SETTLE, LISTING_PAGES_MAX, POLL_MESSAGES_MAX};
-use crate::source::{Artifact, CallError, Claim, Grant, LossReason, Message, PollBatch, RecoveryBatch, SourceFuture};
+use crate::source::{
+    Artifact, CallError, Claim, Grant, LossReason, Message, PollBatch, RecoveryBatch, SourceFuture, cannot_defer,
+};
 
 pub(super) struct TaskclusterClaim {
     pub(super) run: Run,
@@ -319,6 +321,7 @@ impl TaskclusterClaim {
             Outcome::Failed => ApiRequest::to_queue(operation, Method::POST, run_path(run, "failed")),
             Outcome::Exception(reason) => ApiRequest::to_queue(operation, Method::POST, run_path(run, "exception"))
                 .body(json!({ "reason": reason.as_str() })),
+            Outcome::Deferred => return Err(cannot_defer(run)),
         };
         let reply: WireStatusReply = self.service.api.call(call.signed_by(&credentials)).await?.json()?;
         // A 200 from a proxy has accepted nothing.

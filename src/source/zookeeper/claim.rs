@@ -12,7 +12,7 @@ use crate::domain::id::Run;
 use crate::domain::outcome::Outcome;
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
-use crate::source::{Artifact, CallError, Claim, LossReason, SourceFuture};
+use crate::source::{Artifact, CallError, Claim, LossReason, SourceFuture, cannot_defer};
 use crate::task::{PartialReplySink, Reply, ReplyFuture, ReplyLimits, Results, cannot_pause};
 
 /// How a dialect settles what it holds. Each call may be repeated.
@@ -167,6 +167,9 @@ impl Claim for JobClaim {
 
     fn report(&self, outcome: Outcome) -> SourceFuture<'_, ()> {
         Box::pin(async move {
+            if outcome == Outcome::Deferred {
+                return Err(cannot_defer(&self.run));
+            }
             self.ended.cancel();
             let (state, watch, results) = (Arc::clone(&self.state), Arc::clone(&self.watch), self.results.clone());
             let (sender, settled) = oneshot::channel();

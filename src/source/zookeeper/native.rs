@@ -107,7 +107,7 @@ impl HeldTask {
         match outcome {
             Outcome::Exception(ExceptionReason::WorkerShutdown) => true,
             Outcome::Exception(ExceptionReason::IntermittentTask) => self.attempts < ZOOKEEPER_ATTEMPTS_MAX,
-            Outcome::Completed | Outcome::Failed | Outcome::Exception(_) => false,
+            Outcome::Completed | Outcome::Failed | Outcome::Exception(_) | Outcome::Deferred => false,
         }
     }
 

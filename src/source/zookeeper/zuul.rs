@@ -111,7 +111,7 @@ const fn build_result(outcome: Outcome) -> Option<&'static str> {
         Outcome::Exception(ExceptionReason::WorkerShutdown) => Some("ABORTED"),
         Outcome::Exception(ExceptionReason::MalformedPayload | ExceptionReason::InternalError) => Some("ERROR"),
         Outcome::Exception(ExceptionReason::ResourceUnavailable) => Some("NODE_FAILURE"),
-        Outcome::Exception(ExceptionReason::IntermittentTask) => None,
+        Outcome::Exception(ExceptionReason::IntermittentTask) | Outcome::Deferred => None,
     }
 }
 
@@ -300,7 +300,7 @@ impl Held for HeldJob {
                 (_, Outcome::Exception(ExceptionReason::WorkerShutdown | ExceptionReason::IntermittentTask)) => {
                     self.put_back(watch).await?;
                 }
-                (_, Outcome::Completed | Outcome::Failed | Outcome::Exception(_)) => {
+                (_, Outcome::Completed | Outcome::Failed | Outcome::Exception(_) | Outcome::Deferred) => {
                     self.end_merge(watch, results).await?;
                     self.unlock(watch).await?;
                     let id = self.request().id.clone();

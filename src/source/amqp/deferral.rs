@@ -1,0 +1,122 @@
+//! Checks: messages that have work looked at later, so that no claim is held for it meanwhile.
+//!
+//! A check is stored before the message that it follows is acknowledged, so a worker that dies in between leaves both. A worker
+//! settles without a look what it has seen the successor of; copies that two workers take are looked at twice.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use jiff::Timestamp;
+use lapin::message::Delivery;
+use lapin::types::{AMQPValue, ShortString};
+use lapin::{BasicProperties, Connection};
+use tokio::time::timeout;
+
+use super::delivery;
+use crate::amqp::delay::{DelayGuarantee, DelayQueues, early_by};
+use crate::amqp::{headers, retry_error};
+use crate::domain::staged::StagedRecord;
+use crate::limits::AMQP_DECLARE_TIMEOUT;
+use crate::source::CallError;
+use crate::task::NextCheck;
+
+/// How a source has work looked at later.
+#[derive(Debug, Clone)]
+pub struct DeferralConfig {
+    /// The form of the messages.
+    pub format: Arc<dyn CheckFormat>,
+    /// The way that they take.
+    pub route: CheckRoute,
+}
+
+/// The way of a check to the queue where it arrives.
+#[derive(Debug, Clone)]
+pub enum CheckRoute {
+    /// Through delays, which the source declares.
+    Delays {
+        /// The delays.
+        delays: DelayQueues,
+        /// Where they lead.
+        queue: ShortString,
+    },
+    /// Through a queue whose messages expire into another one. The source declares nothing.
+    WaitQueue {
+        /// Where checks are published.
+        exchange: ShortString,
+        /// Their routing key.
+        key: ShortString,
+    },
+}
+
+/// A message to publish.
+#[derive(Debug, Clone)]
+pub struct Check {
+    /// With the header that carries the record. For a wait queue also with the expiration, and without the `x-death` family.
+    pub properties: BasicProperties,
+    /// The body.
+    pub body: Bytes,
+}
+
+/// The form of checks.
+pub trait CheckFormat: Debug + Send + Sync + 'static {
+    /// The record that a message carries; `None` for the first one of a work.
+    fn read(&self, delivery: &Delivery) -> Option<StagedRecord>;
+
+    /// Makes the check that follows a message with these properties and this body. `key` is that of the work, at each of its messages.
+    fn write(&self, properties: &BasicProperties, body: &Bytes, key: &str, next: &NextCheck) -> Check;
+}
+
+impl DeferralConfig {
+    /// For requests: checks go through delays named after the queue, and are the request itself with two more headers.
+    #[must_use]
+    pub fn of_requests(queue: &ShortString) -> Self {
+        let route = CheckRoute::Delays { delays: DelayQueues::new(queue.as_str(), &[]), queue: queue.clone() };
+        Self { format: Arc::new(RequestChecks), route }
+    }
+
+    /// Declares the delays, if there are any.
+    pub(crate) async fn declare(&self, connection: &Connection) -> Result<Option<DelayGuarantee>, CallError> {
+        let CheckRoute::Delays { delays, queue } = &self.route else { return Ok(None) };
+        let declaring = async {
+            let guarantee = delays.declare(connection).await?;
+            delays.lead_to(connection, queue.as_str()).await?;
+            Ok::<_, CallError>(Some(guarantee))
+        };
+        let timed_out = |_| retry_error(format!("cannot declare delays of {queue}: no answer"));
+        timeout(AMQP_DECLARE_TIMEOUT, declaring).await.map_err(timed_out)?
+    }
+
+    /// The check again, if it came before its time and the broker has not delayed it: it was moved by hand.
+    pub(super) fn too_early(&self, delivery: &Delivery) -> Option<NextCheck> {
+        let table = delivery.properties.headers().as_ref()?;
+        let wait = early_by(table, Timestamp::now());
+        if wait == Duration::ZERO || table.inner().contains_key("x-death") {
+            return None;
+        }
+        Some(NextCheck { record: self.format.read(delivery)?, wait })
+    }
+}
+
+/// Checks of requests: the reply goes to the client at the end.
+#[derive(Debug)]
+struct RequestChecks;
+
+impl CheckFormat for RequestChecks {
+    fn read(&self, delivery: &Delivery) -> Option<StagedRecord> {
+        let text = headers::text(delivery.properties.headers().as_ref()?, delivery::RECORD_HEADER)?;
+        serde_json::from_str(text).ok()
+    }
+
+    fn write(&self, properties: &BasicProperties, body: &Bytes, key: &str, next: &NextCheck) -> Check {
+        // The look before it has not ended its worker.
+        let properties = delivery::copy_properties(properties, 0);
+        let mut table = properties.headers().clone().unwrap_or_default();
+        let record = serde_json::to_string(&next.record).unwrap_or_default();
+        for (name, text) in [(delivery::RECORD_HEADER, record.as_str()), (delivery::KEY_HEADER, key)] {
+            table.insert(name.into(), AMQPValue::LongString(text.into()));
+        }
+        Check { properties: properties.with_headers(table), body: body.clone() }
+    }
+}
