@@ -11,7 +11,7 @@
 set -eu
 
 # Each launch has a name of its own: a start whose answer was lost finds its job again.
-name=journeyman-$TASK_ID-$RUN_ID-$JOURNEYMAN_LAUNCH
+name=journeyman-$JOURNEYMAN_WORK-$JOURNEYMAN_LAUNCH
 goes_on() { printf '{"type":"work","handle":"%s","phase":"%s"}\n' "$1" "$2" >&3; }
 
 case $JOURNEYMAN_PHASE in

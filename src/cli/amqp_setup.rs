@@ -16,7 +16,7 @@ use crate::amqp::{self, Broker, ClientCertificate};
 use crate::config::schema::{self, Config, Handler, RequestSource};
 use crate::config::{Environment, secrets};
 use crate::handler::DynHandler;
-use crate::source::amqp::{AmqpSource, AmqpSourceConfig, PayloadForm};
+use crate::source::amqp::{AmqpSource, AmqpSourceConfig, DeferralConfig, PayloadForm};
 use crate::worker::{Control, SourceBinding};
 
 /// Builds the broker.
@@ -138,6 +138,7 @@ pub(super) fn source_binding(
     };
     let worker_id = worker_id(config, name);
     let broker = build_broker(amqp, environment)?;
+    let queue = queue_name(&config.requests_queue(source))?;
     let settings = AmqpSourceConfig {
         payload_form: form,
         max_attempts: NonZeroU32::new(source.max_attempts),
@@ -145,9 +146,11 @@ pub(super) fn source_binding(
         poison_queue: source.poison_queue.as_deref().map(queue_name).transpose()?,
         consumer_timeout: amqp.consumer_timeout.0,
         management: build_management(amqp, &broker)?,
-        max_run_time,
+        // With deferral no request is held for as long as it runs.
+        max_run_time: max_run_time.filter(|_| !source.deferred),
+        deferral: source.deferred.then(|| DeferralConfig::of_requests(&queue)),
         message_bytes_max: amqp.max_message_size.0,
-        ..AmqpSourceConfig::new(broker, queue_name(&config.requests_queue(source))?, &worker_id)
+        ..AmqpSourceConfig::new(broker, queue, &worker_id)
     };
     let env = BTreeMap::from([
         ("WORKER_ID".to_owned(), worker_id),

@@ -257,6 +257,9 @@ pub struct RequestSource {
     pub on_attempts_exhausted: OnAttemptsExhausted,
     /// Queue for copies of such requests with the reason; their clients get an error reply as well.
     pub poison_queue: Option<String>,
+    /// Hold no request while staged work runs elsewhere: delayed messages have it looked at. The worker declares exchanges and queues for them, whose names begin with that of the queue and `.delay.`.
+    #[serde(default)]
+    pub deferred: bool,
     /// Name of the handler that runs the requests.
     #[serde(default = "command_name")]
     pub handler: String,
@@ -344,6 +347,7 @@ impl RequestSource {
             max_attempts: max_attempts(),
             on_attempts_exhausted: OnAttemptsExhausted::default(),
             poison_queue: None,
+            deferred: false,
             handler: handler.to_owned(),
         }
     }

@@ -44,7 +44,7 @@ use super::environment::{self, Variables};
 use super::payload_schema::PayloadSchema;
 use super::process::{EndCause, Launch, ProcessStatus, RunLimits};
 use super::program_messages::{ProgramReport, ProgramRun, run_with_messages};
-use super::staged::{StagedRecord, drive};
+use super::staged::{Work, drive};
 use super::staged_program::ProgramWork;
 use super::{
     Context, DynHandler, ExecuteError, ExecuteFailure, HandlerConfigError, HandlerFuture, PrepareError, PrepareFailure,
@@ -149,13 +149,15 @@ impl Program {
     pub(super) async fn run_work_phase(
         &self,
         phase: &str,
-        payload: &Value,
-        record: &StagedRecord,
+        work: &Work<'_, Value>,
         limits: RunLimits,
         context: &Context,
     ) -> std::io::Result<ProgramRun> {
-        let (mut env, mut document) = (self.environment(phase, context), input_document(phase, payload, context));
-        document["work"] = json!({ "launch": record.launch, "handle": record.handle, "phase": record.phase });
+        let (mut env, mut document) = (self.environment(phase, context), input_document(phase, work.payload, context));
+        let (record, key) = (work.record, work.key());
+        document["work"] =
+            json!({ "key": key, "launch": record.launch, "handle": record.handle, "phase": record.phase });
+        env.insert("JOURNEYMAN_WORK".to_owned(), key);
         env.insert("JOURNEYMAN_LAUNCH".to_owned(), record.launch.to_string());
         env.insert("JOURNEYMAN_HANDLE".to_owned(), record.handle.as_deref().unwrap_or_default().to_owned());
         self.run_document(&self.inner.config.exec, &env, &document, limits, context).await

@@ -10,6 +10,7 @@ use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
+use crate::domain::id::Run;
 use crate::domain::jitter::Jitter;
 use crate::domain::staged::{StagedAction, StagedEnd, StagedEvent, StagedState};
 use crate::host::clock::or_pending;
@@ -32,10 +33,11 @@ pub struct Work<'a, P> {
 }
 
 impl<P> Work<'_, P> {
-    /// A text to name launches by: the same at each delivery of one request, and for one run of a task.
+    /// Letters, digits, `.`, `_` and `-` to name launches by: the same at each delivery of one request, and for one run of a task.
     pub fn key(&self) -> String {
         let of_request = self.context.results().and_then(Results::work_key);
-        of_request.unwrap_or_else(|| self.context.task().run.to_string())
+        let Run { task, run } = &self.context.task().run;
+        of_request.unwrap_or_else(|| format!("{task}.{run}"))
     }
 }
 

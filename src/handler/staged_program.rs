@@ -1,7 +1,7 @@
 //! Programs that launch work elsewhere, by the phases `start`, `verify` and `cancel` of the protocol `stdio-json/1`.
 //!
-//! The document names the work under `work`: `launch`, which counts the launches, and the `handle` and `phase` that the program said
-//! last. The program says `{"type": "work", "handle": "…", "phase": "…"}` on descriptor 3 as long as the work goes on, and nothing
+//! The document names the work under `work`: its `key`, `launch`, which counts the launches, and the `handle` and `phase` that the program
+//! said last. The program says `{"type": "work", "handle": "…", "phase": "…"}` on descriptor 3 as long as the work goes on, and nothing
 //! once it is done. Its exit status says the rest:
 //!
 //! | status | `start` | `verify` |
@@ -12,8 +12,9 @@
 //! | `JOURNEYMAN_EXIT_INTERNAL`, a signal, a timeout | no answer: start it again | no answer: look again later |
 //! | any other | the task has failed | the task has failed |
 //!
-//! `start` is called again if its answer was lost, so it has to find work of the same task, attempt and launch that runs already.
-//! `cancel` ends the work, if it runs, and removes it; status 0 says that it is gone. It is called after the end too.
+//! `start` is called again if its answer was lost, so it has to find work of the same key and launch that runs already.
+//! `cancel` ends the work, if it runs, and removes it; status 0 says that it is gone. It is called after the end too, unless the source
+//! schedules messages.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -45,7 +46,7 @@ impl ProgramWork {
             run_time: Some(STAGED_CALL_TIMEOUT - Duration::from_secs(5)),
             termination_grace: Duration::from_secs(2),
         };
-        let run = self.program.run_work_phase(phase, work.payload, work.record, limits, context).await;
+        let run = self.program.run_work_phase(phase, work, limits, context).await;
         match run {
             Ok(ProgramRun { end, report }) => match (end.cause, end.status) {
                 (EndCause::Exited, ProcessStatus::Code(code)) if code != status::INTERNAL => Some((code, report.work)),

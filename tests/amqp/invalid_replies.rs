@@ -116,7 +116,8 @@ async fn doctor_checks_the_request_queue() {
     let Some(uri) = shared_uri() else { return };
     let client = Client::new(&broker(&uri), Kind::Transient).await;
     let folder = tempfile::tempdir().expect("a folder");
-    let config = config(folder.path(), PROGRAM, "");
+    let source = "[source.requests]\nkind = \"amqp\"\nhandler = \"echo\"\ndeferred = true\n";
+    let config = config(folder.path(), PROGRAM, source);
     let command = tokio::process::Command::new(env!("CARGO_BIN_EXE_journeyman"))
         .args(["doctor", "--config"])
         .arg(&config)
@@ -130,5 +131,6 @@ async fn doctor_checks_the_request_queue() {
     let output = within("the end of the command", command).await.expect("it can be run");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(text.contains(&format!("{}: 0 waiting", client.queue)), "{text}");
-    client.delete_queue().await;
+    assert!(text.contains("requests: delays") && text.contains("survive the death of the broker"), "{text}");
+    client.delete_with_delays().await;
 }

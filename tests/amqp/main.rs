@@ -28,6 +28,7 @@ mod configuration;
 mod connection_cuts;
 mod consumer_timeout;
 mod controller;
+mod deferred;
 mod delays;
 mod faults;
 mod groups;

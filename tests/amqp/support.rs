@@ -10,14 +10,16 @@ use std::time::Duration;
 use futures_core::Stream as _;
 use journeyman::amqp::lapin::message::Delivery;
 use journeyman::amqp::lapin::options::{
-    BasicConsumeOptions, BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions,
-    QueueDeleteOptions,
+    BasicConsumeOptions, BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, ExchangeDeleteOptions,
+    QueueDeclareOptions, QueueDeleteOptions,
 };
 use journeyman::amqp::lapin::types::{AMQPValue, FieldTable};
 use journeyman::amqp::lapin::{BasicProperties, Channel, Confirmation, Connection, Consumer};
 use journeyman::amqp::{self, headers};
 use journeyman::domain::id::PriorityQueue;
-use journeyman::handler::{Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError, Request, erase};
+use journeyman::handler::{
+    Context, DynHandler, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError, Request, erase,
+};
 use journeyman::source::amqp::{AmqpSource, AmqpSourceConfig as Queue};
 use journeyman::source::{Grant, Source};
 use journeyman::task::Reply;
@@ -282,6 +284,34 @@ impl Client {
         );
     }
 
+    /// How many messages of the request queue wait in delays.
+    pub(crate) async fn delayed(&self) -> u32 {
+        let channel = self.connection.create_channel().await.expect("a channel");
+        let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+        let mut sum = 0;
+        for level in 0..17 {
+            let name = format!("{}.delay.l{level}", self.queue);
+            let queue = channel.queue_declare(name.into(), options, FieldTable::default()).await;
+            sum += queue.expect("the delay is there").message_count();
+        }
+        sum
+    }
+
+    /// Deletes the request queue and its delays.
+    pub(crate) async fn delete_with_delays(&self) {
+        for level in 0..17 {
+            let name = format!("{}.delay.l{level}", self.queue);
+            let deleting = self.channel.queue_delete(name.as_str().into(), QueueDeleteOptions::default());
+            deleting.await.expect("the delay is deleted");
+            let deleting = self.channel.exchange_delete(name.into(), ExchangeDeleteOptions::default());
+            deleting.await.expect("the exchange is deleted");
+        }
+        let exchange = format!("{}.delay.delivery", self.queue);
+        let deleting = self.channel.exchange_delete(exchange.into(), ExchangeDeleteOptions::default());
+        deleting.await.expect("the exchange is deleted");
+        self.delete_queue().await;
+    }
+
     /// Consumes from a queue.
     pub(crate) async fn consume(&self, queue: &str) -> Consumed {
         let channel = self.connection.create_channel().await.expect("a channel");
@@ -369,14 +399,22 @@ impl Running {
 
     /// With a source of the test's.
     pub(crate) fn of(source: Arc<dyn Source>, change: impl FnOnce(WorkerConfig) -> WorkerConfig, act: Act) -> Self {
+        Self::serving(source, change, erase(Scripted(act)))
+    }
+
+    /// With a source and a handler of the test's.
+    pub(crate) fn serving(
+        source: Arc<dyn Source>,
+        change: impl FnOnce(WorkerConfig) -> WorkerConfig,
+        handler: Arc<dyn DynHandler>,
+    ) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let settings = change(WorkerConfig {
             work_dir: folder.path().join("work"),
             termination_grace: Duration::from_secs(1),
             ..WorkerConfig::default()
         });
-        let feed =
-            SourceBinding { name: "requests".to_owned(), source, handler: erase(Scripted(act)), env: Arc::default() };
+        let feed = SourceBinding { name: "requests".to_owned(), source, handler, env: Arc::default() };
         let worker = Worker::new(settings, vec![feed]);
         let control = worker.control();
         Self { control, worker: tokio::spawn(worker.run()), _folder: folder }

@@ -115,11 +115,11 @@ impl Bench {
     }
 
     pub(crate) fn cancel(&self, grace: Duration) {
-        let order = Cancellation {
-            cause: CancelCause::Shutdown,
-            deadline: self.clock.now().plus(grace),
-            termination_grace: grace,
-        };
+        self.cancel_for(CancelCause::Shutdown, grace);
+    }
+
+    pub(crate) fn cancel_for(&self, cause: CancelCause, grace: Duration) {
+        let order = Cancellation { cause, deadline: self.clock.now().plus(grace), termination_grace: grace };
         self.cancel.send_replace(Some(order));
     }
 

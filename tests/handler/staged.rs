@@ -8,11 +8,12 @@ use std::time::Duration;
 use journeyman::config::Environment;
 use journeyman::config::schema::{ProgramHandler, StagedProgram};
 use journeyman::config::values::Span;
-use journeyman::handler::erase;
 use journeyman::handler::program::Program;
 use journeyman::handler::staged::{
-    FailureClass, Progress, Staged, StagedAnswer, StagedHandler, StagedPolicy, Stamp, Work,
+    FailureClass, Progress, Staged, StagedAnswer, StagedHandler, StagedPolicy, StagedRecord, Stamp, Work,
 };
+use journeyman::handler::{CancelCause, ExecuteError, ExecuteFailure, erase};
+use journeyman::task::{Deferral, NextCheck, PartialReplySink, Reply, ReplyFuture, ReplyLimits, Results};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
@@ -51,7 +52,10 @@ async fn a_program_starts_work_looks_at_it_and_is_done() {
     assert_eq!(calls(&bench), ["start", "verify", "verify", "verify", "cancel"]);
     let document = std::fs::read(bench.workdir().join("document")).expect("it was kept");
     let document: Value = serde_json::from_slice(&document).expect("it is JSON");
-    assert_eq!(document["work"], json!({ "launch": 0, "handle": "h7", "phase": "running" }));
+    assert_eq!(
+        document["work"],
+        json!({ "key": "fN1SbArXTPSVFNUvaOlinQ.3", "launch": 0, "handle": "h7", "phase": "running" })
+    );
     assert_eq!((&document["phase"], &document["payload"]), (&json!("verify"), &json!({"a": 1})));
     for phase in ["it is queued", "it is running"] {
         assert_eq!(bench.log().matches(phase).count(), 1, "{}", bench.log());
@@ -242,6 +246,92 @@ async fn a_wake_up_looks_at_once_and_lost_work_is_launched_again() {
     let expected = ["adopt", "start", "verify", "cancel", "adopt", "start", "verify", "verify", "cancel"];
     assert_eq!(calls, expected);
     assert!(began.elapsed() < Duration::from_secs(60), "a wake-up was waited for: {:?}", began.elapsed());
+}
+
+struct NoReplies;
+
+impl PartialReplySink for NoReplies {
+    fn send(&self, _: Reply) -> ReplyFuture<'_> {
+        Box::pin(async { panic!("no reply is sent") })
+    }
+
+    fn work_key(&self) -> Option<String> {
+        Some("a-key".to_owned())
+    }
+}
+
+/// A bench whose message carries this record, and the results of its request.
+fn deferring(record: Option<StagedRecord>) -> (Bench, Results) {
+    let mut bench = Bench::new();
+    let limits = ReplyLimits { body_bytes: 1000, content_type_bytes: 255 };
+    let results = Results::with_deferral(NoReplies, limits, Some(Deferral::new(record)));
+    bench.context = bench.context.with_results(Some(results.clone()));
+    (bench, results)
+}
+
+#[track_caller]
+fn deferred(ended: &RunResult, results: &Results) -> NextCheck {
+    assert!(
+        matches!(ended, RunResult::Ran(Err(ExecuteError { reason: ExecuteFailure::Deferred, .. }))),
+        "it is deferred: {ended:?}"
+    );
+    results.deferral().and_then(Deferral::next_check).expect("a check is scheduled")
+}
+
+#[tokio::test]
+async fn work_that_has_started_is_deferred_with_its_record_and_is_not_removed_at_its_end() {
+    let handler = Arc::new(Scripted::default());
+    let erased = erase(Staged(Shared(Arc::clone(&handler))));
+    let (bench, results) = deferring(None);
+    let NextCheck { record, wait } = deferred(&bench.run(&*erased, json!({})).await, &results);
+    assert_eq!((record.handle.as_deref(), &*record.phase, record.seq), (Some("w"), "running", 1));
+    assert_eq!(wait, Duration::from_secs(3600));
+    let (bench, results) = deferring(Some(record.clone()));
+    handler.looks.lock().push(StagedAnswer::Progress(running()));
+    let next = deferred(&bench.run(&*erased, json!({})).await, &results).record;
+    assert_eq!(next, StagedRecord { seq: 2, ..record });
+    let (bench, results) = deferring(Some(next.clone()));
+    bench.run(&*erased, json!({})).await.completed();
+    assert_eq!(results.deferral().and_then(Deferral::next_check), None);
+    assert_eq!(*handler.calls.lock(), ["adopt", "start", "verify", "verify"]);
+    // A check that another one has overtaken ends without a reply.
+    let (bench, results) = deferring(Some(next));
+    handler.looks.lock().push(StagedAnswer::Superseded);
+    let ended = bench.run(&*erased, json!({})).await;
+    assert!(matches!(ended, RunResult::Ran(Err(ExecuteError { reason: ExecuteFailure::Deferred, .. }))), "{ended:?}");
+    assert_eq!(results.deferral().and_then(Deferral::next_check), None);
+}
+
+#[tokio::test]
+async fn a_worker_that_stops_leaves_work_to_the_next_one_where_the_source_can_schedule_a_message() {
+    let record = StagedRecord { handle: Some("w".into()), seq: 4, ..StagedRecord::default() };
+    for cause in [CancelCause::Shutdown, CancelCause::Released, CancelCause::ClaimLost, CancelCause::Canceled] {
+        let handler = Arc::new(Scripted::default());
+        let erased = erase(Staged(Shared(Arc::clone(&handler))));
+        let (bench, results) = deferring(Some(record.clone()));
+        handler.looks.lock().push(StagedAnswer::Progress(running()));
+        bench.cancel_for(cause, Duration::from_secs(30));
+        let ended = bench.run(&*erased, json!({})).await;
+        let calls = handler.calls.lock().clone();
+        if cause == CancelCause::Canceled {
+            ended.failed();
+            assert_eq!(calls, ["verify", "cancel"]);
+        } else {
+            let next = deferred(&ended, &results);
+            assert_eq!((next.wait, &next.record.handle, calls), (Duration::ZERO, &record.handle, vec!["verify"]));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_short_wait_before_the_launch_is_not_deferred() {
+    let (bench, _) = deferring(None);
+    let script = r#"case $JOURNEYMAN_PHASE in
+        start) echo "$JOURNEYMAN_WORK" >>names; [ -e tried ] || { : >tried; says queued; exit $JOURNEYMAN_EXIT_RETRY; } ;;
+        esac"#;
+    run(&bench, script).await.completed();
+    assert_eq!(calls(&bench), ["start", "start"]);
+    assert_eq!(std::fs::read_to_string(bench.workdir().join("names")).expect("it is kept"), "a-key\na-key\n");
 }
 
 /// A handler that the test sees too.

@@ -2,12 +2,14 @@
 
 use super::Check;
 use crate::amqp;
+use crate::amqp::delay::DelayGuarantee;
 use crate::amqp::lapin::Connection;
 use crate::cli::amqp_setup;
 use crate::config::Environment;
 use crate::config::schema::{Config, RequestSource};
-use crate::domain::refusal::Refusal;
+use crate::domain::refusal::{CallError, Refusal};
 use crate::limits::AMQP_CLOSE_TIMEOUT;
+use crate::source::amqp::DeferralConfig;
 
 pub(super) async fn check_source(
     name: &str,
@@ -22,7 +24,8 @@ pub(super) async fn check_source(
     };
     let queue = config.requests_queue(source);
     let queue_name = amqp::to_short_string_or_none(&queue).unwrap_or_default();
-    let found = match amqp::find_queue(&connection, queue_name).await {
+    let mut checks = vec![check];
+    let found = match amqp::find_queue(&connection, queue_name.clone()).await {
         Ok(found) => {
             let counts = format!("{} waiting, {} consumers", found.message_count(), found.consumer_count());
             Check::ok(part, format!("{queue}: {counts}"))
@@ -36,8 +39,27 @@ pub(super) async fn check_source(
             Check::failed(part, found, "does this user have read permission?")
         }
     };
+    checks.push(found);
+    if source.deferred {
+        let delays = Box::pin(DeferralConfig::of_requests(&queue_name).declare(&connection)).await;
+        checks.extend(check_delays(format!("{name}: delays"), delays));
+    }
     amqp::close(&connection, AMQP_CLOSE_TIMEOUT).await;
-    vec![check, found]
+    checks
+}
+
+/// The worker declares them as well.
+fn check_delays(part: String, declared: Result<Option<DelayGuarantee>, CallError>) -> Option<Check> {
+    match declared {
+        Ok(guarantee) => guarantee.map(|guarantee| match guarantee {
+            DelayGuarantee::AtLeastOnce => Check::ok(part, guarantee.to_string()),
+            DelayGuarantee::AtMostOnce => Check::warning(part, guarantee.to_string(), "upgrade the broker"),
+        }),
+        Err(refused) => {
+            let fix = "does the queue exist, and may this user configure, write and read what begins with its name and `.delay.`?";
+            Some(Check::failed(part, refused.message, fix))
+        }
+    }
 }
 
 pub(super) async fn check_pools_broker(config: &Config, environment: &Environment) -> Vec<Check> {

@@ -172,9 +172,11 @@ impl ReceivedRequest {
     /// The same at each delivery of the request, unless it is redelivered and has no ids.
     pub(super) fn work_key(&self) -> &str {
         self.work_key.get_or_init(|| {
-            let carried = self.header(KEY_HEADER).map(str::to_owned);
+            // It names files and jobs, and a client may send anything.
+            let is_name = |key: &&str| key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
+            let carried = self.header(KEY_HEADER).filter(|key| (1..=64).contains(&key.len())).filter(is_name);
             let own = || idempotency_key(&self.delivery.properties, &self.body);
-            carried.or_else(own).unwrap_or_else(|| uuid::Uuid::new_v4().simple().to_string())
+            carried.map(str::to_owned).or_else(own).unwrap_or_else(|| uuid::Uuid::new_v4().simple().to_string())
         })
     }
 
