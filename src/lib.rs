@@ -37,6 +37,8 @@ pub mod observe;
 pub mod queue;
 #[doc(hidden)]
 pub mod redact;
+#[cfg(feature = "kubernetes")]
+mod screwdriver;
 pub mod source;
 pub mod task;
 pub mod worker;
