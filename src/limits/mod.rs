@@ -4,6 +4,7 @@ mod amqp;
 mod controller;
 mod operator_interfaces;
 mod queue;
+mod screwdriver;
 #[cfg(feature = "zookeeper")]
 mod zookeeper;
 
@@ -13,6 +14,7 @@ pub use amqp::*;
 pub use controller::*;
 pub use operator_interfaces::*;
 pub use queue::*;
+pub use screwdriver::*;
 #[cfg(feature = "zookeeper")]
 pub use zookeeper::*;
 

@@ -1,5 +1,6 @@
 //! Screwdriver's build messages: what they say, the pods of builds, and what Screwdriver is told of them.
 #![allow(dead_code, reason = "the source comes with a later commit")]
 
+mod build_api;
 mod message;
 mod rules;
