@@ -3,4 +3,5 @@
 
 mod build_api;
 mod message;
+mod pod;
 mod rules;
