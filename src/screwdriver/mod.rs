@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "the source comes with a later commit")]
 
 mod build_api;
+mod cache;
 mod message;
 mod pod;
 mod rules;
