@@ -11,6 +11,6 @@ pub(crate) use pod::{PodState, pod_state};
 pub(crate) use template::PodTemplate;
 pub(crate) use watch::{PodChange, PodWatch, watch_pods};
 pub(crate) use work::{
-    FailureCause, PULLING, PodVerdict, RUNNING, StartGraces, UNSCHEDULED, ended_at, failed_init_container, has_started, judge,
-    waits_for,
+    FailureCause, PULLING, PodVerdict, RUNNING, StartGraces, UNSCHEDULED, ended_at, failed_init_container, has_started,
+    judge, waits_for,
 };
