@@ -229,12 +229,16 @@ pub fn rounded(delay: Duration) -> Duration {
 fn delayed(old: &BasicProperties, now: Timestamp, delay: Duration) -> BasicProperties {
     let (none, mut table) = (FieldTable::default(), FieldTable::default());
     for (name, value) in old.headers().as_ref().unwrap_or(&none).inner() {
-        if !["x-death", "x-first-death-", "x-last-death-"].iter().any(|own| name.as_str().starts_with(own)) {
+        if !["x-death", "x-first-death-", "x-last-death-", NOT_BEFORE].iter().any(|own| name.as_str().starts_with(own))
+        {
             table.insert(name.clone(), value.clone());
         }
     }
-    let not_before = now.as_millisecond().saturating_add(i64::try_from(delay.as_millis()).unwrap_or(i64::MAX));
-    table.insert(NOT_BEFORE.into(), AMQPValue::LongLongInt(not_before));
+    // Without a delay, a host whose clock is behind would make one of it.
+    if !delay.is_zero() {
+        let not_before = now.as_millisecond().saturating_add(i64::try_from(delay.as_millis()).unwrap_or(i64::MAX));
+        table.insert(NOT_BEFORE.into(), AMQPValue::LongLongInt(not_before));
+    }
     let mut new = BasicProperties::default().with_headers(table).with_delivery_mode(2);
     // Neither expiration nor priority: both change when a message arrives.
     macro_rules! keep {

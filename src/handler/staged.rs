@@ -81,8 +81,8 @@ pub trait StagedHandler: Send + Sync + 'static {
     /// Looks at work that has started.
     fn verify(&self, work: Work<'_, Self::Payload>) -> impl Future<Output = StagedAnswer> + Send;
 
-    /// Ends the work, if it runs, and removes it. Also called once it has ended, unless the source can schedule messages: one that comes
-    /// twice would find nothing and launch the work again, so such a source leaves finished work to be removed later, by a sweep.
+    /// Ends the work, if it runs, and removes it. Also called once it has ended, unless the source schedules messages: one that comes
+    /// twice has to find how it ended, or it would launch the work again. A sweep has to remove it later.
     fn cancel(&self, work: Work<'_, Self::Payload>) -> impl Future<Output = StagedAnswer> + Send;
 
     /// Resolves when something about the work may have changed. A hint: the work is looked at without it too.
@@ -130,7 +130,7 @@ pub(super) async fn drive<H: StagedHandler>(
     let record = deferral.and_then(Deferral::record).cloned().unwrap_or_default();
     let mut state = StagedState::new(handler.policy(payload), record, jitter, &mut actions);
     let (clock, mut is_cancel_told, mut is_launch_told) = (context.clock(), false, false);
-    let mut shown_phase = "".into();
+    let (mut shown_phase, mut goes_on) = ("".into(), false);
     loop {
         let work = Work { payload, record: state.record(), context };
         let event = match actions.pop() {
@@ -154,8 +154,9 @@ pub(super) async fn drive<H: StagedHandler>(
             Some(StagedAction::End(end)) => {
                 match end {
                     StagedEnd::Superseded if deferral.is_some() => return Err(deferred()),
-                    // A check that comes twice would launch again what is gone.
-                    StagedEnd::Done | StagedEnd::Failed { .. } if deferral.is_some() => {}
+                    // It has ended by itself. A check that comes twice would launch again what is gone.
+                    StagedEnd::Done | StagedEnd::Failed { class: FailureClass::Task, .. }
+                        if deferral.is_some() && !goes_on => {}
                     StagedEnd::Done | StagedEnd::Failed { .. } => clean_up(handler, work).await,
                     // It is gone, or another worker's.
                     StagedEnd::Canceled | StagedEnd::Superseded => {}
@@ -169,6 +170,7 @@ pub(super) async fn drive<H: StagedHandler>(
                 () = or_pending(state.next_deadline().map(|at| clock.sleep_until(at))) => StagedEvent::Due,
             },
         };
+        goes_on = matches!(event, StagedEvent::Answered(StagedAnswer::Started { .. } | StagedAnswer::Progress(_)));
         let canceled = context.cancellation().map(|cancellation| cancellation.cause);
         if let (Some(deferral), Some(CancelCause::Shutdown | CancelCause::Released | CancelCause::ClaimLost)) =
             (deferral, canceled)

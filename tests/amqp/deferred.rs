@@ -271,6 +271,10 @@ impl CheckFormat for Foreign {
         serde_json::from_str(&header(delivery, "x-record")?).ok()
     }
 
+    fn key(&self, _: &Delivery) -> Option<String> {
+        Some("build-7".to_owned())
+    }
+
     fn write(&self, properties: &BasicProperties, body: &bytes::Bytes, _: &str, next: &NextCheck) -> Check {
         let record = serde_json::to_string(&next.record).expect("it is written");
         let headers = amqp::header_table([("x-record", AMQPValue::LongString(record.into()))]);
@@ -293,7 +297,7 @@ async fn checks_of_another_form_go_through_the_wait_queue_that_is_there() {
     scene.publish(scene.properties("1")).await;
     scene.looks(3).await;
     assert_eq!(scene.end(1).await, ["1"]);
-    assert_eq!(scene.work.launched.lock().len(), 1);
+    assert_eq!(*scene.work.launched.lock(), ["build-7"]);
     scene.client.finish(worker).await;
 }
 

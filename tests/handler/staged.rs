@@ -303,6 +303,22 @@ async fn work_that_has_started_is_deferred_with_its_record_and_is_not_removed_at
 }
 
 #[tokio::test]
+async fn deferred_work_is_removed_if_it_goes_on_after_the_task_has_failed() {
+    for (verify, removed) in [("exit 3", 0), ("says queued", 1)] {
+        let record = StagedRecord {
+            handle: Some("h7".into()),
+            phase: "queued".into(),
+            phase_since: Some(Stamp(0)),
+            ..StagedRecord::default()
+        };
+        let (bench, _) = deferring(Some(record));
+        let script = format!("case $JOURNEYMAN_PHASE in verify) {verify} ;; esac");
+        bench.run(&program(&script, &[("queued", 60)]), json!({})).await.failed();
+        assert_eq!(calls(&bench).iter().filter(|call| *call == "cancel").count(), removed, "{verify}");
+    }
+}
+
+#[tokio::test]
 async fn a_worker_that_stops_leaves_work_to_the_next_one_where_the_source_can_schedule_a_message() {
     let record = StagedRecord { handle: Some("w".into()), seq: 4, ..StagedRecord::default() };
     for cause in [CancelCause::Shutdown, CancelCause::Released, CancelCause::ClaimLost, CancelCause::Canceled] {

@@ -90,8 +90,11 @@ impl RequestClaim {
         let attempt = delivery::attempt_history(&delivery).attempts();
         let run = delivery::run_id(&delivery.properties, number, attempt);
         let tag = delivery.delivery_tag;
-        let deferral = source.config.deferral.as_ref().map(|config| Deferral::new(config.format.read(&delivery)));
-        let message = Arc::new(ReceivedRequest::new(delivery, source.config.payload_form));
+        let format = source.config.deferral.as_ref().map(|config| &config.format);
+        let deferral = format.map(|format| Deferral::new(format.read(&delivery)));
+        let key = format.and_then(|format| format.key(&delivery));
+        let message = ReceivedRequest::new(delivery, source.config.payload_form).with_work_key(key);
+        let message = Arc::new(message);
         let partial_replies = PartialReplySender { session: Arc::clone(session), message: Arc::clone(&message) };
         let limits = ReplyLimits { body_bytes: source.message_bytes_max(), content_type_bytes: AMQP_NAME_BYTES_MAX };
         let look = deferral.as_ref().map(|deferral| {
@@ -227,7 +230,10 @@ impl RequestClaim {
     async fn perform(&self, progress: &mut Progress, plan: SettlePlan) -> Result<(), CallError> {
         let ack = match &plan {
             // A copy that was taken at the same time was faster.
-            _ if self.is_look_done() => AckKind::Acknowledge,
+            _ if self.is_look_done() => {
+                tracing::debug!(claim.run = %self.run, "acknowledged without effect: another message of this work was faster");
+                AckKind::Acknowledge
+            }
             SettlePlan::Reply(reply) => {
                 self.publish_reply(progress, reply).await?;
                 self.record_look();

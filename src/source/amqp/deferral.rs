@@ -64,6 +64,9 @@ pub trait CheckFormat: Debug + Send + Sync + 'static {
     /// The record that a message carries; `None` for the first one of a work.
     fn read(&self, delivery: &Delivery) -> Option<StagedRecord>;
 
+    /// The key of the work, of letters, digits, `-` and `_`, where the message says it; `None` if its ids have to identify it.
+    fn key(&self, delivery: &Delivery) -> Option<String>;
+
     /// Makes the check that follows a message with these properties and this body. `key` is that of the work, at each of its messages.
     fn write(&self, properties: &BasicProperties, body: &Bytes, key: &str, next: &NextCheck) -> Check;
 }
@@ -107,6 +110,13 @@ impl CheckFormat for RequestChecks {
     fn read(&self, delivery: &Delivery) -> Option<StagedRecord> {
         let text = headers::text(delivery.properties.headers().as_ref()?, delivery::RECORD_HEADER)?;
         serde_json::from_str(text).ok()
+    }
+
+    fn key(&self, delivery: &Delivery) -> Option<String> {
+        let key = headers::text(delivery.properties.headers().as_ref()?, delivery::KEY_HEADER)?;
+        // It names files and jobs, and a client may send anything.
+        let is_name = key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
+        (is_name && (1..=64).contains(&key.len())).then(|| key.to_owned())
     }
 
     fn write(&self, properties: &BasicProperties, body: &Bytes, key: &str, next: &NextCheck) -> Check {

@@ -169,15 +169,15 @@ impl ReceivedRequest {
         Self { body: std::mem::take(&mut delivery.data).into(), delivery, form, work_key: OnceLock::new() }
     }
 
+    /// With the key that the message says.
+    pub(super) fn with_work_key(self, key: Option<String>) -> Self {
+        Self { work_key: key.map_or_else(OnceLock::new, OnceLock::from), ..self }
+    }
+
     /// The same at each delivery of the request, unless it is redelivered and has no ids.
     pub(super) fn work_key(&self) -> &str {
-        self.work_key.get_or_init(|| {
-            // It names files and jobs, and a client may send anything.
-            let is_name = |key: &&str| key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
-            let carried = self.header(KEY_HEADER).filter(|key| (1..=64).contains(&key.len())).filter(is_name);
-            let own = || idempotency_key(&self.delivery.properties, &self.body);
-            carried.map(str::to_owned).or_else(own).unwrap_or_else(|| uuid::Uuid::new_v4().simple().to_string())
-        })
+        let own = || idempotency_key(&self.delivery.properties, &self.body);
+        self.work_key.get_or_init(|| own().unwrap_or_else(|| uuid::Uuid::new_v4().simple().to_string()))
     }
 
     fn header(&self, name: &str) -> Option<&str> {
