@@ -55,8 +55,13 @@ fn collect(schema: &Value, key: &str, is_required: bool, keys: &mut Vec<KeyRefer
             let is_required = list(schema, "required").any(|required| required == name);
             collect(property, &format!("{key}.{name}"), is_required, keys);
         }
-    } else if let Some(schema) = schema.get("additionalProperties").filter(|schema| schema.is_object()) {
-        collect(schema, &format!("{key}.NAME"), false, keys);
+    } else if let Some(values_schema) = schema.get("additionalProperties").filter(|schema| schema.is_object()) {
+        let values = keys.len();
+        collect(values_schema, &format!("{key}.NAME"), false, keys);
+        // Plain values have no description of their own.
+        if let Some(plain) = keys.get_mut(values).filter(|plain| plain.description.is_empty()) {
+            plain.description = describe(schema, key, false).description;
+        }
     } else {
         keys.push(describe(schema, key, is_required));
     }
