@@ -99,7 +99,9 @@ fn source_binding(
         (Source::Amqp(_), Source::Amqp(_))
         | (Source::Taskcluster(_), Source::Taskcluster(_))
         | (Source::Zookeeper(_), _)
-        | (_, Source::Zookeeper(_)) => {
+        | (_, Source::Zookeeper(_))
+        | (Source::Screwdriver(_), _)
+        | (_, Source::Screwdriver(_)) => {
             let message = "a bridge connects a source of kind `amqp` with one of kind `taskcluster`";
             Err(Failure::new(Exit::Config, format!("[bridge.{bridge_name}]: {message}")))
         }

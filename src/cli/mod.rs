@@ -18,6 +18,8 @@ pub mod output;
 mod queue;
 pub mod queue_client;
 mod reloader;
+#[cfg(feature = "kubernetes")]
+mod screwdriver;
 mod signals;
 mod systemd_notify;
 mod table;
@@ -93,6 +95,10 @@ enum CliCommand {
     #[cfg(feature = "zookeeper")]
     #[command(subcommand)]
     Zk(zk::ZkCommand),
+    /// Look at the queues of a Screwdriver
+    #[cfg(feature = "kubernetes")]
+    #[command(subcommand)]
+    Screwdriver(screwdriver::ScrewdriverCommand),
     /// Show and test handlers
     #[command(subcommand)]
     Handler(handler::HandlerCommand),
@@ -170,6 +176,8 @@ fn dispatch(command: CliCommand, environment: &Environment) -> ExitResult {
         CliCommand::Call(arguments) => run_local(call::run(arguments, environment)),
         #[cfg(feature = "zookeeper")]
         CliCommand::Zk(command) => run_local(zk::run(command, environment)),
+        #[cfg(feature = "kubernetes")]
+        CliCommand::Screwdriver(command) => run_local(screwdriver::run(command, environment)),
         CliCommand::Task(arguments) => run_local(task::run(arguments, environment)),
         CliCommand::Handler(command) => run_local(handler::run(command, environment)),
         CliCommand::Config(command) => config::run(command, environment),

@@ -63,26 +63,32 @@ pub(super) fn build_worker(config: &Config, environment: &Environment) -> Result
     }
     redact_secrets(config, environment);
     let name = WorkerIdentity::from_config(config);
-    let handlers: BTreeSet<&str> = config.source.values().map(Source::handler).collect();
+    let handlers: BTreeSet<&str> = config.source.values().filter_map(Source::handler).collect();
     let handlers = handlers.into_iter().map(|name| Ok((name, build_handler(config, name, environment)?)));
     let handlers: BTreeMap<&str, Arc<dyn DynHandler>> = handlers.collect::<Result<_, Failure>>()?;
     let (mut bindings, mut apis) = (Vec::new(), BTreeMap::new());
     for (source_name, source) in &config.source {
-        let handler_name = source.handler();
-        let handler = Arc::clone(&handlers[handler_name]);
+        let handler = |name: &str| Arc::clone(&handlers[name]);
         match source {
             Source::Taskcluster(source) => {
+                let handler = handler(&source.handler);
                 let (binding, api) =
                     taskcluster_setup::source_binding(source_name, source, &name, handler, environment)?;
                 bindings.push(binding);
                 apis.insert(source_name.clone(), api);
             }
             Source::Zookeeper(source) => {
-                bindings.push(zookeeper_setup::source_binding(source_name, source, &name, handler)?);
+                bindings.push(zookeeper_setup::source_binding(source_name, source, &name, handler(&source.handler))?);
             }
             Source::Amqp(source) => {
-                let work = amqp_setup::RequestHandling::from_config(config, handler_name, handler);
+                let handler = handler(&source.handler);
+                let work = amqp_setup::RequestHandling::from_config(config, &source.handler, handler);
                 bindings.push(amqp_setup::source_binding(source_name, source, config, &name, work, environment)?);
+            }
+            Source::Screwdriver(_) => {
+                let message =
+                    "a worker cannot run builds of a Screwdriver yet; `journeyman screwdriver` looks at its queues";
+                return Err(Failure::new(Exit::Config, format!("[source.{source_name}]: {message}")));
             }
         }
     }

@@ -122,6 +122,7 @@ enum SourceKind {
     Taskcluster,
     Amqp,
     Zookeeper,
+    Screwdriver,
 }
 
 fn read_source(loader: &mut Loader<'_>, key: &str, mut section: Value) -> Option<Source> {
@@ -129,6 +130,10 @@ fn read_source(loader: &mut Loader<'_>, key: &str, mut section: Value) -> Option
         SourceKind::Taskcluster => loader.read(key, section, " of kind `taskcluster`").map(Source::Taskcluster),
         SourceKind::Zookeeper => loader.read(key, section, " of kind `zookeeper`").map(Source::Zookeeper),
         SourceKind::Amqp => loader.read(key, section, " of kind `amqp`").map(Source::Amqp),
+        SourceKind::Screwdriver => {
+            let source = loader.read(key, section, " of kind `screwdriver`").map(Box::new);
+            source.map(Source::Screwdriver)
+        }
     }
 }
 

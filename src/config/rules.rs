@@ -5,11 +5,14 @@ use std::collections::BTreeMap;
 use super::load::join;
 use super::pool::{DemandConfig, PoolConfig, PoolDriver, QueueType};
 use super::problem::{Problem, ValueOrigin, suggest};
-use super::schema::{Bridge, COMMAND, Config, Source, TaskclusterSource, ZooKeeperSource};
+use super::schema::{Bridge, COMMAND, Config, ScrewdriverSource, Source, TaskclusterSource, ZooKeeperSource};
 use super::values::WORKER_NAME_CHARS_MAX_AZURE;
 use crate::limits::AMQP_NAME_BYTES_MAX;
 use crate::source::taskcluster::{ArtifactStorage, Dialect};
 use crate::source::zookeeper;
+
+/// What an id and a suffix leave of the 63 that the name of a pod may have.
+const PREFIX_BYTES_MAX: usize = 36;
 
 struct Rules<'a> {
     origins: &'a BTreeMap<String, ValueOrigin>,
@@ -56,10 +59,13 @@ pub(super) fn check(config: &Config, origins: &BTreeMap<String, ValueOrigin>, pr
 impl Rules<'_> {
     fn source(&mut self, config: &Config, key: &str, source: &Source) {
         let handlers = config.handler.keys().map(String::as_str).chain([COMMAND]);
-        self.reference(key, "handler", "handler", source.handler(), handlers);
+        if let Some(name) = source.handler() {
+            self.reference(key, "handler", "handler", name, handlers);
+        }
         match source {
             Source::Taskcluster(source) => self.taskcluster(config, key, source),
             Source::Zookeeper(source) => self.zookeeper(key, source),
+            Source::Screwdriver(source) => self.screwdriver(key, source),
             Source::Amqp(source) => {
                 let amqp = &config.amqp;
                 let is_assigned = amqp.assignment.requests_queue.is_some() || amqp.worker_key.is_some();
@@ -135,6 +141,31 @@ impl Rules<'_> {
         if files.iter().any(|file| file.is_some()) && files.iter().any(|file| file.is_none()) {
             let message = format!("[{key}] has only some of `ca_file`, `certificate_file` and `key_file`");
             self.error(key, "ca_file", message, "TLS with ZooKeeper needs all three");
+        }
+    }
+
+    fn screwdriver(&mut self, key: &str, source: &ScrewdriverSource) {
+        if source.template.is_none() && (source.ui.is_none() || source.store.is_none()) {
+            let message = format!("[{key}] needs `ui` and `store`, which builds are started with");
+            self.error(key, "", message, "set both, or a `template` without them");
+        }
+        let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+        if !source.prefix.bytes().all(plain) || source.prefix.starts_with('-') || source.prefix.len() > PREFIX_BYTES_MAX
+        {
+            let message = format!("\"{}\" cannot begin the name of a pod", source.prefix);
+            self.error(key, "prefix", message, "use at most 36 small letters, digits and dashes, none in front");
+        }
+        let mut queues = vec![("main_queue", &source.main_queue), ("retry_queue", &source.retry_queue)];
+        queues.extend(source.wait_queue.as_ref().map(|wait| ("wait_queue", wait)));
+        for (index, (name, queue)) in queues.iter().enumerate() {
+            if queue.is_empty() || queue.len() > AMQP_NAME_BYTES_MAX {
+                let message =
+                    format!("the name of the queue has {} bytes; AMQP allows 1 to {AMQP_NAME_BYTES_MAX}", queue.len());
+                self.error(key, name, message, "");
+            }
+            if let Some((other, _)) = queues[..index].iter().find(|(_, other)| other == queue) {
+                self.error(key, name, format!("[{key}] has the same `{other}`"), "each is a queue of its own");
+            }
         }
     }
 
@@ -220,12 +251,12 @@ impl Rules<'_> {
 
     fn demand(&mut self, config: &Config, key: &str, demand: &DemandConfig) {
         self.reference(key, "pool", "pool", &demand.pool, config.pool.keys().map(String::as_str));
-        let is_amqp = |source: &Source| matches!(source, Source::Amqp(_));
+        let is_amqp = |source: &Source| matches!(source, Source::Amqp(_) | Source::Screwdriver(_));
         let sources = config.source.iter().filter(|(_, source)| !is_amqp(source));
         let name = &demand.source;
         if config.source.get(name).is_some_and(is_amqp) {
             let message = format!(
-                "[{key}] needs a source of kind `taskcluster` or `zookeeper`, but [source.{name}] is of kind `amqp`"
+                "[{key}] needs a source of kind `taskcluster` or `zookeeper`, but [source.{name}] has queues of a broker"
             );
             self.error(key, "source", message, "");
         } else {

@@ -213,6 +213,8 @@ pub enum Source {
     Amqp(RequestSource),
     /// A queue in a ZooKeeper.
     Zookeeper(ZooKeeperSource),
+    /// The build messages of a Screwdriver.
+    Screwdriver(Box<ScrewdriverSource>),
 }
 
 /// Tasks of a Taskcluster deployment.
@@ -434,12 +436,13 @@ impl Default for BuildLimits {
 }
 
 impl Source {
-    /// The name of the handler.
-    pub fn handler(&self) -> &str {
+    /// The name of the handler; `None` for a source that has its own.
+    pub fn handler(&self) -> Option<&str> {
         match self {
-            Self::Taskcluster(source) => &source.handler,
-            Self::Amqp(source) => &source.handler,
-            Self::Zookeeper(source) => &source.handler,
+            Self::Taskcluster(source) => Some(&source.handler),
+            Self::Amqp(source) => Some(&source.handler),
+            Self::Zookeeper(source) => Some(&source.handler),
+            Self::Screwdriver(_) => None,
         }
     }
 
@@ -447,7 +450,7 @@ impl Source {
     pub const fn as_taskcluster(&self) -> Option<&TaskclusterSource> {
         match self {
             Self::Taskcluster(source) => Some(source),
-            Self::Amqp(_) | Self::Zookeeper(_) => None,
+            Self::Amqp(_) | Self::Zookeeper(_) | Self::Screwdriver(_) => None,
         }
     }
 }

@@ -6,3 +6,4 @@ mod cache;
 mod message;
 mod pod;
 mod rules;
+pub(crate) mod topology;

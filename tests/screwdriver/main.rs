@@ -1,9 +1,10 @@
-//! Screwdriver's build messages, beside Screwdriver's own executor.
+//! Builds of a Screwdriver, against a real RabbitMQ and beside Screwdriver's own executor.
 #![cfg(feature = "kubernetes")]
 #![allow(missing_docs, reason = "tests are named by what they show")]
 #![allow(
     clippy::expect_used,
     clippy::panic,
+    clippy::print_stdout,
     clippy::print_stderr,
     clippy::disallowed_methods,
     reason = "a test that cannot go on fails"
@@ -18,3 +19,8 @@ mod cluster;
 mod gremlin;
 
 mod executor;
+#[path = "../support/broker.rs"]
+#[allow(dead_code, reason = "not all of it is used here")]
+mod broker;
+
+mod topology;

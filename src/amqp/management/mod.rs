@@ -1,9 +1,10 @@
-//! A broker's management interface: consumer timeouts of queues, counts and policies.
+//! A broker's management interface: consumer timeouts of queues, counts, policies and routes.
 //!
 //! RabbitMQ does not show its global `consumer_timeout`, only those of queues, which it enforces from 3.12 on.
 
 mod policies;
 mod queue_counts;
+mod routing;
 
 use std::path::Path;
 use std::time::Duration;
@@ -15,6 +16,7 @@ use crate::http::client::{BodyError, client_builder, read_body, root_cause};
 use crate::limits::{AMQP_MANAGEMENT_BYTES_MAX, AMQP_MANAGEMENT_TIMEOUT};
 pub use policies::BrokerPolicy;
 pub use queue_counts::{QueueCounts, escape_regex};
+pub use routing::{Binding, ExchangeRouting, QueueRouting};
 
 #[derive(Clone)]
 pub struct Management {
@@ -48,6 +50,8 @@ pub struct QueueSettings {
 
 #[derive(Deserialize)]
 struct QueueInfo {
+    #[serde(default)]
+    durable: bool,
     /// RabbitMQ writes an empty table as an empty list.
     #[serde(default)]
     arguments: serde_json::Value,
@@ -87,8 +91,11 @@ impl Management {
     ///
     /// [`ManagementError`], without user and password.
     pub async fn queue_settings(&self, queue: &str) -> Result<QueueSettings, ManagementError> {
-        let path = format!("queues/{}/{}", urlencoding::encode(&self.vhost), urlencoding::encode(queue));
-        self.get::<QueueInfo>(&path).await.map(|queue| queue.settings())
+        self.queue_info(queue).await.map(|queue| queue.settings())
+    }
+
+    async fn queue_info(&self, queue: &str) -> Result<QueueInfo, ManagementError> {
+        self.get(&format!("queues/{}/{}", urlencoding::encode(&self.vhost), urlencoding::encode(queue))).await
     }
 
     async fn get<T: serde::de::DeserializeOwned>(&self, path: &str) -> Result<T, ManagementError> {
@@ -135,7 +142,7 @@ impl Management {
 
 impl QueueInfo {
     fn settings(&self) -> QueueSettings {
-        let Self { arguments, effective_policy_definition: policy } = self;
+        let Self { arguments, effective_policy_definition: policy, .. } = self;
         let timeouts = [arguments.get("x-consumer-timeout"), policy.get("consumer-timeout")];
         let timeouts = timeouts.into_iter().filter_map(|timeout| timeout?.as_u64()).filter(|timeout| *timeout > 0);
         QueueSettings {

@@ -197,7 +197,9 @@ fn demand_configs(
                 task_queue: source.task_queue.to_string(),
             },
             Some(Source::Zookeeper(source)) => zookeeper_setup::demand_queue(&demand.source, source)?,
-            Some(Source::Amqp(_)) | None => return Err(failed(format!("there is no [source.{}]", demand.source))),
+            Some(Source::Amqp(_) | Source::Screwdriver(_)) | None => {
+                return Err(failed(format!("there is no [source.{}]", demand.source)));
+            }
         };
         let too_long = || failed(format!("`key` has {KEY_BYTES_MAX} bytes at most"));
         Ok(controller::DemandSource { name: name.clone(), key: Key::new(&demand.key).ok_or_else(too_long)?, queue })

@@ -18,6 +18,8 @@ use super::config_args::{ConfigArgs, NoFlags};
 use super::exit::{Exit, ExitResult};
 use super::file_checks;
 use super::output::{self, Format};
+#[cfg(feature = "kubernetes")]
+use super::screwdriver;
 use super::worker::control_socket;
 use super::worker_setup::{self, WorkerIdentity};
 use crate::config::schema::{Config, Source};
@@ -177,6 +179,14 @@ async fn run_checks(loaded: &LoadedConfig, environment: &Environment) -> Vec<Che
                 }
                 Source::Zookeeper(source) => Box::pin(zookeeper::check_source(name, source)),
                 Source::Amqp(source) => Box::pin(broker::check_source(name, source, config, environment)),
+                #[cfg(feature = "kubernetes")]
+                Source::Screwdriver(source) => Box::pin(screwdriver::check_source(name, source, config, environment)),
+                #[cfg(not(feature = "kubernetes"))]
+                Source::Screwdriver(_) => Box::pin(std::future::ready(vec![Check::failed(
+                    name,
+                    "this journeyman was built without the feature `kubernetes`",
+                    "build it with it, or remove the source",
+                )])),
             },
         ));
     }

@@ -225,7 +225,7 @@ fn find_source(arguments: &SourceArgs, environment: &Environment) -> Result<(Str
         Source::Zookeeper(source) if arguments.source.as_ref().is_none_or(|wanted| wanted == name) => {
             Some((name, source))
         }
-        Source::Zookeeper(_) | Source::Taskcluster(_) | Source::Amqp(_) => None,
+        Source::Zookeeper(_) | Source::Taskcluster(_) | Source::Amqp(_) | Source::Screwdriver(_) => None,
     });
     let none = || Failure::new(Exit::Config, "there is no such [source.NAME] of kind `zookeeper`");
     let (name, source) = sources.next().ok_or_else(none)?;

@@ -1,0 +1,114 @@
+//! `journeyman screwdriver`: looks at what a Screwdriver source needs, and declares it.
+
+use clap::{Args, Subcommand};
+
+use super::amqp_setup::{build_broker, build_management};
+use super::config_args::{ConfigArgs, NoFlags};
+use super::doctor::{Check, report};
+use super::exit::{Exit, ExitResult, Failure};
+use super::output::Format;
+use crate::amqp;
+use crate::config::Environment;
+use crate::config::schema::{Amqp, Config, ScrewdriverSource, Source};
+use crate::domain::refusal::{CallError, Refusal};
+use crate::limits::AMQP_CLOSE_TIMEOUT;
+use crate::screwdriver::topology::{self, Facts, Finding, Severity};
+
+/// `journeyman screwdriver`
+#[derive(Debug, Subcommand)]
+pub(super) enum ScrewdriverCommand {
+    /// Check the exchange and the queues of a source, and say what is missing and what loses messages
+    Topology(TopologyArgs),
+}
+
+#[derive(Debug, Args)]
+pub(super) struct TopologyArgs {
+    /// Declare what is missing; nothing that exists is changed
+    #[arg(long)]
+    apply: bool,
+    /// Source of kind `screwdriver` whose queues are meant [default: the only one]
+    #[arg(long, value_name = "NAME")]
+    source: Option<String>,
+    /// How to print it
+    #[arg(short, long, value_enum, default_value_t = Format::Table)]
+    output: Format,
+    #[command(flatten)]
+    settings: ConfigArgs<NoFlags>,
+}
+
+/// Runs the command.
+///
+/// # Errors
+///
+/// [`Exit::Unreachable`] or [`Exit::Denied`] about the broker.
+pub(super) async fn run(command: ScrewdriverCommand, environment: &Environment) -> ExitResult {
+    let ScrewdriverCommand::Topology(arguments) = command;
+    let config = arguments.settings.load(environment)?.config;
+    let source = find_source(&config, arguments.source.as_deref())?;
+    let found = look(source, &config.amqp, environment, arguments.apply).await?;
+    report(&found.into_iter().map(to_check).collect::<Vec<_>>(), arguments.output)
+}
+
+fn find_source<'a>(config: &'a Config, wanted: Option<&str>) -> Result<&'a ScrewdriverSource, Failure> {
+    let mut sources = config.source.iter().filter_map(|(name, source)| match source {
+        Source::Screwdriver(source) if wanted.is_none_or(|wanted| wanted == name) => Some(&**source),
+        Source::Screwdriver(_) | Source::Zookeeper(_) | Source::Taskcluster(_) | Source::Amqp(_) => None,
+    });
+    let none = || Failure::new(Exit::Config, "there is no such [source.NAME] of kind `screwdriver`");
+    let source = sources.next().ok_or_else(none)?;
+    if sources.next().is_some() {
+        let several = "there are several sources of kind `screwdriver`: name one with --source";
+        return Err(Failure::new(Exit::Usage, several));
+    }
+    Ok(source)
+}
+
+/// Looks at the broker, and declares what is missing first if that is asked for.
+async fn look(
+    source: &ScrewdriverSource,
+    amqp: &Amqp,
+    environment: &Environment,
+    applies: bool,
+) -> Result<Vec<Finding>, Failure> {
+    let broker = build_broker(amqp, environment)?;
+    let management = build_management(amqp, &broker)?;
+    let connection = broker.connect("journeyman screwdriver topology").await.map_err(failure)?;
+    let mut facts = Facts::read(&connection, management.as_ref(), source).await.map_err(failure)?;
+    let mut found = Vec::new();
+    if applies {
+        found = topology::apply(&connection, &facts, source).await.map_err(failure)?;
+        facts = Facts::read(&connection, management.as_ref(), source).await.map_err(failure)?;
+    }
+    amqp::close(&connection, AMQP_CLOSE_TIMEOUT).await;
+    found.extend(topology::judge(source, &facts));
+    Ok(found)
+}
+
+/// For `journeyman doctor`.
+pub(super) async fn check_source(
+    name: &str,
+    source: &ScrewdriverSource,
+    config: &Config,
+    environment: &Environment,
+) -> Vec<Check> {
+    match look(source, &config.amqp, environment, false).await {
+        Ok(found) => found
+            .into_iter()
+            .map(|one| Finding { subject: format!("{name}: {}", one.subject), ..one })
+            .map(to_check)
+            .collect(),
+        Err(failure) => vec![Check::failed(format!("{name}: broker"), failure.message, "see [amqp]")],
+    }
+}
+
+fn to_check(Finding { subject, severity, text, fix }: Finding) -> Check {
+    match severity {
+        Severity::Ok => Check::ok(subject, text),
+        Severity::Danger => Check::warning(subject, text, fix),
+        Severity::Broken => Check::failed(subject, text, fix),
+    }
+}
+
+fn failure(error: CallError) -> Failure {
+    Failure::new(if error.refusal == Refusal::Denied { Exit::Denied } else { Exit::Unreachable }, error.message)
+}
