@@ -20,6 +20,8 @@ pub mod queue_client;
 mod reloader;
 #[cfg(feature = "kubernetes")]
 mod screwdriver;
+#[cfg(feature = "kubernetes")]
+mod screwdriver_setup;
 mod signals;
 mod systemd_notify;
 mod table;

@@ -6,6 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::exit::{Exit, Failure};
+#[cfg(feature = "kubernetes")]
+use super::screwdriver_setup;
 use super::{amqp_setup, taskcluster_setup, termination_watch, zookeeper_setup};
 use crate::config::Environment;
 use crate::config::schema::{
@@ -85,9 +87,13 @@ pub(super) fn build_worker(config: &Config, environment: &Environment) -> Result
                 let work = amqp_setup::RequestHandling::from_config(config, &source.handler, handler);
                 bindings.push(amqp_setup::source_binding(source_name, source, config, &name, work, environment)?);
             }
+            #[cfg(feature = "kubernetes")]
+            Source::Screwdriver(source) => {
+                bindings.extend(screwdriver_setup::source_bindings(source_name, source, config, &name, environment)?);
+            }
+            #[cfg(not(feature = "kubernetes"))]
             Source::Screwdriver(_) => {
-                let message =
-                    "a worker cannot run builds of a Screwdriver yet; `journeyman screwdriver` looks at its queues";
+                let message = "this journeyman was built without the feature `kubernetes`; build it with it, or remove the source";
                 return Err(Failure::new(Exit::Config, format!("[source.{source_name}]: {message}")));
             }
         }

@@ -353,6 +353,8 @@ pub struct ScrewdriverSource {
     pub disk_speed_label: Option<String>,
     /// Directory of the build caches on every node and on this host [built-in: none, and caches are not cleared].
     pub cache_path: Option<File>,
+    /// How long pods of builds are kept that have ended; `0s` is for ever.
+    pub ended_pods_kept: OptionalSpan,
     /// How often a build is looked at, and for how long.
     pub limits: BuildLimits,
 }
@@ -381,6 +383,7 @@ impl Default for ScrewdriverSource {
             node_selectors: BTreeMap::new(),
             disk_speed_label: None,
             cache_path: None,
+            ended_pods_kept: built_in("1h"),
             limits: BuildLimits::default(),
         }
     }
@@ -413,6 +416,8 @@ fn set_memory_classes<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<Str
 pub struct BuildLimits {
     /// How often the start of a build is tried again after an error of the cluster.
     pub reprocess: u32,
+    /// How often it is tried again for want of quota.
+    pub quota_retries: u32,
     /// How often a pod is looked at while it pulls its images.
     pub checks: u32,
     /// How long a pod may wait for a node.
@@ -421,16 +426,23 @@ pub struct BuildLimits {
     pub delay: Span<1000>,
     /// By how much each delay is longer than the one before while a pod pulls its images.
     pub delay_step: Span,
+    /// How long the registry may say that there is no such image, or no right to it, before the build fails.
+    pub pull_grace: Span,
+    /// How long a container may fail to be created.
+    pub create_grace: Span,
 }
 
 impl Default for BuildLimits {
     fn default() -> Self {
         Self {
             reprocess: 3,
+            quota_retries: 60,
             checks: 6,
             scheduling_timeout: built_in("3m"),
             delay: built_in("30s"),
             delay_step: built_in("10s"),
+            pull_grace: built_in("90s"),
+            create_grace: built_in("30s"),
         }
     }
 }

@@ -12,7 +12,8 @@ use tokio::time::timeout;
 
 use crate::domain::id::Run;
 use crate::domain::jitter::Jitter;
-use crate::domain::staged::{StagedAction, StagedEnd, StagedEvent, StagedState};
+pub(crate) use crate::domain::staged::StagedEnd;
+use crate::domain::staged::{StagedAction, StagedEvent, StagedState};
 use crate::host::clock::or_pending;
 use crate::limits::{STAGED_CALL_TIMEOUT, STAGED_DEFER_WAIT_MIN};
 use crate::task::{Deferral, Results};
@@ -124,13 +125,24 @@ pub(super) async fn drive<H: StagedHandler>(
     payload: &H::Payload,
     context: &Context,
 ) -> Result<(), ExecuteError> {
+    end_of(drive_to_end(handler, payload, context).await?, context)
+}
+
+/// As [`drive`]; an error is a deferral.
+pub(crate) async fn drive_to_end<H: StagedHandler>(
+    handler: &H,
+    payload: &H::Payload,
+    context: &Context,
+) -> Result<StagedEnd, ExecuteError> {
     let mut actions = Vec::new();
     let jitter = Jitter::seeded(uuid::Uuid::new_v4().as_u64_pair().0);
     let deferral = context.results().and_then(Results::deferral);
     let record = deferral.and_then(Deferral::record).cloned().unwrap_or_default();
-    let mut state = StagedState::new(handler.policy(payload), record, jitter, &mut actions);
+    let policy = handler.policy(payload);
+    let check_interval = policy.check_interval;
+    let mut state = StagedState::new(policy, record, jitter, &mut actions);
     let (clock, mut is_cancel_told, mut is_launch_told) = (context.clock(), false, false);
-    let (mut shown_phase, mut goes_on) = ("".into(), false);
+    let (mut shown_phase, mut is_unknown) = ("".into(), false);
     loop {
         let work = Work { payload, record: state.record(), context };
         let event = match actions.pop() {
@@ -142,6 +154,8 @@ pub(super) async fn drive<H: StagedHandler>(
                 show(&state.record().phase, &mut shown_phase, context);
                 let is_worth_it = state.record().handle.is_some() || wait >= STAGED_DEFER_WAIT_MIN;
                 if let Some(deferral) = deferral.filter(|_| is_worth_it && context.cancellation().is_none()) {
+                    // The next message does not know how often there was no answer.
+                    let wait = if is_unknown { wait.max(check_interval) } else { wait };
                     deferral.defer(state.record().clone(), wait);
                     return Err(deferred());
                 }
@@ -155,13 +169,12 @@ pub(super) async fn drive<H: StagedHandler>(
                 match end {
                     StagedEnd::Superseded if deferral.is_some() => return Err(deferred()),
                     // It has ended by itself. A check that comes twice would launch again what is gone.
-                    StagedEnd::Done | StagedEnd::Failed { class: FailureClass::Task, .. }
-                        if deferral.is_some() && !goes_on => {}
+                    StagedEnd::Done | StagedEnd::Failed { class: FailureClass::Task, .. } if deferral.is_some() => {}
                     StagedEnd::Done | StagedEnd::Failed { .. } => clean_up(handler, work).await,
                     // It is gone, or another worker's.
                     StagedEnd::Canceled | StagedEnd::Superseded => {}
                 }
-                return end_of(end, context);
+                return Ok(end);
             }
             None => tokio::select! {
                 // It is told below.
@@ -170,7 +183,7 @@ pub(super) async fn drive<H: StagedHandler>(
                 () = or_pending(state.next_deadline().map(|at| clock.sleep_until(at))) => StagedEvent::Due,
             },
         };
-        goes_on = matches!(event, StagedEvent::Answered(StagedAnswer::Started { .. } | StagedAnswer::Progress(_)));
+        is_unknown = event == StagedEvent::Answered(StagedAnswer::Unknown);
         let canceled = context.cancellation().map(|cancellation| cancellation.cause);
         if let (Some(deferral), Some(CancelCause::Shutdown | CancelCause::Released | CancelCause::ClaimLost)) =
             (deferral, canceled)

@@ -2,15 +2,17 @@
 
 mod client;
 mod pod;
+mod sweep;
 mod template;
 mod watch;
 mod work;
 
 pub(crate) use client::{KubernetesClient, KubernetesError, existing};
 pub(crate) use pod::{PodState, pod_state};
+pub(crate) use sweep::sweep_ended;
 pub(crate) use template::PodTemplate;
 pub(crate) use watch::{PodChange, PodWatch, watch_pods};
 pub(crate) use work::{
-    FailureCause, PULLING, PodVerdict, RUNNING, StartGraces, UNSCHEDULED, ended_at, failed_init_container, has_started,
-    judge, waits_for,
+    FailureCause, PULLING, PodVerdict, RUNNING, StartGraces, UNSCHEDULED, failed_init_container, has_started, judge,
+    waits_for,
 };

@@ -1,9 +1,13 @@
 //! Screwdriver's build messages: what they say, the pods of builds, and what Screwdriver is told of them.
-#![allow(dead_code, reason = "the source comes with a later commit")]
 
 mod build_api;
+mod builds;
 mod cache;
+mod checks;
 mod message;
 mod pod;
 mod rules;
 pub(crate) mod topology;
+
+pub(crate) use builds::ScrewdriverHandler;
+pub(crate) use checks::BuildChecks;

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, Secret};
 use minijinja::value::Serde;
 use minijinja::{AutoEscape, Environment, UndefinedBehavior};
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::message::Build;
@@ -129,6 +129,16 @@ pub(crate) fn pod_name(prefix: &str, build_id: u64, launch: u32) -> String {
     format!("{prefix}{build_id}-{}", suffix.collect::<String>())
 }
 
+/// Holds the token of a build, for its pod. The cluster deletes it together with the pod.
+pub(crate) fn token_secret(pod: &Pod, build: &Build) -> Secret {
+    let (name, uid) = (pod.metadata.name.clone(), pod.metadata.uid.clone());
+    let owner = json!({ "apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid });
+    let metadata = json!({ "name": name, "ownerReferences": [owner] });
+    let mut secret: Secret = serde_json::from_value(json!({ "metadata": metadata })).unwrap_or_default();
+    secret.string_data = Some([("token".to_owned(), build.known.token.reveal().to_owned())].into());
+    secret
+}
+
 fn values<'a>(
     build: &'a Build,
     source: &'a ScrewdriverSource,
@@ -248,8 +258,6 @@ fn shell_safe(url: Option<&Url>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
     use crate::screwdriver::message::Message;
 

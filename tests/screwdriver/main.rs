@@ -18,9 +18,9 @@ mod cluster;
 #[allow(dead_code, reason = "not all of it is used here")]
 mod gremlin;
 
-mod executor;
 #[path = "../support/broker.rs"]
 #[allow(dead_code, reason = "not all of it is used here")]
 mod broker;
+mod executor;
 
 mod topology;

@@ -20,15 +20,16 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use tokio::task::JoinSet;
-use tokio::time::{interval, timeout};
+use tokio::time::timeout;
 
 use crate::config::schema::KubernetesHandler;
 use crate::domain::staged::{FailureClass, PhaseLimit, StagedAnswer, StagedPolicy, Stamp};
 use crate::kubernetes::{
-    KubernetesClient, KubernetesError, PULLING, PodTemplate, PodVerdict, RUNNING, StartGraces, UNSCHEDULED, ended_at,
-    existing, failed_init_container, has_started, judge, waits_for, watch_pods,
+    KubernetesClient, KubernetesError, PULLING, PodTemplate, PodVerdict, RUNNING, StartGraces, UNSCHEDULED, existing,
+    failed_init_container, has_started, judge, sweep_ended, waits_for, watch_pods,
 };
 use crate::limits::{POD_KEPT, POD_LOG_TIMEOUT, POD_WARNINGS_MAX};
+use crate::task::Results;
 
 use super::artifact::{ArtifactDeclaration, Artifacts};
 use super::command::{PayloadArtifact, validate_artifacts};
@@ -125,7 +126,7 @@ impl Kubernetes {
             let selector = format!("{HANDLER}={}", pod_manifest::handler_label(&self.name));
             let watching = Arc::clone(&self.client);
             tasks.spawn(watch_pods(watching, selector.clone(), move |change| held.on_change(&change)));
-            tasks.spawn(sweep(Arc::clone(&self.client), selector));
+            tasks.spawn(sweep_ended(Arc::clone(&self.client), selector, POD_KEPT));
             tasks
         });
     }
@@ -239,8 +240,10 @@ impl Kubernetes {
 
     /// Judges a pod, and keeps what is to be known of one that has ended.
     async fn observe(&self, pod: &Pod, work: &Work<'_, PodPayload>) -> StagedAnswer {
-        let held = self.held.of(&pod.name_any());
-        *held.version.lock() = pod.resource_version().unwrap_or_default();
+        let is_held = work.context.results().and_then(Results::deferral).is_none();
+        if is_held {
+            *self.held.of(&pod.name_any()).version.lock() = pod.resource_version().unwrap_or_default();
+        }
         let now = Stamp(self.client.now().as_millisecond());
         let graces = StartGraces { pull: self.config.pull_grace.0, create: self.config.create_grace.0 };
         let verdict = judge(pod, &self.config.container, graces, now);
@@ -268,6 +271,7 @@ impl Kubernetes {
             if has_started(pod, &self.config.container) {
                 pod_log::read(&api, &name, &self.config.container, &self.held.of(&name), log, false).await?;
             }
+            self.held.forget(&name);
             Ok(())
         };
         match timeout(POD_LOG_TIMEOUT, reading).await {
@@ -330,32 +334,6 @@ fn answer(called: Result<StagedAnswer, KubernetesError>, context: &Context) -> S
 fn started(answer: StagedAnswer, pod: &Pod) -> StagedAnswer {
     let StagedAnswer::Progress(progress) = answer else { return answer };
     StagedAnswer::Started { handle: pod.name_any().into(), progress }
-}
-
-/// Removes pods that have ended long ago: their worker is gone.
-async fn sweep(client: Arc<KubernetesClient>, selector: String) {
-    let mut turns = interval(POD_KEPT);
-    loop {
-        turns.tick().await;
-        if let Err(error) = remove_ended(&client, &selector).await {
-            tracing::debug!("cannot remove pods that have ended: {error}");
-        }
-    }
-}
-
-async fn remove_ended(client: &KubernetesClient, selector: &str) -> Result<(), KubernetesError> {
-    let api = client.api::<Pod>().await?;
-    let params = ListParams::default().labels(selector).fields("status.phase!=Pending,status.phase!=Running");
-    let pods = client.check("list the pods of handler", selector, api.list(&params)).await?;
-    let ended_before = client.now() - jiff::SignedDuration::try_from(POD_KEPT).unwrap_or_default();
-    for pod in pods.items {
-        let Some(ended) = ended_at(&pod) else { continue };
-        if ended < ended_before {
-            let name = pod.name_any();
-            existing(client.check("delete pod", &name, api.delete(&name, &DeleteParams::default())).await.map(drop))?;
-        }
-    }
-    Ok(())
 }
 
 impl StagedHandler for Kubernetes {

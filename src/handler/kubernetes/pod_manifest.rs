@@ -11,6 +11,7 @@ use super::PodPayload;
 use crate::config::schema::KubernetesHandler;
 use crate::config::values::merge_json;
 use crate::handler::staged::Work;
+use crate::task::Results;
 
 /// Of pods: a hash of the task. It tells the pods of this worker's tasks from others of the same name.
 pub(super) const TASK: &str = "journeyman/task";
@@ -37,8 +38,8 @@ impl PodName {
     pub(super) fn of(work: &Work<'_, PodPayload>) -> Self {
         let task = work.context.task();
         // A request keeps its pod when it is delivered again.
-        let request = task.definition.json().pointer("/extra/request/idempotencyKey").and_then(Value::as_str);
-        let (name, attempt) = request.map_or_else(|| (task.run.task.to_string(), task.run.run), |key| (key.into(), 0));
+        let request = work.context.results().and_then(Results::work_key);
+        let (name, attempt) = request.map_or_else(|| (task.run.task.to_string(), task.run.run), |key| (key, 0));
         let hash = hex::encode(Sha256::digest(format!("{} {name}", task.source)));
         Self { task: hash[..TASK_HASH_DIGITS].to_owned(), launch: (attempt, work.record.launch) }
     }

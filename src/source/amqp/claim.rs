@@ -337,7 +337,8 @@ impl RequestClaim {
             return Err(self.call_error(Refusal::Rejected, "this source schedules no messages"));
         };
         let (message, publisher) = (&self.message, &self.session.copy_publisher);
-        let check = format.write(&message.delivery.properties, &message.body, message.work_key(), next);
+        let written = format.write(&message.delivery.properties, &message.body, message.work_key(), next);
+        let Some(check) = written else { return Ok(AckKind::DeadLetter) };
         match route {
             CheckRoute::Delays { delays, queue } => {
                 publisher.publish_delayed(delays, queue, next.wait, &check).await?;

@@ -68,7 +68,8 @@ pub trait CheckFormat: Debug + Send + Sync + 'static {
     fn key(&self, delivery: &Delivery) -> Option<String>;
 
     /// Makes the check that follows a message with these properties and this body. `key` is that of the work, at each of its messages.
-    fn write(&self, properties: &BasicProperties, body: &Bytes, key: &str, next: &NextCheck) -> Check;
+    /// `None` if the broker is to dead-letter the message itself, into queues from which it comes again.
+    fn write(&self, properties: &BasicProperties, body: &Bytes, key: &str, next: &NextCheck) -> Option<Check>;
 }
 
 impl DeferralConfig {
@@ -119,7 +120,7 @@ impl CheckFormat for RequestChecks {
         (is_name && (1..=64).contains(&key.len())).then(|| key.to_owned())
     }
 
-    fn write(&self, properties: &BasicProperties, body: &Bytes, key: &str, next: &NextCheck) -> Check {
+    fn write(&self, properties: &BasicProperties, body: &Bytes, key: &str, next: &NextCheck) -> Option<Check> {
         // The look before it has not ended its worker.
         let properties = delivery::copy_properties(properties, 0);
         let mut table = properties.headers().clone().unwrap_or_default();
@@ -127,6 +128,6 @@ impl CheckFormat for RequestChecks {
         for (name, text) in [(delivery::RECORD_HEADER, record.as_str()), (delivery::KEY_HEADER, key)] {
             table.insert(name.into(), AMQPValue::LongString(text.into()));
         }
-        Check { properties: properties.with_headers(table), body: body.clone() }
+        Some(Check { properties: properties.with_headers(table), body: body.clone() })
     }
 }

@@ -1,0 +1,37 @@
+//! Removes pods that have ended and that no worker looks after any more.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::SignedDuration;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
+use kube::api::{DeleteParams, ListParams};
+use tokio::time::interval;
+
+use super::work::ended_at;
+use super::{KubernetesClient, KubernetesError, existing};
+use crate::limits::POD_SWEEP_INTERVAL;
+
+/// Removes the pods of a label selector that have ended so long ago, until it is dropped.
+pub(crate) async fn sweep_ended(client: Arc<KubernetesClient>, selector: String, kept: Duration) {
+    let mut turns = interval(POD_SWEEP_INTERVAL);
+    loop {
+        turns.tick().await;
+        if let Err(error) = remove_ended(&client, &selector, kept).await {
+            tracing::debug!("cannot remove pods that have ended: {error}");
+        }
+    }
+}
+
+async fn remove_ended(client: &KubernetesClient, selector: &str, kept: Duration) -> Result<(), KubernetesError> {
+    let api = client.api::<Pod>().await?;
+    let params = ListParams::default().labels(selector).fields("status.phase!=Pending,status.phase!=Running");
+    let pods = client.check("list the pods of", selector, api.list(&params)).await?;
+    let ended_before = client.now() - SignedDuration::try_from(kept).unwrap_or_default();
+    for pod in pods.items.iter().filter(|pod| ended_at(pod).is_some_and(|ended| ended < ended_before)) {
+        let name = pod.name_any();
+        existing(client.check("delete pod", &name, api.delete(&name, &DeleteParams::default())).await.map(drop))?;
+    }
+    Ok(())
+}

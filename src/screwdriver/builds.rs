@@ -1,0 +1,440 @@
+//! The handler of Screwdriver's messages: starts, looks at and stops the pods of builds.
+//!
+//! A message is acknowledged once Screwdriver has the outcome, or once the check that follows is stored.
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+
+use k8s_openapi::api::core::v1::{Pod, Secret};
+use kube::ResourceExt as _;
+use kube::api::{DeleteParams, ListParams, PostParams};
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+
+use super::build_api::{BuildApi, PutResult, Update};
+use super::cache;
+use super::message::{Build, Message};
+use super::pod::{BUILD_LABEL, PodTemplate, build_label, pod_name, token_secret};
+use super::rules::{self, Decision};
+use crate::config::schema::ScrewdriverSource;
+use crate::domain::staged::{FailureClass, Progress, StagedAnswer, StagedPolicy, StagedRecord, Stamp};
+use crate::handler::staged::{StagedEnd, StagedHandler, Work, drive_to_end};
+use crate::handler::{Context, ExecuteError, ExecuteFailure, HandlerConfigError, PayloadHandler, PrepareError};
+use crate::kubernetes::{
+    FailureCause, KubernetesClient, KubernetesError, PodVerdict, RUNNING, StartGraces, existing, judge, sweep_ended,
+};
+use crate::limits::{SCREWDRIVER_START_RETRY, SCREWDRIVER_TOMBSTONE_KEPT};
+use crate::task::Results;
+
+/// Of the Secrets that keep a build from starting after it was stopped.
+const STOPPED: &str = "journeyman/stopped-build";
+/// The pods of all builds.
+const BUILDS: &str = "app=screwdriver,tier=builds";
+
+/// Starts builds as pods, for [`crate::source::amqp`] sources of Screwdriver's queues.
+pub(crate) struct ScrewdriverHandler {
+    pods: BuildPods,
+    cache: Option<std::path::PathBuf>,
+    /// One message of a build at a time.
+    locks: Mutex<HashMap<u64, Arc<tokio::sync::Mutex<()>>>>,
+    /// The removal of what has ended. Aborted on drop.
+    tasks: OnceLock<JoinSet<()>>,
+}
+
+struct BuildPods {
+    config: ScrewdriverSource,
+    template: PodTemplate,
+    client: Arc<KubernetesClient>,
+    api: BuildApi,
+}
+
+impl ScrewdriverHandler {
+    /// # Errors
+    ///
+    /// If the template, or the system's certificates, cannot be read.
+    pub(crate) fn new(name: &str, config: ScrewdriverSource) -> Result<Self, HandlerConfigError> {
+        let failed = |message: String| HandlerConfigError { handler: name.to_owned(), message };
+        let template = PodTemplate::load(config.template.as_ref().map(|file| file.0.as_path()));
+        let template = template.map_err(|error| failed(error.to_string()))?;
+        let api = BuildApi::new(config.api.clone()).map_err(|error| failed(error.to_string()))?;
+        let kubeconfig = config.kubeconfig.as_ref().map(|file| file.0.clone());
+        let client = Arc::new(KubernetesClient::new(kubeconfig, config.namespace.clone()));
+        let cache = config.cache_path.as_ref().map(|path| path.0.clone());
+        let pods = BuildPods { config, template, client, api };
+        Ok(Self { pods, cache, locks: Mutex::default(), tasks: OnceLock::new() })
+    }
+
+    fn start_tasks(&self) {
+        let Some(kept) = self.pods.config.ended_pods_kept.0 else { return };
+        self.tasks.get_or_init(|| {
+            let mut tasks = JoinSet::new();
+            tasks.spawn(sweep_ended(Arc::clone(&self.pods.client), BUILDS.to_owned(), kept));
+            tasks
+        });
+    }
+
+    fn lock(&self, build_id: u64) -> Arc<tokio::sync::Mutex<()>> {
+        let mut locks = self.locks.lock();
+        // Those that nobody holds or waits for.
+        locks.retain(|_, lock| Arc::strong_count(lock) > 1);
+        Arc::clone(locks.entry(build_id).or_default())
+    }
+
+    async fn run(&self, build: &Build, context: &Context) -> Result<(), ExecuteError> {
+        let (class, reason) = match drive_to_end(&self.pods, build, context).await? {
+            StagedEnd::Failed { class, reason } => (class, reason),
+            // It was stopped, or another message stands for this one.
+            StagedEnd::Done | StagedEnd::Canceled | StagedEnd::Superseded => return Ok(()),
+        };
+        let is_reported = match class {
+            FailureClass::Task | FailureClass::Config => true,
+            // The retries of the start are spent.
+            FailureClass::Capacity | FailureClass::Infrastructure => self.pods.report_failure(build, &reason).await,
+        };
+        if !is_reported && let Some(deferral) = context.results().and_then(Results::deferral) {
+            let record = deferral.record().cloned().unwrap_or_default();
+            deferral.defer(record, self.pods.config.limits.delay.0);
+            return Err(ExecuteError::new(ExecuteFailure::Deferred, "Screwdriver has not taken the failure"));
+        }
+        Err(ExecuteError::failed(reason))
+    }
+
+    async fn stop(&self, build_id: u64, context: &Context) -> Result<(), ExecuteError> {
+        let error = match self.pods.stop(build_id).await {
+            Ok(()) => return Ok(()),
+            Err(error) => error,
+        };
+        let rejected = context.results().and_then(Results::deferral).and_then(|deferral| deferral.record());
+        let rejected = rejected.map_or(0, |record| record.infrastructure_failures);
+        if self.pods.config.limits.may_reprocess(rejected) {
+            return Err(ExecuteError::new(ExecuteFailure::Intermittent, format!("build {build_id}: {error}")));
+        }
+        tracing::error!(
+            alert = "build-not-stopped",
+            build.id = build_id,
+            "[alert operator] build {build_id} was not stopped after {rejected} retries: {error}; delete its pods by the label \
+             {BUILD_LABEL}"
+        );
+        Err(ExecuteError::failed(error.to_string()))
+    }
+}
+
+impl PayloadHandler for ScrewdriverHandler {
+    type Payload = Value;
+    type Prepared = Message;
+
+    fn describe(&self) -> String {
+        format!("Screwdriver's builds (namespace {})", self.pods.config.namespace)
+    }
+
+    async fn prepare(&self, payload: Value, _context: &Context) -> Result<Message, PrepareError> {
+        Message::from_json(payload).map_err(|error| {
+            tracing::error!("a message is dropped: {error}");
+            PrepareError::malformed(vec![error.to_string()])
+        })
+    }
+
+    async fn execute(&self, message: Message, context: &Context) -> Result<(), ExecuteError> {
+        self.start_tasks();
+        match message {
+            Message::Start(build) | Message::Verify(build) => {
+                context.set_progress(&format!("build {}", build.id()));
+                let lock = self.lock(build.id());
+                let _one = lock.lock().await;
+                self.run(&build, context).await
+            }
+            Message::Stop { build_id } => {
+                context.set_progress(&format!("stops build {build_id}"));
+                let lock = self.lock(build_id);
+                let _one = lock.lock().await;
+                self.stop(build_id, context).await
+            }
+            Message::Clear(request) => {
+                let Some(root) = self.cache.clone() else {
+                    tracing::warn!("a cache is not cleared: the source has no `cache_path`");
+                    return Ok(());
+                };
+                let clearing = tokio::task::spawn_blocking(move || cache::clear(&root, &request)).await;
+                let cleared = clearing.map_err(|error| ExecuteError::internal(error.to_string()))?;
+                cleared.map_err(|error| {
+                    tracing::warn!("a cache is not cleared: {error}");
+                    ExecuteError::failed(error.to_string())
+                })
+            }
+        }
+    }
+}
+
+impl BuildPods {
+    fn label(&self, build_id: u64) -> String {
+        build_label(&self.config.prefix, build_id)
+    }
+
+    fn selector(&self, build_id: u64) -> ListParams {
+        ListParams::default().labels(&format!("{BUILD_LABEL}={}", self.label(build_id)))
+    }
+
+    fn tombstone(&self, build_id: u64) -> String {
+        format!("stopped-build-{}", self.label(build_id)).to_lowercase()
+    }
+
+    /// Whether Screwdriver has it, or refuses it for good. The build is looked at again otherwise.
+    async fn report_failure(&self, build: &Build, text: &str) -> bool {
+        match self.api.put(build, &Update::Failure(text.to_owned())).await {
+            PutResult::Accepted => true,
+            PutResult::Refused(why) => {
+                tracing::warn!(build.id = build.id(), "Screwdriver refuses the failure of a build: {why}");
+                true
+            }
+            PutResult::Later(why) => {
+                tracing::warn!(build.id = build.id(), "the failure of a build is reported again later: {why}");
+                false
+            }
+        }
+    }
+
+    /// A pod that has not ended is removed once the failure is reported.
+    async fn failed(&self, build: &Build, class: FailureClass, text: String) -> StagedAnswer {
+        if self.report_failure(build, &text).await {
+            StagedAnswer::Failed { class, reason: text.into() }
+        } else {
+            StagedAnswer::Unknown
+        }
+    }
+
+    fn now(&self) -> Stamp {
+        Stamp(self.client.now().as_millisecond())
+    }
+
+    async fn is_stopped(&self, build_id: u64) -> Result<bool, KubernetesError> {
+        let (api, name) = (self.client.api::<Secret>().await?, self.tombstone(build_id));
+        let found = self.client.check("read Secret", &name, api.get_metadata_opt(&name)).await?;
+        Ok(found.is_some())
+    }
+
+    /// A start that comes later finds the build stopped, on any host.
+    async fn stop(&self, build_id: u64) -> Result<(), KubernetesError> {
+        let (secrets, name) = (self.client.api::<Secret>().await?, self.tombstone(build_id));
+        let metadata = json!({ "name": name, "labels": { STOPPED: self.label(build_id) } });
+        let tombstone: Secret = serde_json::from_value(json!({ "metadata": metadata })).unwrap_or_default();
+        match self.client.check("create Secret", &name, secrets.create(&PostParams::default(), &tombstone)).await {
+            Ok(_) | Err(KubernetesError::Conflict(_)) => {}
+            Err(error) => return Err(error),
+        }
+        let (pods, what) = (self.client.api::<Pod>().await?, self.label(build_id));
+        let (params, selector) = (DeleteParams::default(), self.selector(build_id));
+        let deleting = pods.delete_collection(&params, &selector);
+        self.client.check("delete the pods of build", &what, deleting).await?;
+        self.sweep_tombstones(&secrets).await;
+        Ok(())
+    }
+
+    /// Removes what no message can follow any more. Stops are rare, so each one looks.
+    async fn sweep_tombstones(&self, secrets: &kube::Api<Secret>) {
+        let Ok(kept) = jiff::SignedDuration::try_from(SCREWDRIVER_TOMBSTONE_KEPT) else { return };
+        let before = self.client.now() - kept;
+        let params = ListParams::default().labels(STOPPED);
+        let listing = secrets.list_metadata(&params);
+        let Ok(found) = self.client.check("list the Secrets of", "stopped builds", listing).await else { return };
+        let is_old =
+            |one: &&kube::core::PartialObjectMeta<Secret>| one.creation_timestamp().is_some_and(|at| at.0 < before);
+        for old in found.items.iter().filter(is_old) {
+            let name = old.name_any();
+            let params = DeleteParams::default();
+            let deleting = secrets.delete(&name, &params);
+            if let Err(error) = existing(self.client.check("delete Secret", &name, deleting).await.map(drop)) {
+                tracing::debug!("{error}");
+            }
+        }
+    }
+
+    async fn pods(&self, build_id: u64) -> Result<Vec<Pod>, KubernetesError> {
+        let (api, what) = (self.client.api::<Pod>().await?, self.label(build_id));
+        let selector = self.selector(build_id);
+        let listing = api.list(&selector);
+        Ok(self.client.check("list the pods of build", &what, listing).await?.items)
+    }
+
+    /// The token, which a pod names and does not contain.
+    async fn create_secret(&self, pod: &Pod, build: &Build) -> Result<(), KubernetesError> {
+        let secret = token_secret(pod, build);
+        let api = self.client.api::<Secret>().await?;
+        match self.client.check("create Secret", &pod.name_any(), api.create(&PostParams::default(), &secret)).await {
+            Ok(_) | Err(KubernetesError::Conflict(_)) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn find(&self, build: &Build) -> Result<StagedAnswer, KubernetesError> {
+        if self.is_stopped(build.id()).await? {
+            return Ok(StagedAnswer::Canceled);
+        }
+        let pods = self.pods(build.id()).await?;
+        if let Some(own) = pods.iter().find(|pod| pod.name_any() == pod_name(&self.config.prefix, build.id(), 0)) {
+            self.create_secret(own, build).await?;
+        }
+        match self.most_advanced(&pods) {
+            None => Ok(StagedAnswer::Absent),
+            Some((pod, _)) => self.started(build, pod).await,
+        }
+    }
+
+    async fn create(&self, build: &Build) -> Result<StagedAnswer, KubernetesError> {
+        let refused = async |why: String| Ok(self.failed(build, FailureClass::Config, rules::refusal_text(&why)).await);
+        let pod = match self.template.pod(build, &self.config, 0) {
+            Ok(pod) => pod,
+            Err(error) => return refused(error.to_string()).await,
+        };
+        let (api, name) = (self.client.api::<Pod>().await?, pod.name_any());
+        let pod = match self.client.check("create pod", &name, api.create(&PostParams::default(), &pod)).await {
+            Ok(pod) => pod,
+            Err(KubernetesError::Conflict(_)) => {
+                let pod = self.client.check("read pod", &name, api.get(&name)).await?;
+                if pod.labels().get(BUILD_LABEL) != Some(&self.label(build.id())) {
+                    return refused(format!("there is a pod {name} that is not of this build")).await;
+                }
+                pod
+            }
+            Err(KubernetesError::Denied(why)) if why.contains("exceeded quota") => {
+                let (after, class) = (SCREWDRIVER_START_RETRY, FailureClass::Capacity);
+                return Ok(StagedAnswer::Retry { after, class, reason: rules::refusal_text(&why).into() });
+            }
+            Err(KubernetesError::Denied(why) | KubernetesError::Rejected(why) | KubernetesError::Gone(why)) => {
+                return refused(why).await;
+            }
+            Err(error @ KubernetesError::Retry(_)) => return Err(error),
+        };
+        self.create_secret(&pod, build).await?;
+        // A stop on another host has not seen the pod.
+        if self.is_stopped(build.id()).await? {
+            self.stop(build.id()).await?;
+            return Ok(StagedAnswer::Canceled);
+        }
+        self.started(build, &pod).await
+    }
+
+    /// What Screwdriver is told first is of use to its users, and no outcome.
+    async fn started(&self, build: &Build, pod: &Pod) -> Result<StagedAnswer, KubernetesError> {
+        if let PutResult::Refused(why) | PutResult::Later(why) = self.api.put(build, &Update::of_pod(pod)).await {
+            tracing::debug!(build.id = build.id(), "{why}");
+        }
+        let (phase, since) = match self.judge(pod) {
+            PodVerdict::Phase { name, since } => (name, since),
+            // The check says what is to be done.
+            PodVerdict::Done | PodVerdict::Failed { .. } | PodVerdict::Unknown => (RUNNING, None),
+        };
+        let check_in = Some(self.config.limits.delay.0);
+        let progress = Progress { phase: phase.into(), since, observed_at: self.now(), check_in };
+        Ok(StagedAnswer::Started { handle: pod.name_any().into(), progress })
+    }
+
+    fn judge(&self, pod: &Pod) -> PodVerdict {
+        let limits = &self.config.limits;
+        let graces = StartGraces { pull: limits.pull_grace.0, create: limits.create_grace.0 };
+        judge(pod, &self.container(pod), graces, self.now())
+    }
+
+    /// The container of the build, by its name.
+    fn container(&self, pod: &Pod) -> String {
+        pod.labels().get(BUILD_LABEL).cloned().unwrap_or_default()
+    }
+
+    /// Of several pods, which only the existing worker makes, the one that has come furthest.
+    fn most_advanced<'a>(&self, pods: &'a [Pod]) -> Option<(&'a Pod, PodVerdict)> {
+        let rank = |verdict: &PodVerdict| match verdict {
+            PodVerdict::Failed { .. } => 0,
+            PodVerdict::Unknown => 1,
+            PodVerdict::Phase { name, .. } if *name != RUNNING => 2,
+            PodVerdict::Phase { .. } | PodVerdict::Done => 3,
+        };
+        pods.iter().map(|pod| (pod, self.judge(pod))).max_by_key(|(_, verdict)| rank(verdict))
+    }
+
+    async fn look(&self, build: &Build, record: &StagedRecord) -> Result<StagedAnswer, KubernetesError> {
+        let pods = self.pods(build.id()).await?;
+        let Some((pod, verdict)) = self.most_advanced(&pods) else {
+            if self.is_stopped(build.id()).await? {
+                return Ok(StagedAnswer::Canceled);
+            }
+            let text = rules::failure_text(FailureCause::Disruption, "its pod is gone");
+            return Ok(self.failed(build, FailureClass::Task, text).await);
+        };
+        let limits = &self.config.limits;
+        match limits.decide(&verdict, record.phase_since, self.now()) {
+            Decision::Started => match self.api.put(build, &Update::of_pod(pod)).await {
+                PutResult::Accepted => Ok(StagedAnswer::Done),
+                PutResult::Refused(why) => {
+                    tracing::warn!(build.id = build.id(), "Screwdriver refuses where a build runs: {why}");
+                    Ok(StagedAnswer::Done)
+                }
+                PutResult::Later(why) => {
+                    tracing::warn!(build.id = build.id(), "where a build runs is reported again later: {why}");
+                    Ok(StagedAnswer::Unknown)
+                }
+            },
+            Decision::Failed(text) => {
+                let has_ended =
+                    matches!(&verdict, PodVerdict::Failed { cause: FailureCause::Exit | FailureCause::Disruption, .. });
+                let class = if has_ended { FailureClass::Task } else { FailureClass::Config };
+                Ok(self.failed(build, class, text).await)
+            }
+            Decision::CheckAgain { after, .. } => {
+                // The existing worker has counted.
+                let is_foreign = record.phase.is_empty();
+                let spent =
+                    u32::try_from(record.seq).ok().filter(|_| is_foreign).and_then(|seq| limits.checks_spent(seq));
+                if let Some(text) = spent {
+                    return Ok(self.failed(build, FailureClass::Config, text.to_owned()).await);
+                }
+                let PodVerdict::Phase { name, since } = verdict else { return Ok(StagedAnswer::Unknown) };
+                let (phase, observed_at, check_in) = (name.into(), self.now(), Some(after));
+                Ok(StagedAnswer::Progress(Progress { phase, since, observed_at, check_in }))
+            }
+        }
+    }
+}
+
+impl StagedHandler for BuildPods {
+    type Payload = Build;
+
+    /// The limits of the phases are in [`rules`].
+    fn policy(&self, _build: &Build) -> StagedPolicy {
+        let limits = &self.config.limits;
+        StagedPolicy {
+            phases: [].into(),
+            infrastructure_retries: limits.reprocess,
+            capacity_retries: limits.quota_retries,
+            check_interval: limits.delay.0,
+        }
+    }
+
+    async fn adopt(&self, work: Work<'_, Build>) -> StagedAnswer {
+        start_answer(self.find(work.payload).await)
+    }
+
+    async fn start(&self, work: Work<'_, Build>) -> StagedAnswer {
+        start_answer(self.create(work.payload).await)
+    }
+
+    async fn verify(&self, work: Work<'_, Build>) -> StagedAnswer {
+        let looked = self.look(work.payload, work.record).await;
+        looked.unwrap_or_else(|error| {
+            work.context.set_progress(&error.to_string());
+            StagedAnswer::Unknown
+        })
+    }
+
+    async fn cancel(&self, work: Work<'_, Build>) -> StagedAnswer {
+        let stopped = self.stop(work.payload.id()).await;
+        stopped.map_or(StagedAnswer::Unknown, |()| StagedAnswer::Canceled)
+    }
+}
+
+/// Before a pod is known, an error of the API has the queue deliver the message again, and counts.
+fn start_answer(called: Result<StagedAnswer, KubernetesError>) -> StagedAnswer {
+    called.unwrap_or_else(|error| {
+        let (after, class) = (SCREWDRIVER_START_RETRY, FailureClass::Infrastructure);
+        StagedAnswer::Retry { after, class, reason: rules::refusal_text(&error.to_string()).into() }
+    })
+}

@@ -1,0 +1,167 @@
+//! Checks of builds: messages to the retry queue that the existing worker can read as well.
+
+use bytes::Bytes;
+use jiff::Timestamp;
+use lapin::BasicProperties;
+use lapin::message::Delivery;
+use lapin::types::{AMQPValue, FieldTable};
+
+use super::message::{Message, RetryHeaders};
+use crate::amqp::headers;
+use crate::domain::staged::{StagedRecord, Stamp};
+use crate::source::amqp::{Check, CheckFormat};
+use crate::task::NextCheck;
+
+/// Carries what the existing worker does not know.
+const RECORD: &str = "jm-work";
+
+#[derive(Debug, Clone)]
+pub(crate) struct BuildChecks {
+    /// The queue that messages of this source come from.
+    pub(crate) queue: String,
+    pub(crate) is_retry_queue: bool,
+    /// Whether checks expire in a queue with others, and the exchange gets them with their own times.
+    pub(crate) has_wait_queue: bool,
+}
+
+impl BuildChecks {
+    fn headers(&self, properties: &BasicProperties) -> (RetryHeaders, Option<StagedRecord>) {
+        let none = FieldTable::default();
+        let table = properties.headers().as_ref().unwrap_or(&none);
+        let own = headers::text(table, RECORD).and_then(|text| serde_json::from_str(text).ok());
+        (RetryHeaders::read(table, &self.queue), own)
+    }
+
+    /// Failures are counted by the broker for a start, and by a header for a check.
+    fn record(&self, properties: &BasicProperties) -> StagedRecord {
+        let (found, own) = self.headers(properties);
+        if let Some(own) = own {
+            return own;
+        }
+        let rejected = found.main_queue_retries();
+        if !self.is_retry_queue {
+            return StagedRecord {
+                infrastructure_failures: rejected,
+                capacity_failures: rejected,
+                seq: rejected.into(),
+                ..StagedRecord::default()
+            };
+        }
+        // The existing worker looks for the pods of a build by their label.
+        StagedRecord {
+            handle: Some("".into()),
+            phase_since: found.started_at,
+            seq: found.retry_queue_retries().into(),
+            ..StagedRecord::default()
+        }
+    }
+}
+
+impl CheckFormat for BuildChecks {
+    fn read(&self, delivery: &Delivery) -> Option<StagedRecord> {
+        Some(self.record(&delivery.properties))
+    }
+
+    /// A start, a check and a stop of a build are no copies of each other.
+    fn key(&self, _delivery: &Delivery) -> Option<String> {
+        None
+    }
+
+    fn write(&self, properties: &BasicProperties, body: &Bytes, _key: &str, next: &NextCheck) -> Option<Check> {
+        // Nothing was started: the queue's own delay brings the message again, and the broker counts it.
+        next.record.handle.as_ref()?;
+        let body = match Message::parse(body) {
+            Ok(Message::Start(build) | Message::Verify(build)) => build.verify_body(),
+            Ok(Message::Stop { .. } | Message::Clear(_)) | Err(_) => return None,
+        };
+        let (found, _) = self.headers(properties);
+        let before = self.record(properties);
+        let retry_count = match found.retry_count {
+            None => 0,
+            // Each phase has the existing worker's checks for itself.
+            Some(_) if before.phase != next.record.phase => 1,
+            Some(count) => count.saturating_add(1),
+        };
+        let started_at = found.started_at.unwrap_or_else(|| Stamp(Timestamp::now().as_millisecond()));
+        let mut table = FieldTable::default();
+        for (name, value) in properties.headers().iter().flat_map(|table| table.inner()) {
+            if !["x-death", "x-first-death-", "x-last-death-"].iter().any(|own| name.as_str().starts_with(own)) {
+                table.insert(name.clone(), value.clone());
+            }
+        }
+        let counters = RetryHeaders { started_at: Some(started_at), retry_count: Some(retry_count), rejected: 0 };
+        counters.write(&mut table);
+        let record = serde_json::to_string(&next.record).unwrap_or_default();
+        table.insert(RECORD.into(), AMQPValue::LongString(record.as_str().into()));
+        let check = BasicProperties::default().with_headers(table).with_delivery_mode(2);
+        let mut check = check.with_content_type("application/json".into());
+        if self.has_wait_queue {
+            check = check.with_expiration(next.wait.as_millis().to_string().as_str().into());
+        }
+        Some(Check { properties: check, body: body.into() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::amqp::header_table;
+
+    fn checks(is_retry_queue: bool) -> BuildChecks {
+        let queue = if is_retry_queue { "sdRetryQueue" } else { "sdQueue" };
+        BuildChecks { queue: queue.to_owned(), is_retry_queue, has_wait_queue: true }
+    }
+
+    fn body() -> Bytes {
+        let build = json!({ "buildId": 7, "container": "a", "apiUri": "http://api", "token": "<jwt>", "more": [1] });
+        json!({ "job": "start", "buildConfig": build }).to_string().into()
+    }
+
+    fn next(phase: &str, handle: Option<&str>) -> NextCheck {
+        let record = StagedRecord { phase: phase.into(), handle: handle.map(Into::into), ..StagedRecord::default() };
+        NextCheck { record, wait: Duration::from_secs(30) }
+    }
+
+    fn counters(check: &Check) -> (Option<u64>, bool) {
+        let table = check.properties.headers().as_ref().unwrap();
+        (headers::number(table, "x-retry-count"), headers::number(table, "x-build-start-time").is_some())
+    }
+
+    #[test]
+    fn the_existing_worker_can_read_a_check_and_has_its_budget_in_each_phase() {
+        let properties = BasicProperties::default();
+        let first = checks(false).write(&properties, &body(), "", &next("unscheduled", Some("p"))).unwrap();
+        assert_eq!(counters(&first), (Some(0), true));
+        assert_eq!(first.properties.expiration().as_ref().map(|text| text.as_str()), Some("30000"));
+        let sent: serde_json::Value = serde_json::from_slice(&first.body).unwrap();
+        assert_eq!((&sent["job"], &sent["buildConfig"]["more"]), (&json!("verify"), &json!([1])));
+        let mut last = first;
+        for (phase, count) in [("unscheduled", 1), ("unscheduled", 2), ("pulling", 1), ("pulling", 2)] {
+            let written = checks(true).write(&last.properties, &last.body, "", &next(phase, Some("p"))).unwrap();
+            assert_eq!(counters(&written), (Some(count), true), "{phase}");
+            last = written;
+        }
+        assert_eq!(checks(true).record(&last.properties).phase, "pulling".into());
+    }
+
+    #[test]
+    fn s6_messages_of_others_are_read_whatever_headers_they_have() {
+        let of = |table: FieldTable, is_retry| checks(is_retry).record(&BasicProperties::default().with_headers(table));
+        let foreign = header_table([("traceparent", AMQPValue::LongString("00-1-2-03".into()))]);
+        assert_eq!(of(foreign.clone(), false), StagedRecord::default());
+        assert_eq!((of(foreign, true).handle, of(FieldTable::default(), true).seq), (Some("".into()), 0));
+        let old =
+            header_table([("x-retry-count", AMQPValue::LongInt(4)), ("x-build-start-time", AMQPValue::LongLongInt(9))]);
+        let read = of(old, true);
+        assert_eq!((read.seq, read.phase_since), (4, Some(Stamp(9))));
+    }
+
+    #[test]
+    fn what_was_not_started_is_left_to_the_delay_of_its_queue() {
+        assert!(checks(false).write(&BasicProperties::default(), &body(), "", &next("", None)).is_none());
+    }
+}
