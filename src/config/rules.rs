@@ -164,7 +164,7 @@ impl Rules<'_> {
                 self.error(key, name, message, "");
             }
             if let Some((other, _)) = queues[..index].iter().find(|(_, other)| other == queue) {
-                self.error(key, name, format!("[{key}] has the same `{other}`"), "each is a queue of its own");
+                self.error(key, name, format!("[{key}] has this queue as `{other}` too"), "each is a queue of its own");
             }
         }
     }

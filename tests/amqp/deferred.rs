@@ -275,12 +275,12 @@ impl CheckFormat for Foreign {
         Some("build-7".to_owned())
     }
 
-    fn write(&self, properties: &BasicProperties, body: &bytes::Bytes, _: &str, next: &NextCheck) -> Check {
+    fn write(&self, properties: &BasicProperties, body: &bytes::Bytes, _: &str, next: &NextCheck) -> Option<Check> {
         let record = serde_json::to_string(&next.record).expect("it is written");
         let headers = amqp::header_table([("x-record", AMQPValue::LongString(record.into()))]);
         let wait = next.wait.as_millis().to_string();
         let properties = properties.clone().with_headers(headers).with_expiration(wait.as_str().into());
-        Check { properties, body: body.clone() }
+        Some(Check { properties, body: body.clone() })
     }
 }
 
