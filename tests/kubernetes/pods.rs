@@ -399,26 +399,54 @@ async fn a_canceled_task_ends_its_pod_and_waits_until_it_has_ended() {
     assert_eq!(place.cluster.pods(), Vec::<Value>::new());
 }
 
-#[tokio::test]
-async fn the_pod_of_an_earlier_attempt_ends_before_that_of_the_next_one_starts() {
-    let place = Place::new().await;
-    place.cluster.keep_deleted(true);
-    let attempt = |run| {
-        let info = Bench::new().context.task().clone();
-        Bench::new().of(TaskInfo { run: Run { run, ..info.run.clone() }, ..info })
-    };
-    let (first, handler) = (attempt(0), place.handler());
-    let handler = erase(Staged(handler));
-    tokio::select! {
+/// The task's attempt of this number.
+fn attempt(run: u32) -> Bench {
+    let info = Bench::new().context.task().clone();
+    Bench::new().of(TaskInfo { run: Run { run, ..info.run.clone() }, ..info })
+}
+
+/// Starts the first attempt, whose worker dies.
+async fn abandoned(place: &Place) -> String {
+    let (first, handler) = (attempt(0), erase(Staged(place.handler())));
+    let pod = tokio::select! {
         ended = first.run(&*handler, payload()) => panic!("{ended:?}"),
-        pod = place.cluster.wait_for_pod(|_| true) => place.cluster.schedule(name(&pod), "node-1"),
-    }
-    drop(handler);
+        pod = place.cluster.wait_for_pod(|_| true) => pod,
+    };
+    place.cluster.schedule(name(&pod), "node-1");
+    place.cluster.running(name(&pod));
+    name(&pod).to_owned()
+}
+
+#[tokio::test]
+async fn s15_the_next_attempt_of_a_task_whose_worker_is_gone_goes_on_with_its_pod() {
+    let place = Place::new().await;
+    let pod = abandoned(&place).await;
+    place.cluster.log(&pod, "task", "written meanwhile");
     let second = attempt(1);
-    let ran = place.run_while(&second, payload(), async |cluster, first| {
-        cluster.wait_for_pod(|pod| !pod["metadata"]["deletionTimestamp"].is_null()).await;
+    let ending = async {
+        second.logged("written meanwhile").await;
+        place.cluster.terminate(&pod, "task", 0, "Completed");
+    };
+    let (ran, ()) = tokio::join!(place.run(&second, payload()), ending);
+    ran.completed();
+    assert_eq!(place.cluster.count_calls("create", "pods"), 1);
+    assert_eq!(place.cluster.pods(), Vec::<Value>::new());
+}
+
+#[tokio::test]
+async fn a_pod_of_an_earlier_attempt_that_is_being_deleted_ends_before_the_next_one_starts() {
+    let place = Place::new().await;
+    let first = abandoned(&place).await;
+    place.cluster.keep_deleted(true);
+    let client = reqwest::Client::new();
+    let url = format!("{}/api/v1/namespaces/{NAMESPACE}/pods/{first}", place.cluster.url());
+    let deleted = client.delete(url).bearer_auth(crate::cluster::TOKEN).send().await;
+    deleted.and_then(reqwest::Response::error_for_status).expect("it is deleted");
+    let second = attempt(1);
+    let ran = place.run_while(&second, payload(), async |cluster, _| {
+        cluster.wait_until("it was deleted once more", |cluster| cluster.count_calls("delete", "pods") >= 2).await;
         assert_eq!(cluster.pods().len(), 1);
-        cluster.vanish(first);
+        cluster.vanish(&first);
         let next = cluster.wait_for_pod(|pod| name(pod) != first).await;
         succeed(cluster, name(&next));
     });

@@ -208,14 +208,19 @@ impl Kubernetes {
     }
 
     async fn find(&self, name: &PodName, work: &Work<'_, PodPayload>) -> Result<StagedAnswer, KubernetesError> {
-        let (mut own, mut is_earlier_there) = (None, false);
-        for pod in self.pods(name).await? {
-            match PodName::launch_of(&pod) {
-                Some(launch) if launch == name.launch => own = Some(pod),
-                Some(launch) if launch > name.launch => return Ok(StagedAnswer::Superseded),
-                // It must not run beside this one.
-                Some(_) | None => is_earlier_there |= self.delete(&pod.name_any()).await?,
-            }
+        let mut pods = self.pods(name).await?;
+        pods.sort_by_key(PodName::launch_of);
+        if pods.last().and_then(PodName::launch_of) > Some(name.launch) {
+            return Ok(StagedAnswer::Superseded);
+        }
+        // The worker of an earlier attempt is gone, and its pod goes on.
+        let is_adopted =
+            |pod: &Pod| name.is_of(pod) || (work.record.launch == 0 && pod.metadata.deletion_timestamp.is_none());
+        let own = pods.pop_if(|pod| is_adopted(pod));
+        let mut is_earlier_there = false;
+        for earlier in &pods {
+            // It must not run beside this one.
+            is_earlier_there |= self.delete(&earlier.name_any()).await?;
         }
         match own {
             _ if is_earlier_there => {
@@ -231,10 +236,10 @@ impl Kubernetes {
     }
 
     async fn look(&self, name: &PodName, work: &Work<'_, PodPayload>) -> Result<StagedAnswer, KubernetesError> {
-        let api = self.client.api::<Pod>().await?;
-        match existing(self.client.check("read pod", &name.pod(), api.get(&name.pod())).await)? {
-            Some(pod) if name.is_of(&pod) => Ok(self.observe(&pod, work).await),
-            Some(_) | None => Ok(StagedAnswer::Lost { reason: format!("pod {} is gone", name.pod()).into() }),
+        let (api, pod) = (self.client.api::<Pod>().await?, handle(name, work));
+        match existing(self.client.check("read pod", &pod, api.get(&pod)).await)? {
+            Some(pod) if name.is_task_of(&pod) => Ok(self.observe(&pod, work).await),
+            Some(_) | None => Ok(StagedAnswer::Lost { reason: format!("pod {pod} is gone").into() }),
         }
     }
 
@@ -298,7 +303,7 @@ impl Kubernetes {
         }
     }
 
-    async fn remove(&self, name: &PodName) -> Result<StagedAnswer, KubernetesError> {
+    async fn remove(&self, name: &PodName, work: &Work<'_, PodPayload>) -> Result<StagedAnswer, KubernetesError> {
         let mut is_running = false;
         for pod in self.pods(name).await? {
             if PodName::launch_of(&pod).is_some_and(|launch| launch > name.launch) {
@@ -309,7 +314,7 @@ impl Kubernetes {
             is_running |= self.delete(&pod.name_any()).await? && !has_ended;
         }
         if !is_running {
-            self.held.forget(&name.pod());
+            self.held.forget(&handle(name, work));
             return Ok(StagedAnswer::Canceled);
         }
         let now = Stamp(self.client.now().as_millisecond());
@@ -321,6 +326,11 @@ impl Kubernetes {
         };
         Ok(StagedAnswer::Progress(progress))
     }
+}
+
+/// The name of the pod, which may be that of an earlier attempt.
+fn handle(name: &PodName, work: &Work<'_, PodPayload>) -> String {
+    work.record.handle.as_deref().map_or_else(|| name.pod(), str::to_owned)
 }
 
 /// An error of the API is no verdict about a pod.
@@ -400,11 +410,11 @@ impl StagedHandler for Kubernetes {
     }
 
     async fn cancel(&self, work: Work<'_, PodPayload>) -> StagedAnswer {
-        answer(self.remove(&PodName::of(&work)).await, work.context)
+        answer(self.remove(&PodName::of(&work), &work).await, work.context)
     }
 
     async fn wakeup(&self, work: Work<'_, PodPayload>) {
-        let name = PodName::of(&work).pod();
+        let name = handle(&PodName::of(&work), &work);
         let held = self.held.of(&name);
         let following = async {
             if &*work.record.phase == RUNNING

@@ -51,7 +51,11 @@ impl PodName {
     }
 
     pub(super) fn is_of(&self, pod: &Pod) -> bool {
-        pod.labels().get(TASK) == Some(&self.task) && Self::launch_of(pod) == Some(self.launch)
+        self.is_task_of(pod) && Self::launch_of(pod) == Some(self.launch)
+    }
+
+    pub(super) fn is_task_of(&self, pod: &Pod) -> bool {
+        pod.labels().get(TASK) == Some(&self.task)
     }
 
     pub(super) fn pod(&self) -> String {
