@@ -86,6 +86,12 @@ pub trait StagedHandler: Send + Sync + 'static {
     /// twice has to find how it ended, or it would launch the work again. A sweep has to remove it later.
     fn cancel(&self, work: Work<'_, Self::Payload>) -> impl Future<Output = StagedAnswer> + Send;
 
+    /// Whether [`adopt`](Self::adopt) of another worker finds the work of an earlier attempt and goes on with it. A worker that stops
+    /// leaves it then, and ends it otherwise.
+    fn is_handed_over(&self) -> bool {
+        false
+    }
+
     /// Resolves when something about the work may have changed. A hint: the work is looked at without it too.
     ///
     /// # Cancel safety
@@ -185,16 +191,20 @@ pub(crate) async fn drive_to_end<H: StagedHandler>(
         };
         is_unknown = event == StagedEvent::Answered(StagedAnswer::Unknown);
         let canceled = context.cancellation().map(|cancellation| cancellation.cause);
-        if let (Some(deferral), Some(CancelCause::Shutdown | CancelCause::Released | CancelCause::ClaimLost)) =
-            (deferral, canceled)
-        {
+        let is_left = match canceled {
             // The work is still wanted, and the next worker goes on with it.
+            Some(CancelCause::Shutdown | CancelCause::Released) => deferral.is_some() || handler.is_handed_over(),
+            Some(CancelCause::ClaimLost) => deferral.is_some(),
+            Some(CancelCause::Canceled) | None => false,
+        };
+        if is_left {
             state.handle(event, clock.now(), &mut actions);
-            if !matches!(actions.last(), Some(StagedAction::End(_))) {
-                deferral.defer(state.record().clone(), Duration::ZERO);
-                return Err(deferred());
+            if matches!(actions.last(), Some(StagedAction::End(_))) {
+                continue;
             }
-            continue;
+            let Some(deferral) = deferral else { return Ok(StagedEnd::Superseded) };
+            deferral.defer(state.record().clone(), Duration::ZERO);
+            return Err(deferred());
         }
         // What was launched meanwhile is canceled, and not looked at again first.
         if canceled.is_some() && !is_cancel_told {

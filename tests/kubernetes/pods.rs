@@ -9,7 +9,7 @@ use journeyman::config::values::{File, Span};
 use journeyman::domain::id::{Run, TaskId};
 use journeyman::handler::kubernetes::Kubernetes;
 use journeyman::handler::staged::{Staged, StagedHandler};
-use journeyman::handler::{ExecuteError, ExecuteFailure, TaskInfo, erase};
+use journeyman::handler::{CancelCause, ExecuteError, ExecuteFailure, TaskInfo, erase};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -383,7 +383,7 @@ async fn a_canceled_task_ends_its_pod_and_waits_until_it_has_ended() {
         cluster.schedule(pod, "node-1");
         cluster.running(pod);
         bench.logged("it is running").await;
-        bench.cancel(Duration::from_secs(60));
+        bench.cancel_for(CancelCause::ClaimLost, Duration::from_secs(60));
         cluster.wait_for_pod(|pod| !pod["metadata"]["deletionTimestamp"].is_null()).await;
         cluster.vanish(pod);
     });
@@ -423,6 +423,26 @@ async fn s15_the_next_attempt_of_a_task_whose_worker_is_gone_goes_on_with_its_po
     ran.completed();
     assert_eq!(place.cluster.count_calls("create", "pods"), 1);
     assert_eq!(place.cluster.pods(), Vec::<Value>::new());
+}
+
+#[tokio::test]
+async fn a_worker_that_stops_leaves_its_pod_to_the_next_attempt() {
+    let place = Place::new().await;
+    let first = attempt(0);
+    let ran = place.run_while(&first, payload(), async |cluster, pod| {
+        cluster.schedule(pod, "node-1");
+        cluster.running(pod);
+        first.logged("it is running").await;
+        first.cancel(Duration::from_secs(60));
+    });
+    let RunResult::Ran(Err(_)) = ran.await else { panic!("it has not ended") };
+    let second = attempt(1);
+    let ran = place.run_while(&second, payload(), async |cluster, pod| {
+        second.logged("it is running").await;
+        cluster.terminate(pod, "task", 0, "Completed");
+    });
+    ran.await.completed();
+    assert_eq!(place.cluster.count_calls("create", "pods"), 1);
 }
 
 #[tokio::test]

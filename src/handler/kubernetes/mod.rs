@@ -413,6 +413,10 @@ impl StagedHandler for Kubernetes {
         answer(self.remove(&PodName::of(&work), &work).await, work.context)
     }
 
+    fn is_handed_over(&self) -> bool {
+        true
+    }
+
     async fn wakeup(&self, work: Work<'_, PodPayload>) {
         let name = handle(&PodName::of(&work), &work);
         let held = self.held.of(&name);
