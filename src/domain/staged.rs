@@ -396,7 +396,7 @@ impl StagedState {
     }
 
     fn rest(&mut self, wait: Duration, next: Call, now: Instant, actions: &mut Vec<StagedAction>) {
-        self.record.seq += 1;
+        self.record.seq = self.record.seq.saturating_add(1);
         self.stage = Stage::Resting { until: now.plus(wait), next };
         actions.push(StagedAction::Rest(wait));
     }

@@ -34,7 +34,7 @@ pub struct Work<'a, P> {
 }
 
 impl<P> Work<'_, P> {
-    /// Letters, digits, `.`, `_` and `-` to name launches by: the same at each delivery of one request, and for one run of a task.
+    /// A text without spaces and slashes to name launches by: the same at each delivery of one request, and for one run of a task.
     pub fn key(&self) -> String {
         let of_request = self.context.results().and_then(Results::work_key);
         let Run { task, run } = &self.context.task().run;

@@ -13,7 +13,7 @@ pub const AMQP_UNPOLLED_REQUEUE_DELAY: Duration = Duration::from_secs(2);
 pub const AMQP_CALL_TIMEOUT: Duration = Duration::from_secs(20);
 /// Of the delays of a queue.
 pub const AMQP_DECLARE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Looks at work that runs elsewhere whose copies a worker knows.
+/// Works that run elsewhere of which a worker knows copies.
 pub const AMQP_DONE_LOOKS_MAX: usize = 20_000;
 pub const AMQP_CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// RabbitMQ's own limit before 4.0.

@@ -137,7 +137,7 @@ fn id(properties: &BasicProperties) -> String {
     properties.correlation_id().as_ref().expect("an id").to_string()
 }
 
-fn runs() -> usize {
+pub(crate) fn runs() -> usize {
     std::env::var("JOURNEYMAN_CRASH_RUNS").ok().and_then(|text| text.parse().ok()).unwrap_or(4)
 }
 

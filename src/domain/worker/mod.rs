@@ -32,7 +32,7 @@ pub use event::{
     Alert, Effect, Event, ExitReason, GrantedClaim, OpenResult, PollResult, ReceivedMessage, RecoveredClaim,
     RecoveryResult,
 };
-pub(crate) use recent_set::RecentSet;
+use recent_set::RecentSet;
 
 /// The protocol's own limit.
 pub const POLL_MAX: u32 = 32;

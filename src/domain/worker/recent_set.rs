@@ -3,23 +3,23 @@
 use alloc::collections::{BTreeSet, VecDeque};
 
 #[derive(Debug)]
-pub(crate) struct RecentSet<T> {
+pub(super) struct RecentSet<T> {
     order: VecDeque<T>,
     values: BTreeSet<T>,
     capacity: usize,
 }
 
 impl<T: Ord + Clone> RecentSet<T> {
-    pub(crate) const fn with_capacity(capacity: usize) -> Self {
+    pub(super) const fn with_capacity(capacity: usize) -> Self {
         Self { order: VecDeque::new(), values: BTreeSet::new(), capacity }
     }
 
-    pub(crate) fn contains(&self, value: &T) -> bool {
+    pub(super) fn contains(&self, value: &T) -> bool {
         self.values.contains(value)
     }
 
     /// Returns whether the value is new.
-    pub(crate) fn insert(&mut self, value: &T) -> bool {
+    pub(super) fn insert(&mut self, value: &T) -> bool {
         if !self.values.insert(value.clone()) {
             return false;
         }
@@ -33,7 +33,7 @@ impl<T: Ord + Clone> RecentSet<T> {
     }
 
     /// Oldest first.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
         self.order.iter()
     }
 }

@@ -11,6 +11,7 @@ use crate::domain::delivery_attempts::Republishing;
 use crate::domain::id::Run;
 use crate::domain::outcome::{ExceptionReason, Outcome};
 use crate::domain::refusal::Refusal;
+use crate::domain::staged::StagedRecord;
 use crate::domain::time::Instant;
 use crate::host::crash_points::crash_point;
 use crate::limits::{AMQP_LEASE, AMQP_NAME_BYTES_MAX};
@@ -18,7 +19,7 @@ use crate::source::{Artifact, CallError, Claim, LossReason, SourceFuture};
 use crate::task::{Deferral, Definition, NextCheck, Reply, ReplyLimits, ReplyStatus, Results};
 
 use super::config::{OnAttemptsExhausted, OnRetry};
-use super::deferral::{CheckRoute, DeferralConfig};
+use super::deferral::{CheckRoute, DeferralConfig, Look};
 use super::delivery::ReceivedRequest;
 use super::publisher::PublishError;
 use super::reply_format::{PartialReplySender, error_reply, last_reply_properties};
@@ -42,14 +43,6 @@ pub(super) struct RequestClaim {
     /// Locked while the request is being settled.
     progress: Mutex<Progress>,
     settled_as: OnceLock<Outcome>,
-}
-
-/// A look at work. Copies of a message have the same.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Look {
-    /// The key of the work, and where its reply goes.
-    work: String,
-    seq: u64,
 }
 
 /// What an earlier attempt to settle the request has reached.
@@ -97,12 +90,10 @@ impl RequestClaim {
         let message = Arc::new(message);
         let partial_replies = PartialReplySender { session: Arc::clone(session), message: Arc::clone(&message) };
         let limits = ReplyLimits { body_bytes: source.message_bytes_max(), content_type_bytes: AMQP_NAME_BYTES_MAX };
-        let look = deferral.as_ref().map(|deferral| {
-            let [to, id] = [message.delivery.properties.reply_to(), message.delivery.properties.correlation_id()]
-                .map(|text| text.as_ref().map_or("", ShortString::as_str));
-            let seq = deferral.record().map_or(0, |record| record.seq);
-            Look { work: format!("{}\n{to}\n{id}", message.work_key()), seq }
-        });
+        let look = deferral.as_ref().map(|deferral| Look::new(deferral.record(), &message));
+        if let Some(look) = &look {
+            source.done_looks.begin(look);
+        }
         session.add_claim(tag, run.clone());
         Arc::new(Self {
             run,
@@ -125,17 +116,15 @@ impl RequestClaim {
         self.results.clone()
     }
 
-    /// Whether another message of this work was settled in its place. A new request is looked at whatever its ids.
+    /// Whether another message of this work stands for this one.
     pub(super) fn is_look_done(&self) -> bool {
-        let Some(look) = &self.look else { return false };
-        let is_check = self.results.deferral().is_some_and(|deferral| deferral.record().is_some());
-        let is_copy = is_check || delivery::attempt_history(&self.message.delivery).is_suspect();
-        is_copy && self.source.done_looks.lock().contains(look)
+        self.look.as_ref().is_some_and(|look| self.source.done_looks.contains(look))
     }
 
-    fn record_look(&self) {
+    /// `next` follows the look of this message; `None` if nothing does.
+    fn record_look(&self, next: Option<&StagedRecord>) {
         if let Some(look) = &self.look {
-            self.source.done_looks.lock().insert(look);
+            self.source.done_looks.end(look, next);
         }
     }
 
@@ -236,7 +225,7 @@ impl RequestClaim {
             }
             SettlePlan::Reply(reply) => {
                 self.publish_reply(progress, reply).await?;
-                self.record_look();
+                self.record_look(None);
                 crash_point("request-confirmed");
                 AckKind::Acknowledge
             }
@@ -350,10 +339,7 @@ impl RequestClaim {
             }
         }
         crash_point("deferral-confirmed");
-        // Without a look, as for a check that comes too early, it is the same look again.
-        if self.look.as_ref().is_some_and(|look| next.record.seq > look.seq) {
-            self.record_look();
-        }
+        self.record_look(Some(&next.record));
         Ok(AckKind::Acknowledge)
     }
 

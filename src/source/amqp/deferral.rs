@@ -1,8 +1,9 @@
 //! Checks: messages that have work looked at later, so that no claim is held for it meanwhile.
 //!
-//! A check is stored before the message that it follows is acknowledged, so a worker that dies in between leaves both. A worker
-//! settles without a look what it has seen the successor of; copies that two workers take are looked at twice.
+//! A check is stored before the message that it follows is acknowledged, so a worker that dies in between leaves both. A worker that
+//! has seen a later check, or the reply, settles such a copy without a look. Copies that two workers take are looked at twice.
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,13 +13,14 @@ use jiff::Timestamp;
 use lapin::message::Delivery;
 use lapin::types::{AMQPValue, ShortString};
 use lapin::{BasicProperties, Connection};
+use parking_lot::Mutex;
 use tokio::time::timeout;
 
-use super::delivery;
+use super::delivery::{self, ReceivedRequest};
 use crate::amqp::delay::{DelayGuarantee, DelayQueues, early_by};
 use crate::amqp::{headers, retry_error};
 use crate::domain::staged::StagedRecord;
-use crate::limits::AMQP_DECLARE_TIMEOUT;
+use crate::limits::{AMQP_DECLARE_TIMEOUT, AMQP_DONE_LOOKS_MAX};
 use crate::source::CallError;
 use crate::task::NextCheck;
 
@@ -100,6 +102,62 @@ impl DeferralConfig {
             return None;
         }
         Some(NextCheck { record: self.format.read(delivery)?, wait })
+    }
+}
+
+/// A look at work that a message asks for.
+#[derive(Debug)]
+pub(super) struct Look {
+    /// The key of the work, and where its reply goes.
+    work: String,
+    seq: u64,
+    /// Not the first message of the work, or delivered before.
+    is_copy: bool,
+}
+
+impl Look {
+    pub(super) fn new(record: Option<&StagedRecord>, message: &ReceivedRequest) -> Self {
+        let properties = &message.delivery.properties;
+        let [to, id] = [properties.reply_to(), properties.correlation_id()]
+            .map(|text| text.as_ref().map_or("", ShortString::as_str));
+        Self {
+            work: format!("{}\n{to}\n{id}", message.work_key()),
+            seq: record.map_or(0, |record| record.seq),
+            is_copy: record.is_some() || delivery::attempt_history(&message.delivery).is_suspect(),
+        }
+    }
+}
+
+/// Of each work the last look that this worker has done.
+#[derive(Debug, Default)]
+pub(super) struct DoneLooks(Mutex<BTreeMap<String, u64>>);
+
+impl DoneLooks {
+    /// A client may send again what was replied to: that starts over.
+    pub(super) fn begin(&self, look: &Look) {
+        if !look.is_copy {
+            self.0.lock().remove(&look.work);
+        }
+    }
+
+    pub(super) fn contains(&self, look: &Look) -> bool {
+        look.is_copy && self.0.lock().get(&look.work).is_some_and(|done| look.seq <= *done)
+    }
+
+    /// `next` is stored, or without it the reply. A check that came too early is followed by the same look.
+    pub(super) fn end(&self, look: &Look, next: Option<&StagedRecord>) {
+        let done = match next {
+            Some(next) if next.seq > look.seq => next.seq - 1,
+            Some(_) => return,
+            None => u64::MAX,
+        };
+        let mut looks = self.0.lock();
+        // Without the rest, copies cost a look.
+        if looks.len() >= AMQP_DONE_LOOKS_MAX {
+            looks.clear();
+        }
+        let known = looks.entry(look.work.clone()).or_default();
+        *known = done.max(*known);
     }
 }
 

@@ -36,17 +36,17 @@ use crate::domain::delivery_attempts::{AttemptAction, Isolation, Republishing};
 use crate::domain::id::PriorityQueue;
 use crate::domain::outcome::{ExceptionReason, Outcome};
 use crate::domain::refusal::Refusal;
-use crate::domain::worker::RecentSet;
 use crate::host::clock::Clock;
 use crate::limits::{
-    AMQP_CHANNEL_CHECK_INTERVAL, AMQP_CLOSE_TIMEOUT, AMQP_DONE_LOOKS_MAX, AMQP_EVENTS_MAX, AMQP_LEASE,
-    AMQP_LONG_POLL_WAIT, AMQP_QUEUE_FULL_TTL, AMQP_REPLY_RETRY_DELAY,
+    AMQP_CHANNEL_CHECK_INTERVAL, AMQP_CLOSE_TIMEOUT, AMQP_EVENTS_MAX, AMQP_LEASE, AMQP_LONG_POLL_WAIT,
+    AMQP_QUEUE_FULL_TTL, AMQP_REPLY_RETRY_DELAY,
 };
 
 use super::{CallError, Capabilities, Grant, OpenResult, PollBatch, RunTerms, Source, SourceEvent, SourceFuture};
-use claim::{GrantedRequest, Look, RequestClaim, SettlePlan};
+use claim::{GrantedRequest, RequestClaim, SettlePlan};
 pub use config::{AmqpSourceConfig, OnAttemptsExhausted, OnRetry};
 use counters::AmqpSourceCounters;
+use deferral::DoneLooks;
 pub use deferral::{Check, CheckFormat, CheckRoute, DeferralConfig};
 pub use delivery::PayloadForm;
 use isolation::IsolatedRequest;
@@ -73,8 +73,7 @@ struct AmqpSourceInner {
     /// When the request queue refused a copy, as a full queue with `reject-publish` does.
     copy_refused_at: Mutex<Option<Instant>>,
     isolated: Mutex<IsolatedRequest>,
-    /// Looks whose message was replied to, or followed by another check.
-    done_looks: Mutex<RecentSet<Look>>,
+    done_looks: DoneLooks,
     claim_ended: Notify,
     /// Background tasks; aborted with the source.
     tasks: Mutex<JoinSet<()>>,
@@ -96,7 +95,7 @@ impl AmqpSource {
             counters: AmqpSourceCounters::default(),
             copy_refused_at: Mutex::default(),
             isolated: Mutex::default(),
-            done_looks: Mutex::new(RecentSet::with_capacity(AMQP_DONE_LOOKS_MAX)),
+            done_looks: DoneLooks::default(),
             claim_ended: Notify::new(),
             tasks: Mutex::default(),
         };
