@@ -383,7 +383,7 @@ impl Default for ScrewdriverSource {
             node_selectors: BTreeMap::new(),
             disk_speed_label: None,
             cache_path: None,
-            ended_pods_kept: built_in("1h"),
+            ended_pods_kept: built_in("24h"),
             limits: BuildLimits::default(),
         }
     }

@@ -3,6 +3,8 @@
 //! Changes nothing except for one empty file in the work directory, which it removes. Prints no secrets.
 
 mod broker;
+#[cfg(feature = "kubernetes")]
+mod cluster;
 pub(super) mod host;
 mod taskcluster;
 pub(super) mod zookeeper;
@@ -22,7 +24,11 @@ use super::output::{self, Format};
 use super::screwdriver;
 use super::worker::control_socket;
 use super::worker_setup::{self, WorkerIdentity};
+#[cfg(feature = "kubernetes")]
+use crate::config::schema::Handler;
 use crate::config::schema::{Config, Source};
+#[cfg(feature = "kubernetes")]
+use crate::config::values::File;
 use crate::config::{Environment, LoadedConfig};
 use crate::limits::DOCTOR_CHECK_TIMEOUT;
 use crate::redact;
@@ -190,6 +196,11 @@ async fn run_checks(loaded: &LoadedConfig, environment: &Environment) -> Vec<Che
             },
         ));
     }
+    #[cfg(feature = "kubernetes")]
+    for (name, kubeconfig, namespace) in clusters(config) {
+        let check = async move { vec![cluster::check(name.to_owned(), kubeconfig, namespace).await] };
+        groups.push((name, Box::pin(check)));
+    }
     if !config.pool.is_empty() {
         groups.push(("pools", Box::pin(broker::check_pools_broker(config, environment))));
     }
@@ -205,6 +216,20 @@ async fn run_checks(loaded: &LoadedConfig, environment: &Environment) -> Vec<Che
         timeout(DOCTOR_CHECK_TIMEOUT, checks).await.unwrap_or_else(late)
     });
     join_all(with_timeout).await.concat()
+}
+
+/// Where pods of tasks and builds run, by the names of their handlers and sources.
+#[cfg(feature = "kubernetes")]
+fn clusters(config: &Config) -> impl Iterator<Item = (&str, Option<&File>, &str)> {
+    let handlers = config.handler.iter().filter_map(|(name, handler)| match handler {
+        Handler::Kubernetes(pods) => Some((name.as_str(), pods.kubeconfig.as_ref(), pods.namespace.as_str())),
+        Handler::Command(_) | Handler::Program(_) | Handler::Http(_) => None,
+    });
+    let sources = config.source.iter().filter_map(|(name, source)| match source {
+        Source::Screwdriver(builds) => Some((name.as_str(), builds.kubeconfig.as_ref(), builds.namespace.as_str())),
+        Source::Taskcluster(_) | Source::Zookeeper(_) | Source::Amqp(_) => None,
+    });
+    handlers.chain(sources)
 }
 
 #[cfg(test)]

@@ -1,0 +1,26 @@
+//! Checks that a cluster answers, and that this host may list its pods.
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::ListParams;
+
+use super::Check;
+use crate::config::values::File;
+use crate::kubernetes::{KubernetesClient, KubernetesError};
+
+pub(super) async fn check(name: String, kubeconfig: Option<&File>, namespace: &str) -> Check {
+    let part = format!("{name}: cluster");
+    let client = KubernetesClient::new(kubeconfig.map(|file| file.0.clone()), namespace.to_owned());
+    let listing = async {
+        let api = client.api::<Pod>().await?;
+        let params = ListParams::default().limit(1);
+        client.check("list the pods of namespace", namespace, api.list(&params)).await
+    };
+    let fix = match listing.await {
+        Ok(_) => return Check::ok(part, format!("the pods of namespace {namespace} can be listed")),
+        Err(error @ KubernetesError::Denied(_)) => {
+            (error, "does the kubeconfig have a user, and its user the role of examples/kubernetes/worker-role.yaml?")
+        }
+        Err(error) => (error, "is the server of the kubeconfig reachable from here, and does the namespace exist?"),
+    };
+    Check::failed(part, fix.0.to_string(), fix.1)
+}
