@@ -17,5 +17,10 @@ mod bench;
 #[allow(dead_code, reason = "not all of it is used here")]
 mod cluster;
 
+#[path = "../support/task_queue.rs"]
+#[allow(dead_code, reason = "not all of it is used here")]
+mod task_queue;
+
 mod pods;
 mod stand_in;
+mod worker;

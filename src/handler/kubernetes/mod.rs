@@ -23,7 +23,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::config::schema::KubernetesHandler;
-use crate::domain::staged::{FailureClass, PhaseLimit, StagedAnswer, StagedPolicy, Stamp};
+use crate::domain::staged::{FailureClass, PhaseLimit, Progress, StagedAnswer, StagedPolicy, Stamp};
 use crate::kubernetes::{
     KubernetesClient, KubernetesError, PULLING, PodTemplate, PodVerdict, RUNNING, StartGraces, UNSCHEDULED, existing,
     failed_init_container, has_started, judge, sweep_ended, waits_for, watch_pods,
@@ -204,7 +204,7 @@ impl Kubernetes {
             Err(error @ KubernetesError::Retry(_)) => return Err(error),
         };
         self.create_secret(&pod, work.payload).await?;
-        Ok(started(self.observe(&pod, work).await, &pod))
+        Ok(self.started(&pod))
     }
 
     async fn find(&self, name: &PodName, work: &Work<'_, PodPayload>) -> Result<StagedAnswer, KubernetesError> {
@@ -230,7 +230,7 @@ impl Kubernetes {
             None => Ok(StagedAnswer::Absent),
             Some(pod) => {
                 self.create_secret(&pod, work.payload).await?;
-                Ok(started(self.observe(&pod, work).await, &pod))
+                Ok(self.started(&pod))
             }
         }
     }
@@ -243,15 +243,30 @@ impl Kubernetes {
         }
     }
 
+    fn judge(&self, pod: &Pod) -> (PodVerdict, Stamp) {
+        let now = Stamp(self.client.now().as_millisecond());
+        let graces = StartGraces { pull: self.config.pull_grace.0, create: self.config.create_grace.0 };
+        (judge(pod, &self.config.container, graces, now), now)
+    }
+
+    /// One that has ended already is looked at next, since it has to be removed by its name.
+    fn started(&self, pod: &Pod) -> StagedAnswer {
+        let (verdict, observed_at) = self.judge(pod);
+        let (phase, since, check_in) = match verdict {
+            PodVerdict::Phase { name, since } => (name, since, None),
+            PodVerdict::Done | PodVerdict::Failed { .. } | PodVerdict::Unknown => (RUNNING, None, Some(Duration::ZERO)),
+        };
+        let progress = Progress { phase: phase.into(), since, observed_at, check_in };
+        StagedAnswer::Started { handle: pod.name_any().into(), progress }
+    }
+
     /// Judges a pod, and keeps what is to be known of one that has ended.
     async fn observe(&self, pod: &Pod, work: &Work<'_, PodPayload>) -> StagedAnswer {
+        let (verdict, now) = self.judge(pod);
         let is_held = work.context.results().and_then(Results::deferral).is_none();
         if is_held {
             *self.held.of(&pod.name_any()).version.lock() = pod.resource_version().unwrap_or_default();
         }
-        let now = Stamp(self.client.now().as_millisecond());
-        let graces = StartGraces { pull: self.config.pull_grace.0, create: self.config.create_grace.0 };
-        let verdict = judge(pod, &self.config.container, graces, now);
         match &verdict {
             PodVerdict::Phase { name, .. } => {
                 work.context.set_progress(waits_for(pod).as_deref().unwrap_or(name));
@@ -318,12 +333,7 @@ impl Kubernetes {
             return Ok(StagedAnswer::Canceled);
         }
         let now = Stamp(self.client.now().as_millisecond());
-        let progress = super::staged::Progress {
-            phase: "ending".into(),
-            since: None,
-            observed_at: now,
-            check_in: Some(DELETE_CHECK),
-        };
+        let progress = Progress { phase: "ending".into(), since: None, observed_at: now, check_in: Some(DELETE_CHECK) };
         Ok(StagedAnswer::Progress(progress))
     }
 }
@@ -339,11 +349,6 @@ fn answer(called: Result<StagedAnswer, KubernetesError>, context: &Context) -> S
         context.set_progress(&error.to_string());
         StagedAnswer::Unknown
     })
-}
-
-fn started(answer: StagedAnswer, pod: &Pod) -> StagedAnswer {
-    let StagedAnswer::Progress(progress) = answer else { return answer };
-    StagedAnswer::Started { handle: pod.name_any().into(), progress }
 }
 
 impl StagedHandler for Kubernetes {

@@ -1,0 +1,164 @@
+//! The worker as its users run it: a process, a queue, and a cluster.
+
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use journeyman::domain::id::{Run, TaskId};
+use serde_json::{Value, json};
+use tokio::process::{Child, Command};
+use tokio::time::timeout;
+
+use crate::cluster::{Cluster, NAMESPACE};
+use crate::task_queue::{CLIENT_ID, TOKEN, TaskQueue};
+
+const QUEUE: &str = "test/pods";
+const BOUND: Duration = Duration::from_secs(60);
+
+struct Place {
+    folder: tempfile::TempDir,
+    cluster: Cluster,
+    queue: TaskQueue,
+}
+
+impl Place {
+    async fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let cluster = Cluster::start().await;
+        let queue = TaskQueue::start(folder.path(), |_| {}).await;
+        cluster.kubeconfig(folder.path());
+        Self { folder, cluster, queue }
+    }
+
+    /// A worker with one slot. It is killed when it is dropped.
+    fn worker(&self) -> Child {
+        let config = format!(
+            "[worker]\nid = \"pods\"\ncapacity = 1\nwork_dir = \"work\"\nstatus_poll_interval = \"1s\"\n\
+             [source.ci]\nkind = \"taskcluster\"\nroot_url = \"{}\"\ntask_queue = \"{QUEUE}\"\nclient_id = \"{CLIENT_ID}\"\n\
+             access_token_file = \"env:TEST_TOKEN\"\nhandler = \"pods\"\n\
+             [handler.pods]\nkind = \"kubernetes\"\nnamespace = \"{NAMESPACE}\"\nkubeconfig = \"kubeconfig\"\n",
+            self.queue.service.root_url()
+        );
+        std::fs::write(self.folder.path().join("journeyman.toml"), config).expect("it is written");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_journeyman"));
+        command.args(["worker", "--config", "journeyman.toml"]).current_dir(self.folder.path());
+        command.env("TEST_TOKEN", TOKEN).env("JOURNEYMAN__HOST__METADATA_SERVICE", "off");
+        command.stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true).spawn().expect("it starts")
+    }
+
+    async fn create(&self, image: &str) -> TaskId {
+        self.queue.create(QUEUE, json!({ "image": image })).await
+    }
+
+    /// Asks the queue until the task is resolved.
+    async fn resolved(&self, task: &TaskId) -> Value {
+        let asking = async {
+            loop {
+                let status = self.queue.api.task_status(task).await.expect("it answers");
+                if !["pending", "running"].contains(&status["state"].as_str().expect("a state")) {
+                    return status;
+                }
+            }
+        };
+        timeout(BOUND, asking).await.expect("it is resolved")
+    }
+
+    async fn log(&self, task: &TaskId, run: u32) -> String {
+        let run = Run { task: task.clone(), run };
+        let mut download =
+            self.queue.api.artifact(&run, "public/logs/live_backing.log").await.expect("the log is there");
+        let mut log = Vec::new();
+        while let Some(chunk) = download.next_chunk().await.expect("it can be read") {
+            log.extend(chunk);
+        }
+        String::from_utf8_lossy(&log).into_owned()
+    }
+}
+
+fn name(pod: &Value) -> &str {
+    pod["metadata"]["name"].as_str().expect("a name")
+}
+
+fn image(pod: &Value) -> &str {
+    pod["spec"]["containers"][0]["image"].as_str().expect("an image")
+}
+
+fn run(cluster: &Cluster, pod: &str) {
+    cluster.schedule(pod, "node-1");
+    cluster.running(pod);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_pods_run_at_once_through_one_slot() {
+    let place = Place::new().await;
+    let mut tasks = Vec::new();
+    for number in 0..20 {
+        tasks.push(place.create(&format!("tool:{number}")).await);
+    }
+    let _worker = place.worker();
+    place.cluster.wait_until("all have a pod", |cluster| cluster.pods().len() == 20).await;
+    for pod in place.cluster.pods() {
+        run(&place.cluster, name(&pod));
+        place.cluster.log(name(&pod), "task", &format!("this is {}", image(&pod)));
+        let code = if image(&pod) == "tool:7" { 3 } else { 0 };
+        place.cluster.terminate(name(&pod), "task", code, "Completed");
+    }
+    for (number, task) in tasks.iter().enumerate() {
+        let status = place.resolved(task).await;
+        assert_eq!(status["state"], if number == 7 { "failed" } else { "completed" }, "{status}");
+        let log = place.log(task, 0).await;
+        assert!(log.contains(&format!("this is tool:{number}\n")), "{log}");
+    }
+    place.cluster.wait_until("no pod is left", |cluster| cluster.pods().is_empty()).await;
+    assert_eq!(place.cluster.count_calls("create", "pods"), 20);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s15_a_pod_outlives_its_worker_and_the_next_one_finishes_the_task() {
+    let place = Place::new().await;
+    let task = place.create("tool:1").await;
+    let mut first = place.worker();
+    let pod = place.cluster.wait_for_pod(|_| true).await;
+    run(&place.cluster, name(&pod));
+    first.kill().await.expect("it is killed");
+    place.cluster.log(name(&pod), "task", "written while no worker was there");
+    // The next process of this worker releases the claim, and claims the next attempt.
+    let _next = place.worker();
+    place.cluster.wait_until("it was found", |cluster| cluster.count_calls("list", "pods") >= 2).await;
+    place.cluster.terminate(name(&pod), "task", 0, "Completed");
+    let status = place.resolved(&task).await;
+    assert_eq!((&status["state"], status["runs"].as_array().map(Vec::len)), (&json!("completed"), Some(2)), "{status}");
+    assert!(place.log(&task, 1).await.contains("written while no worker was there"));
+    assert_eq!(place.cluster.count_calls("create", "pods"), 1);
+    place.cluster.wait_until("the pod is removed", |cluster| cluster.pods().is_empty()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_that_is_canceled_at_the_queue_ends_its_pod() {
+    let place = Place::new().await;
+    let task = place.create("tool:1").await;
+    let _worker = place.worker();
+    let pod = place.cluster.wait_for_pod(|_| true).await;
+    run(&place.cluster, name(&pod));
+    place.queue.api.cancel_task(&task).await.expect("it is canceled");
+    place.cluster.wait_until("the pod is removed", |cluster| cluster.pods().is_empty()).await;
+    assert_eq!(place.resolved(&task).await["state"], "exception");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn doctor_says_whether_the_pods_can_be_listed() {
+    let place = Place::new().await;
+    drop(place.worker());
+    let doctor = async |folder: &Path| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_journeyman"));
+        command.args(["doctor", "--config", "journeyman.toml"]).current_dir(folder).env("TEST_TOKEN", TOKEN);
+        let output = command.env("JOURNEYMAN__HOST__METADATA_SERVICE", "off").output().await.expect("it runs");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let folder = place.folder.path();
+    let found = doctor(folder).await;
+    assert!(found.contains("pods: cluster") && found.contains("the pods of namespace builds can be listed"), "{found}");
+    std::fs::write(folder.join("kubernetes-token"), "another").expect("it is written");
+    let found = doctor(folder).await;
+    assert!(found.contains("cannot list the pods of namespace builds: 401"), "{found}");
+}
