@@ -1,7 +1,9 @@
 //! `journeyman handler`: prints the schema of a handler's payloads and tests programs against the handler contract.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueHint};
 use serde_json::json;
@@ -12,10 +14,13 @@ use super::output::Format;
 use super::task::create::parse_json_arg;
 use super::{output, worker_setup};
 use crate::config::Environment;
-use crate::config::schema::{COMMAND, ProgramHandler};
+use crate::config::schema::{COMMAND, ProgramHandler, StagedProgram};
 use crate::config::values::{File, Span};
 use crate::handler::contract_test::{self, TestPlan};
 use crate::handler::program::Program;
+
+/// Between two `verify` calls of a test.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Inspect and test handlers.
 #[derive(Debug, Subcommand)]
@@ -54,6 +59,9 @@ pub(super) struct HandlerTestArgs {
     /// A program that checks a payload before it runs; may be PROGRAM
     #[arg(long, value_name = "PROGRAM")]
     check: Option<String>,
+    /// The program launches work elsewhere, by `start`, `verify` and `cancel`
+    #[arg(long)]
+    staged: bool,
     /// Time limit of a run
     #[arg(long, value_name = "TIME", default_value = "1m")]
     timeout: Span,
@@ -76,7 +84,9 @@ pub(super) async fn run(command: HandlerCommand, environment: &Environment) -> E
 }
 
 async fn test_program(test: HandlerTestArgs, environment: &Environment) -> ExitResult {
+    let looks_often = StagedProgram { check_interval: Span(CHECK_INTERVAL), phases: BTreeMap::new(), retries: 0 };
     let config = ProgramHandler {
+        staged: test.staged.then_some(looks_often),
         check: test.check.into_iter().collect(),
         schema: test.schema.map(File),
         ..ProgramHandler::new(test.exec)

@@ -18,6 +18,7 @@ use super::artifact_collector::CollectedArtifact;
 use super::log::{LogLimits, TaskLog};
 use super::process::{EndCause, RunLimits, format_seconds};
 use super::program::Program;
+use super::staged::{StagedRecord, Work};
 use super::{Cancellation, Context, DynHandler as _, PrepareError, PrepareFailure};
 
 /// How long a program runs before the cancellation test sends SIGTERM.
@@ -110,7 +111,11 @@ pub async fn check_program(program: &Program, plan: &TestPlan, folder: &Path) ->
     let task = TestTask::new(folder, "payload", payload, &mut report)?;
     let accepted = program.prepare(payload, &task.context).await.map(drop);
     report.add(ACCEPTS, RuleOutcome::failed_if(accepted.as_ref().err()));
-    if accepted.is_ok() && check_completion(program, plan, payload, &task, &mut report).await? {
+    if accepted.is_ok() && program.config().staged.is_some() {
+        check_staged_completion(program, plan, payload, &task, &mut report).await;
+        let task = TestTask::new(folder, "twice", payload, &mut report)?;
+        check_second_start(program, plan, payload, &task, &mut report).await?;
+    } else if accepted.is_ok() && check_completion(program, plan, payload, &task, &mut report).await? {
         let task = TestTask::new(folder, "cancel", payload, &mut report)?;
         let outcome = check_cancellation(program, plan, payload, &task).await;
         report.add("exits within its termination grace after SIGTERM", outcome);
@@ -128,6 +133,52 @@ fn check_refusal(prepared: Result<(), PrepareError>) -> RuleOutcome {
                 .to_owned(),
         ),
     }
+}
+
+async fn check_staged_completion(
+    program: &Program,
+    plan: &TestPlan,
+    payload: &Value,
+    task: &TestTask,
+    report: &mut ContractReport,
+) {
+    let running = async {
+        let run = program.prepare(payload, &task.context).await.map_err(|error| error.to_string())?;
+        run(&task.context).await.map_err(|error| error.to_string())
+    };
+    let limit = || format!("it has not ended after {}", format_seconds(plan.timeout));
+    let ended = timeout(plan.timeout, running).await.unwrap_or_else(|_| Err(limit()));
+    report.add("completes a good payload", RuleOutcome::failed_if(ended.err()));
+}
+
+/// A start whose answer was lost is repeated.
+async fn check_second_start(
+    program: &Program,
+    plan: &TestPlan,
+    payload: &Value,
+    task: &TestTask,
+    report: &mut ContractReport,
+) -> io::Result<()> {
+    let limits = RunLimits { run_time: Some(plan.timeout), termination_grace: program.config().termination_grace.0 };
+    let (context, mut record) = (&task.context, StagedRecord::default());
+    let mut handles = Vec::new();
+    for _ in 0..2 {
+        let run = program.run_work_phase("start", &Work { payload, record: &record, context }, limits, context).await?;
+        handles.push(run.report.work.and_then(|work| work.handle));
+    }
+    record.handle = handles.first().cloned().flatten().map(Into::into);
+    let outcome = match &record.handle {
+        None => RuleOutcome::NotTested("it says no handle; use a payload that takes longer".to_owned()),
+        Some(_) if handles[0] == handles[1] => RuleOutcome::Passed,
+        Some(_) => RuleOutcome::Failed(format!(
+            "two starts have the handles {handles:?}; find the work by JOURNEYMAN_WORK and JOURNEYMAN_LAUNCH, and start it once"
+        )),
+    };
+    report.add("finds its work when it is started twice", outcome);
+    let run = program.run_work_phase("cancel", &Work { payload, record: &record, context }, limits, context).await?;
+    let failure = program.outcome(&run).err().map(|error| error.to_string());
+    report.add("ends its work", RuleOutcome::failed_if(failure));
+    Ok(())
 }
 
 /// Returns whether the program could be started.

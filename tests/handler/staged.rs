@@ -8,6 +8,7 @@ use std::time::Duration;
 use journeyman::config::Environment;
 use journeyman::config::schema::{ProgramHandler, StagedProgram};
 use journeyman::config::values::Span;
+use journeyman::handler::contract_test::{TestPlan, check_program};
 use journeyman::handler::program::Program;
 use journeyman::handler::staged::{
     FailureClass, Progress, Staged, StagedAnswer, StagedHandler, StagedPolicy, StagedRecord, Stamp, Work,
@@ -378,5 +379,29 @@ impl StagedHandler for Shared {
 
     async fn wakeup(&self, work: Work<'_, Value>) {
         self.0.wakeup(work).await;
+    }
+}
+
+#[tokio::test]
+async fn the_contract_test_starts_work_twice_and_wants_it_to_be_one() {
+    let body = r#"case $JOURNEYMAN_PHASE in
+        start) HANDLE; says queued ;;
+        verify) [ -e ended ] || says running; : >ended ;;
+        esac"#;
+    for (handle, is_one) in [("", true), ("says() { printf '{\"type\":\"work\",\"handle\":\"'$$'\"}\\n' >&3; }", false)]
+    {
+        let program = program(&body.replace("HANDLE", if handle.is_empty() { ":" } else { handle }), &[]);
+        let folder = tempfile::tempdir().expect("a folder");
+        let plan = TestPlan {
+            payload: Some(json!({})),
+            bad_payload: None,
+            timeout: Duration::from_secs(30),
+            cancel_after: Duration::from_secs(1),
+        };
+        let report = check_program(&program, &plan, folder.path()).await.expect("it is tested");
+        assert_eq!(report.passed(), is_one, "{report}");
+        let lines = report.to_string();
+        assert_eq!(lines.contains("find the work by JOURNEYMAN_WORK"), !is_one, "{lines}");
+        assert!(lines.contains("pass     completes a good payload"), "{lines}");
     }
 }
