@@ -2,6 +2,8 @@
 
 use minijinja::value::Serde;
 use minijinja::{AutoEscape, Environment, UndefinedBehavior, Value};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::limits::{POD_TEMPLATE_FUEL, POD_TEMPLATE_RECURSION_MAX};
 
@@ -21,10 +23,11 @@ impl PodTemplate {
     }
 
     /// The pod with these values filled in. An error does not quote them.
-    pub(crate) fn render(&self, values: &serde_json::Value) -> Result<serde_json::Value, String> {
+    pub(crate) fn render<T: DeserializeOwned>(&self, values: impl Serialize) -> Result<T, String> {
         let template = self.0.get_template(NAME).map_err(|error| error.to_string())?;
         let text = template.render(Value::from(Serde(values))).map_err(|error| error.to_string())?;
-        serde_saphyr::from_str(&text).map_err(|_| "with the task's values it is no YAML".to_owned())
+        // A snippet would show what the values are.
+        serde_saphyr::from_str(&text).map_err(|error| format!("it makes no pod: {}", error.without_snippet()))
     }
 }
 
@@ -35,7 +38,7 @@ mod tests {
     use super::*;
 
     fn rendered(text: &str, values: serde_json::Value) -> Result<serde_json::Value, String> {
-        PodTemplate::new(text.to_owned())?.render(&values)
+        PodTemplate::new(text.to_owned())?.render(values)
     }
 
     #[test]
@@ -53,7 +56,7 @@ mod tests {
         for (text, words) in [
             ("a: {{ b.c }}", "undefined value"),
             ("a: {{ b", "syntax error"),
-            ("a: [{{ secret }}", "no YAML"),
+            ("a: [{{ secret }}", "it makes no pod"),
             ("{% for i in range(100000) %}{{ secret }}{% endfor %}", "fuel"),
         ] {
             let error = rendered(text, json!({ "secret": "canary", "b": {} })).unwrap_err();

@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use super::build_api::{BuildApi, PutResult, Update};
 use super::cache;
 use super::message::{Build, Message};
-use super::pod::{BUILD_LABEL, PodTemplate, build_label, pod_name, token_secret};
+use super::pod::{BUILD_LABEL, BuildTemplate, build_label, pod_name, token_secret};
 use super::rules::{self, Decision};
 use crate::config::schema::ScrewdriverSource;
 use crate::domain::staged::{FailureClass, Progress, StagedAnswer, StagedPolicy, StagedRecord, Stamp};
@@ -44,7 +44,7 @@ pub(crate) struct ScrewdriverHandler {
 
 struct BuildPods {
     config: ScrewdriverSource,
-    template: PodTemplate,
+    template: BuildTemplate,
     client: Arc<KubernetesClient>,
     api: BuildApi,
 }
@@ -55,7 +55,7 @@ impl ScrewdriverHandler {
     /// If the template, or the system's certificates, cannot be read.
     pub(crate) fn new(name: &str, config: ScrewdriverSource) -> Result<Self, HandlerConfigError> {
         let failed = |message: String| HandlerConfigError { handler: name.to_owned(), message };
-        let template = PodTemplate::load(config.template.as_ref().map(|file| file.0.as_path()));
+        let template = BuildTemplate::load(config.template.as_ref().map(|file| file.0.as_path()));
         let template = template.map_err(|error| failed(error.to_string()))?;
         let api = BuildApi::new(config.api.clone()).map_err(|error| failed(error.to_string()))?;
         let kubeconfig = config.kubeconfig.as_ref().map(|file| file.0.clone());

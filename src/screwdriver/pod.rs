@@ -4,8 +4,6 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{Pod, Secret};
-use minijinja::value::Serde;
-use minijinja::{AutoEscape, Environment, UndefinedBehavior};
 use serde::Serialize;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
@@ -13,7 +11,7 @@ use sha2::{Digest as _, Sha256};
 use super::message::Build;
 use crate::config::schema::ScrewdriverSource;
 use crate::config::values::Url;
-use crate::http::client::error_chain;
+use crate::kubernetes::PodTemplate;
 use crate::limits::OBJECT_NAME_BYTES_MAX;
 
 const BUILT_IN: &str = include_str!("pod.yaml.jinja");
@@ -22,10 +20,11 @@ pub(crate) const BUILD_LABEL: &str = "sdbuild";
 const CLASSES: [&str; 4] = ["MICRO", "LOW", "HIGH", "TURBO"];
 const SUFFIX_CHARS: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
 
-pub(crate) struct PodTemplate {
+/// The template of the pods of builds.
+pub(crate) struct BuildTemplate {
     /// Where it is from.
     place: String,
-    environment: Environment<'static>,
+    template: PodTemplate,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -73,7 +72,7 @@ struct CacheValues {
     event: String,
 }
 
-impl PodTemplate {
+impl BuildTemplate {
     /// Reads the template of an operator, or takes the built-in one.
     ///
     /// # Errors
@@ -81,15 +80,12 @@ impl PodTemplate {
     /// If it cannot be read, or is no template.
     pub(crate) fn load(file: Option<&Path>) -> Result<Self, TemplateError> {
         let place = file.map_or_else(|| "that is built in".to_owned(), |file| file.display().to_string());
-        let failed =
-            |error: &dyn std::error::Error| TemplateError { place: place.clone(), message: error_chain(error) };
-        let source = file.map_or_else(|| Ok(BUILT_IN.to_owned()), std::fs::read_to_string);
-        let mut environment = Environment::new();
-        environment.set_auto_escape_callback(|_| AutoEscape::Json);
-        environment.set_undefined_behavior(UndefinedBehavior::Strict);
-        let source = source.map_err(|error| failed(&error))?;
-        environment.add_template_owned("pod", source).map_err(|error| failed(&error))?;
-        Ok(Self { place, environment })
+        let text = file.map_or_else(|| Ok(BUILT_IN.to_owned()), std::fs::read_to_string);
+        let template = text.map_err(|error| error.to_string()).and_then(PodTemplate::new);
+        match template {
+            Ok(template) => Ok(Self { place, template }),
+            Err(message) => Err(TemplateError { place, message }),
+        }
     }
 
     /// Fills it in. Name and label are set whatever the template says, because the pod is found by them.
@@ -101,12 +97,7 @@ impl PodTemplate {
         let name = pod_name(&source.prefix, build.id(), launch);
         let container = build_label(&source.prefix, build.id());
         let failed = |message: String| TemplateError { place: self.place.clone(), message };
-        let values = Serde(values(build, source, &name, &container));
-        let filled = self.environment.get_template("pod").and_then(|template| template.render(values));
-        let yaml = filled.map_err(|error| failed(error_chain(&error)))?;
-        // A snippet would show what the message says.
-        let mut pod: Pod = serde_saphyr::from_str(&yaml)
-            .map_err(|error| failed(format!("it makes no pod: {}", error.without_snippet())))?;
+        let mut pod: Pod = self.template.render(values(build, source, &name, &container)).map_err(failed)?;
         pod.metadata.name = Some(name);
         pod.metadata.labels.get_or_insert_default().insert(BUILD_LABEL.to_owned(), container.clone());
         let containers = pod.spec.as_ref().map_or(&[][..], |spec| &spec.containers);
@@ -283,7 +274,7 @@ mod tests {
     }
 
     fn made(build: &Build, source: &ScrewdriverSource) -> Pod {
-        PodTemplate::load(None).unwrap().pod(build, source, 0).unwrap()
+        BuildTemplate::load(None).unwrap().pod(build, source, 0).unwrap()
     }
 
     /// Without what is meant to differ: the suffix of the name, and the token's place.
@@ -436,7 +427,7 @@ mod tests {
         let of = |template: &str| {
             let file = tempfile::NamedTempFile::new().unwrap();
             std::fs::write(file.path(), template).unwrap();
-            let made = PodTemplate::load(Some(file.path()))
+            let made = BuildTemplate::load(Some(file.path()))
                 .and_then(|template| template.pod(&build(fields()), &source(json!({})), 0));
             made.map_err(|error| {
                 let text = error.to_string();
@@ -459,6 +450,6 @@ mod tests {
             let error = of(template).unwrap_err();
             assert!(error.contains(words), "{template}: {error}");
         }
-        assert!(PodTemplate::load(Some(Path::new("/none"))).is_err());
+        assert!(BuildTemplate::load(Some(Path::new("/none"))).is_err());
     }
 }
