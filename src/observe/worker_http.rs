@@ -17,7 +17,7 @@ use super::page::{self, HtmlPage};
 use super::status_routes::{ReadinessCheck, SnapshotFn, StatusRoutes};
 use crate::control::WorkerStatusReply;
 use crate::http::HttpListener;
-use crate::limits::SOURCE_INSPECT_TIMEOUT;
+use crate::limits::{HTTP_SNAPSHOT_TIMEOUT, SOURCE_INSPECT_TIMEOUT};
 use crate::source::{InspectionTable, Source};
 use crate::worker::status::{BlockedReason, LifecycleState, WorkerStatus};
 
@@ -34,6 +34,7 @@ pub async fn serve(
         .route("/sources/{*name}", get(source_page))
         .route("/sources.json", get(sources_json))
         .with_state(Arc::new(sources));
+    let health_route = Router::new().route("/health", get(health)).with_state(Arc::clone(&snapshot));
     let routes = StatusRoutes {
         role: "worker",
         snapshot,
@@ -43,7 +44,16 @@ pub async fn serve(
         metrics: metrics::text,
         page: Box::new(move |status| page::worker::render(status, &names, jiff::Timestamp::now())),
     };
-    listener.serve(routes.into_router().merge(source_routes)).await
+    listener.serve(routes.into_router().merge(source_routes).merge(health_route)).await
+}
+
+/// As Screwdriver's own worker answers: whether the broker can be reached.
+async fn health(State(snapshot): State<Arc<SnapshotFn<WorkerStatusReply>>>) -> (StatusCode, &'static str) {
+    let is_up = |status: &WorkerStatusReply| status.snapshot.sources.iter().all(|source| !source.failing);
+    match timeout(HTTP_SNAPSHOT_TIMEOUT, snapshot()).await {
+        Ok(Some(status)) if is_up(&status) => (StatusCode::OK, "ok"),
+        Ok(_) | Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "unavailable"),
+    }
 }
 
 async fn inspect(source: &dyn Source) -> Result<Vec<InspectionTable>, String> {
