@@ -101,6 +101,28 @@ pub(super) async fn check_source(
     }
 }
 
+/// For `journeyman worker`: logs once what is missing and what loses messages, as far as the broker answers.
+pub(super) async fn log_findings(config: &Config, environment: &Environment) {
+    for (name, source) in &config.source {
+        let Source::Screwdriver(source) = source else { continue };
+        let found = match look(source, &config.amqp, environment, false).await {
+            Ok(found) => found,
+            Err(failure) => {
+                tracing::warn!(source = name, "cannot check the queues of [source.{name}]: {}", failure.message);
+                continue;
+            }
+        };
+        for Finding { subject, severity, text, fix } in found {
+            let text = format!("[source.{name}]: {subject} {text}; {fix} (`journeyman screwdriver topology`)");
+            match severity {
+                Severity::Ok => {}
+                Severity::Danger => tracing::warn!(source = name, "{text}"),
+                Severity::Broken => tracing::error!(source = name, "{text}"),
+            }
+        }
+    }
+}
+
 fn to_check(Finding { subject, severity, text, fix }: Finding) -> Check {
     match severity {
         Severity::Ok => Check::ok(subject, text),

@@ -11,6 +11,8 @@ use super::config_args::{self, ConfigArgs, WorkerFlags};
 use super::doctor::host::open_files_warning;
 use super::exit::{Exit, ExitResult, Failure};
 use super::reloader::{Reloader, WorkerTarget};
+#[cfg(feature = "kubernetes")]
+use super::screwdriver;
 use super::signals::ExitSignals;
 use super::worker_setup::{BuiltWorker, WorkerIdentity};
 use super::{amqp_setup, systemd_notify, termination_watch, worker_setup};
@@ -63,10 +65,16 @@ pub(super) async fn run_with(
             None => std::future::pending().await,
         }
     };
+    let queue_checks = async {
+        #[cfg(feature = "kubernetes")]
+        screwdriver::log_findings(&loaded.config, environment).await;
+        std::future::pending::<Infallible>().await
+    };
     let background = async {
         tokio::select! {
             never = reloader.run() => match never {},
             never = notifications => match never {},
+            never = queue_checks => match never {},
         }
     };
     let signals = ExitSignals::listen()?;

@@ -222,6 +222,12 @@ fn judge_queue(
         None if role == Role::Wait => {
             found.broken("has no dead letter exchange: checks expire there and are gone", REDECLARE.to_owned());
         }
+        None if role == Role::Main => {
+            found.broken(
+                "has no dead letter exchange: builds that are to be started again later are gone",
+                REDECLARE.to_owned(),
+            );
+        }
         None => found.danger(
             "has no dead letter exchange: messages that Screwdriver's own worker rejects are gone",
             "let only this worker consume it, or declare it with one",
