@@ -263,7 +263,8 @@ impl StagedState {
             ) if self.is_canceled => {
                 self.end(StagedEnd::Canceled, actions);
             }
-            (StagedAnswer::Absent, Call::Adopt) => self.call(Call::Start, actions),
+            // Starts without an answer wait longer each time, although each is looked for before the next.
+            (StagedAnswer::Absent, Call::Adopt) => return self.call(Call::Start, actions),
             (StagedAnswer::Absent | StagedAnswer::Canceled | StagedAnswer::Lost { .. }, Call::Remove(class)) => {
                 match self.failure.take() {
                     Some(reason) => {

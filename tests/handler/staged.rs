@@ -8,6 +8,9 @@ use std::time::Duration;
 use journeyman::config::Environment;
 use journeyman::config::schema::{ProgramHandler, StagedProgram};
 use journeyman::config::values::Span;
+use journeyman::domain::jitter::Jitter;
+use journeyman::domain::staged::{StagedAction, StagedEvent, StagedState};
+use journeyman::domain::time::Instant;
 use journeyman::handler::contract_test::{TestPlan, check_program};
 use journeyman::handler::program::Program;
 use journeyman::handler::staged::{
@@ -337,6 +340,29 @@ async fn a_worker_that_stops_leaves_work_to_the_next_one_where_the_source_can_sc
             let next = deferred(&ended, &results);
             assert_eq!((next.wait, &next.record.handle, calls), (Duration::ZERO, &record.handle, vec!["verify"]));
         }
+    }
+}
+
+#[test]
+fn starts_without_an_answer_wait_longer_each_time() {
+    let policy = StagedPolicy {
+        phases: BTreeMap::new(),
+        infrastructure_retries: 0,
+        capacity_retries: 0,
+        check_interval: Duration::from_secs(1),
+    };
+    let (mut actions, mut now) = (Vec::new(), Instant::ORIGIN);
+    let mut state = StagedState::new(policy, StagedRecord::default(), Jitter::seeded(1), &mut actions);
+    for seconds in [1, 2, 4, 8] {
+        // It is looked for in vain, and started.
+        for answer in [StagedAnswer::Absent, StagedAnswer::Unknown] {
+            actions.clear();
+            state.handle(StagedEvent::Answered(answer), now, &mut actions);
+        }
+        let [StagedAction::Rest(wait)] = actions[..] else { panic!("{actions:?}") };
+        assert!((seconds * 500..=seconds * 1000).contains(&wait.as_millis()), "{wait:?}");
+        now = now.plus(wait);
+        state.handle(StagedEvent::Due, now, &mut actions);
     }
 }
 
