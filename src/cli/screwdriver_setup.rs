@@ -10,6 +10,7 @@ use crate::amqp::delay::DelayQueues;
 use crate::config::Environment;
 use crate::config::schema::{Config, ScrewdriverSource};
 use crate::handler;
+use crate::limits::SCREWDRIVER_POLL_WAIT;
 use crate::screwdriver::{BuildChecks, ScrewdriverHandler};
 use crate::source::amqp::{AmqpSource, AmqpSourceConfig, CheckRoute, DeferralConfig, OnRetry, PayloadForm};
 use crate::worker::SourceBinding;
@@ -36,7 +37,9 @@ pub(super) fn source_bindings(
     let route = match &source.wait_queue {
         Some(wait_queue) => CheckRoute::WaitQueue { exchange: short(&source.exchange)?, key: short(wait_queue)? },
         None => {
-            let steps = (0..limits.checks).map(|step| limits.delay.0 + limits.delay_step.0 * step).collect::<Vec<_>>();
+            let mut steps: Vec<_> =
+                (0..limits.checks).map(|step| limits.delay.0 + limits.delay_step.0 * step).collect();
+            steps.dedup();
             CheckRoute::Delays { delays: DelayQueues::new(&source.retry_queue, &steps), queue: retry_queue }
         }
     };
@@ -49,6 +52,7 @@ pub(super) fn source_bindings(
             // The queues count, and the handler has limits of its own.
             max_attempts: None,
             on_retry: OnRetry::DeadLetter,
+            poll_wait: SCREWDRIVER_POLL_WAIT,
             deferral: Some(DeferralConfig { format: Arc::new(format), route: route.clone() }),
             consumer_timeout: config.amqp.consumer_timeout.0,
             management: build_management(&config.amqp, &broker)?,

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::amqp::Broker;
 use crate::amqp::management::Management;
 use crate::domain::consumer_timeout;
-use crate::limits::{AMQP_ATTEMPTS_MAX, AMQP_MESSAGE_BYTES_MAX, AMQP_REPLY_RETRY_MAX};
+use crate::limits::{AMQP_ATTEMPTS_MAX, AMQP_LONG_POLL_WAIT, AMQP_MESSAGE_BYTES_MAX, AMQP_REPLY_RETRY_MAX};
 
 use super::deferral::DeferralConfig;
 use super::delivery::PayloadForm;
@@ -40,6 +40,8 @@ pub struct AmqpSourceConfig {
     pub max_run_time: Option<Duration>,
     /// The largest message that is received or sent, in bytes.
     pub message_bytes_max: u64,
+    /// How long a poll waits for requests. Its slots are no other source's meanwhile.
+    pub poll_wait: Duration,
     /// How long a refused reply is retried; then its request is acknowledged without a reply.
     pub reply_retry_max: Duration,
     /// What happens to a request whose handler asks for another attempt.
@@ -64,6 +66,7 @@ impl AmqpSourceConfig {
             management: None,
             max_run_time: None,
             message_bytes_max: AMQP_MESSAGE_BYTES_MAX,
+            poll_wait: AMQP_LONG_POLL_WAIT,
             reply_retry_max: AMQP_REPLY_RETRY_MAX,
             on_retry: OnRetry::Republish,
             deferral: None,

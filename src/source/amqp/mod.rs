@@ -38,7 +38,7 @@ use crate::domain::outcome::{ExceptionReason, Outcome};
 use crate::domain::refusal::Refusal;
 use crate::host::clock::Clock;
 use crate::limits::{
-    AMQP_CHANNEL_CHECK_INTERVAL, AMQP_CLOSE_TIMEOUT, AMQP_EVENTS_MAX, AMQP_LEASE, AMQP_LONG_POLL_WAIT,
+    AMQP_CHANNEL_CHECK_INTERVAL, AMQP_CLOSE_TIMEOUT, AMQP_EVENTS_MAX, AMQP_LEASE,
     AMQP_QUEUE_FULL_TTL, AMQP_REPLY_RETRY_DELAY,
 };
 
@@ -183,7 +183,7 @@ impl AmqpSourceInner {
     /// Opens a session where the last one has ended. At once, without a failed poll: a source that shares its slots with others would
     /// spend its turn on the failure.
     async fn poll(self: &Arc<Self>, max: u8) -> Result<PollBatch, CallError> {
-        let wait = consumer_timeout::long_poll_wait(self.consumer_timeout(), AMQP_LONG_POLL_WAIT);
+        let wait = consumer_timeout::long_poll_wait(self.consumer_timeout(), self.config.poll_wait);
         let ends_at = Instant::now() + wait;
         loop {
             match timeout_at(ends_at, self.next_isolated()).await {
