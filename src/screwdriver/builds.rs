@@ -21,6 +21,7 @@ use crate::config::schema::ScrewdriverSource;
 use crate::domain::staged::{FailureClass, Progress, StagedAnswer, StagedPolicy, StagedRecord, Stamp};
 use crate::handler::staged::{StagedEnd, StagedHandler, Work, drive_to_end};
 use crate::handler::{Context, ExecuteError, ExecuteFailure, HandlerConfigError, PayloadHandler, PrepareError};
+use crate::host::crash_points::crash_point;
 use crate::kubernetes::{
     FailureCause, KubernetesClient, KubernetesError, PodVerdict, RUNNING, StartGraces, existing, judge, sweep_ended,
 };
@@ -182,7 +183,11 @@ impl BuildPods {
     /// Whether Screwdriver has it, or refuses it for good. The build is looked at again otherwise.
     async fn report_failure(&self, build: &Build, text: &str) -> bool {
         match self.api.put(build, &Update::Failure(text.to_owned())).await {
-            PutResult::Accepted => true,
+            PutResult::Accepted => {
+                tracing::info!(build.id = build.id(), "build {} has failed: {text}", build.id());
+                crash_point("build-failure-reported");
+                true
+            }
             PutResult::Refused(why) => {
                 tracing::warn!(build.id = build.id(), "Screwdriver refuses the failure of a build: {why}");
                 true
@@ -201,6 +206,19 @@ impl BuildPods {
         } else {
             StagedAnswer::Unknown
         }
+    }
+
+    /// The pods of a build that is stopped end too.
+    async fn failed_unless_stopped(
+        &self,
+        build: &Build,
+        class: FailureClass,
+        text: String,
+    ) -> Result<StagedAnswer, KubernetesError> {
+        if self.is_stopped(build.id()).await? {
+            return Ok(StagedAnswer::Canceled);
+        }
+        Ok(self.failed(build, class, text).await)
     }
 
     fn now(&self) -> Stamp {
@@ -297,6 +315,7 @@ impl BuildPods {
                 pod
             }
             Err(KubernetesError::Denied(why)) if why.contains("exceeded quota") => {
+                tracing::warn!(build.id = build.id(), "build {} waits for quota: {why}", build.id());
                 let (after, class) = (SCREWDRIVER_START_RETRY, FailureClass::Capacity);
                 return Ok(StagedAnswer::Retry { after, class, reason: rules::refusal_text(&why).into() });
             }
@@ -305,7 +324,9 @@ impl BuildPods {
             }
             Err(error @ KubernetesError::Retry(_)) => return Err(error),
         };
+        crash_point("build-pod-created");
         self.create_secret(&pod, build).await?;
+        crash_point("build-secret-created");
         // A stop on another host has not seen the pod.
         if self.is_stopped(build.id()).await? {
             self.stop(build.id()).await?;
@@ -354,11 +375,8 @@ impl BuildPods {
     async fn look(&self, build: &Build, record: &StagedRecord) -> Result<StagedAnswer, KubernetesError> {
         let pods = self.pods(build.id()).await?;
         let Some((pod, verdict)) = self.most_advanced(&pods) else {
-            if self.is_stopped(build.id()).await? {
-                return Ok(StagedAnswer::Canceled);
-            }
             let text = rules::failure_text(FailureCause::Disruption, "its pod is gone");
-            return Ok(self.failed(build, FailureClass::Task, text).await);
+            return self.failed_unless_stopped(build, FailureClass::Task, text).await;
         };
         let limits = &self.config.limits;
         match limits.decide(&verdict, record.phase_since, self.now()) {
@@ -377,7 +395,7 @@ impl BuildPods {
                 let has_ended =
                     matches!(&verdict, PodVerdict::Failed { cause: FailureCause::Exit | FailureCause::Disruption, .. });
                 let class = if has_ended { FailureClass::Task } else { FailureClass::Config };
-                Ok(self.failed(build, class, text).await)
+                self.failed_unless_stopped(build, class, text).await
             }
             Decision::CheckAgain { after, .. } => {
                 // The existing worker has counted.
@@ -385,7 +403,7 @@ impl BuildPods {
                 let spent =
                     u32::try_from(record.seq).ok().filter(|_| is_foreign).and_then(|seq| limits.checks_spent(seq));
                 if let Some(text) = spent {
-                    return Ok(self.failed(build, FailureClass::Config, text.to_owned()).await);
+                    return self.failed_unless_stopped(build, FailureClass::Config, text.to_owned()).await;
                 }
                 let PodVerdict::Phase { name, since } = verdict else { return Ok(StagedAnswer::Unknown) };
                 let (phase, observed_at, check_in) = (name.into(), self.now(), Some(after));
@@ -410,16 +428,18 @@ impl StagedHandler for BuildPods {
     }
 
     async fn adopt(&self, work: Work<'_, Build>) -> StagedAnswer {
-        start_answer(self.find(work.payload).await)
+        start_answer(work.payload, self.find(work.payload).await)
     }
 
     async fn start(&self, work: Work<'_, Build>) -> StagedAnswer {
-        start_answer(self.create(work.payload).await)
+        start_answer(work.payload, self.create(work.payload).await)
     }
 
     async fn verify(&self, work: Work<'_, Build>) -> StagedAnswer {
         let looked = self.look(work.payload, work.record).await;
         looked.unwrap_or_else(|error| {
+            let id = work.payload.id();
+            tracing::warn!(build.id = id, "build {id} is looked at again later: {error}");
             work.context.set_progress(&error.to_string());
             StagedAnswer::Unknown
         })
@@ -432,8 +452,9 @@ impl StagedHandler for BuildPods {
 }
 
 /// Before a pod is known, an error of the API has the queue deliver the message again, and counts.
-fn start_answer(called: Result<StagedAnswer, KubernetesError>) -> StagedAnswer {
+fn start_answer(build: &Build, called: Result<StagedAnswer, KubernetesError>) -> StagedAnswer {
     called.unwrap_or_else(|error| {
+        tracing::warn!(build.id = build.id(), "build {} is started again later: {error}", build.id());
         let (after, class) = (SCREWDRIVER_START_RETRY, FailureClass::Infrastructure);
         StagedAnswer::Retry { after, class, reason: rules::refusal_text(&error.to_string()).into() }
     })
