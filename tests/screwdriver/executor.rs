@@ -11,6 +11,9 @@ use tokio::time::timeout;
 use crate::cluster::{Cluster, NAMESPACE, TOKEN};
 use crate::gremlin::{self, Gremlin};
 
+/// The token of the builds of tests.
+pub(crate) const BUILD_TOKEN: &str = "eyJhbGciOiJIUzI1NiJ9.eyJ1c2VybmFtZSI6MTAwMSwic2NvcGUiOlsidGVtcG9yYWwiXX0.c2ln";
+
 /// The executor with its options, in a process of its own. It ends when it is dropped.
 pub(crate) struct Executor {
     options: Value,
@@ -59,8 +62,7 @@ impl Executor {
 /// A recorded message that starts a build, with a token that is one.
 pub(crate) fn start_message() -> Value {
     let text = include_str!("../../fixtures/screwdriver/start.json");
-    let token = "eyJhbGciOiJIUzI1NiJ9.eyJ1c2VybmFtZSI6MTAwMSwic2NvcGUiOlsidGVtcG9yYWwiXX0.c2ln";
-    serde_json::from_str(&text.replace("<jwt>", token)).expect("it is JSON")
+    serde_json::from_str(&text.replace("<jwt>", BUILD_TOKEN)).expect("it is JSON")
 }
 
 /// A build API that takes every update.

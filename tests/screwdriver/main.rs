@@ -21,6 +21,19 @@ mod gremlin;
 #[path = "../support/broker.rs"]
 #[allow(dead_code, reason = "not all of it is used here")]
 mod broker;
-mod executor;
 
+#[path = "../amqp/process.rs"]
+#[allow(dead_code, reason = "not all of it is used here")]
+mod process;
+
+#[path = "../support/wire.rs"]
+#[allow(dead_code, reason = "not all of it is used here")]
+mod wire;
+
+mod checks;
+mod executor;
+mod interop;
+mod messages;
+mod starts;
+mod support;
 mod topology;

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 /// A broker of one test, which it may stop and start. Removed on drop.
 pub(crate) struct Broker {
@@ -126,4 +127,18 @@ pub(crate) fn management() -> String {
         Some((_, host)) => format!("http://{host}"),
         None => base,
     }
+}
+
+/// Calls the management interface of the shared broker.
+pub(crate) async fn api(method: reqwest::Method, path: &str, body: Option<serde_json::Value>) -> serde_json::Value {
+    // It may be there already.
+    rustls::crypto::ring::default_provider().install_default().ok();
+    let http = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(60)).build().expect("a client");
+    let mut asked = http.request(method, format!("{}/api/{path}", management())).basic_auth("guest", Some("guest"));
+    if let Some(body) = body {
+        asked = asked.header("content-type", "application/json").body(body.to_string());
+    }
+    let answer = asked.send().await.expect("it answers");
+    assert!(answer.status().is_success(), "{path}: {}", answer.status());
+    serde_json::from_slice(&answer.bytes().await.expect("it is read")).unwrap_or_default()
 }

@@ -17,7 +17,7 @@ use jiff::SignedDuration;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
 use store::{Key, Store, kind_of};
@@ -49,6 +49,8 @@ pub(crate) enum How {
     Refuse,
     /// Neither performed nor answered.
     Hang,
+    /// Performed once the test adds a permit.
+    Hold(Arc<Semaphore>),
     /// Performed, and the connection closed after so many bytes of the answer's body.
     CutAfter(usize),
 }

@@ -5,25 +5,12 @@ use journeyman::amqp::lapin::types::FieldTable;
 use serde_json::{Value, json};
 
 use super::{Pool, READY, assert_includes};
-use crate::broker::management;
+use crate::broker::{api, management};
 use crate::support::within;
 
 /// The part of a configuration that names the interface.
 fn by_management() -> String {
     format!("[amqp]\nmanagement_url = \"{}\"\n", management())
-}
-
-pub(super) async fn api(method: reqwest::Method, path: &str, body: Option<Value>) -> Value {
-    // It may be there already.
-    rustls::crypto::ring::default_provider().install_default().ok();
-    let http = reqwest::Client::builder().no_proxy().build().expect("a client");
-    let mut asked = http.request(method, format!("{}/api/{path}", management())).basic_auth("guest", Some("guest"));
-    if let Some(body) = body {
-        asked = asked.header("content-type", "application/json").body(body.to_string());
-    }
-    let answer = within(path, asked.send()).await.expect("it answers");
-    assert!(answer.status().is_success(), "{path}: {}", answer.status());
-    serde_json::from_slice(&answer.bytes().await.expect("it is read")).unwrap_or_default()
 }
 
 async fn get(path: &str) -> Value {

@@ -8,9 +8,9 @@ use journeyman::amqp::lapin::options::{
 use journeyman::amqp::lapin::types::FieldTable;
 use serde_json::{Value, json};
 
-use super::policies::api;
 use super::{Pool, assert_includes};
 use crate::broker::Broker;
+use crate::broker::api;
 use crate::support::{Client, shared_uri, within};
 
 #[tokio::test(flavor = "multi_thread")]

@@ -112,13 +112,14 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Result<Respo
         }
         Some(How::Refuse) => return Err(Closed),
         Some(How::Hang) => std::future::pending().await,
+        Some(How::Hold(gate)) => gate.acquire().await.expect("it is not closed").forget(),
         Some(How::LoseAnswer | How::CutAfter(_)) | None => {}
     }
     let answer = perform(asked, &shared).unwrap_or_else(|refused| failure(&shared, &refused));
     match fault {
         Some(How::LoseAnswer) => Err(Closed),
         Some(How::CutAfter(bytes)) => Ok(answer.map(|body| cut_after(body, bytes))),
-        Some(How::Status { .. } | How::Refuse | How::Hang) | None => Ok(answer),
+        Some(How::Status { .. } | How::Refuse | How::Hang | How::Hold(_)) | None => Ok(answer),
     }
 }
 
