@@ -6,8 +6,12 @@
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program that prints its results")]
 
+#[path = "../support/cluster.rs"]
+#[allow(dead_code, clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "shared with tests")]
+mod cluster;
 mod commands;
 mod controller;
+mod delays;
 #[path = "../support/gremlin.rs"]
 #[allow(dead_code, clippy::expect_used, reason = "shared with tests")]
 mod gremlin;
@@ -20,6 +24,8 @@ mod no_op_worker;
 mod process_trees;
 mod programs;
 mod requests;
+mod screwdriver;
+mod staged;
 #[path = "../support/task_queue.rs"]
 #[allow(dead_code, clippy::expect_used, reason = "shared with tests")]
 mod task_queue;
@@ -39,7 +45,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 pub(crate) type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 /// The measurements, in the order in which they run.
-const NAMES: [&str; 12] = [
+const NAMES: [&str; 15] = [
     "tasks",
     "commands",
     "requests",
@@ -50,6 +56,9 @@ const NAMES: [&str; 12] = [
     "cancel",
     "idle",
     "leases",
+    "staged",
+    "delays",
+    "screwdriver",
     "trees",
     "start",
 ];
@@ -89,6 +98,9 @@ impl Lab {
             "cancel" => self.cancel().await,
             "idle" => self.idle().await,
             "leases" => self.leases().await,
+            "staged" => Box::pin(self.staged()).await,
+            "delays" => Box::pin(self.delays()).await,
+            "screwdriver" => Box::pin(self.screwdriver()).await,
             "trees" => self.trees().await,
             _ => self.start().await,
         }

@@ -3,11 +3,13 @@
 use std::marker::PhantomData;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use journeyman::activity;
 use journeyman::config::Environment;
 use journeyman::config::schema::Log;
+use journeyman::handler::staged::{Progress, Staged, StagedAnswer, StagedHandler, StagedPolicy, Stamp, Work};
 use journeyman::handler::{Context, DynHandler, ExecuteError, PayloadHandler, PrepareError, Request, erase};
 use journeyman::observe::log;
 use journeyman::source::Source;
@@ -54,6 +56,8 @@ pub(crate) enum Payload {
     Stamp,
     /// Waits for the line `release`.
     Wait,
+    /// Runs elsewhere until the line `release`, beside the capacity. The start of the last one is printed.
+    Launched,
 }
 
 impl Lab {
@@ -84,11 +88,62 @@ impl<P: DeserializeOwned + JsonSchema + Send + 'static> PayloadHandler for NoOp<
 
     async fn execute(&self, (): (), context: &Context) -> Result<(), ExecuteError> {
         match self.payload {
-            Payload::Nothing => {}
+            Payload::Nothing | Payload::Launched => {}
             Payload::Stamp => print_line(&format!("started {} {}", now().as_nanos(), context.task().run.task)),
             Payload::Wait => drop(self.released.clone().changed().await),
         }
         Ok(())
+    }
+}
+
+/// Work that is started by a word, and looked at when it is woken up.
+struct Launched {
+    released: watch::Receiver<()>,
+    starts: AtomicU64,
+    expected: u64,
+}
+
+impl Launched {
+    fn progress() -> Progress {
+        let observed_at = Stamp(jiff::Timestamp::now().as_millisecond());
+        Progress { phase: "running".into(), since: None, observed_at, check_in: None }
+    }
+}
+
+impl StagedHandler for Launched {
+    type Payload = Empty;
+
+    fn policy(&self, _: &Empty) -> StagedPolicy {
+        StagedPolicy {
+            phases: Default::default(),
+            infrastructure_retries: 0,
+            capacity_retries: 0,
+            check_interval: Duration::from_secs(3600),
+        }
+    }
+
+    async fn adopt(&self, _: Work<'_, Empty>) -> StagedAnswer {
+        StagedAnswer::Absent
+    }
+
+    async fn start(&self, work: Work<'_, Empty>) -> StagedAnswer {
+        if self.starts.fetch_add(1, Ordering::Relaxed) + 1 == self.expected {
+            print_line("launched");
+        }
+        StagedAnswer::Started { handle: work.key().into(), progress: Self::progress() }
+    }
+
+    async fn verify(&self, _: Work<'_, Empty>) -> StagedAnswer {
+        let is_released = self.released.has_changed().unwrap_or(true);
+        if is_released { StagedAnswer::Done } else { StagedAnswer::Progress(Self::progress()) }
+    }
+
+    async fn cancel(&self, _: Work<'_, Empty>) -> StagedAnswer {
+        StagedAnswer::Canceled
+    }
+
+    async fn wakeup(&self, _: Work<'_, Empty>) {
+        self.released.clone().changed().await.ok();
     }
 }
 
@@ -109,7 +164,13 @@ pub(crate) async fn run(role: &str) -> Outcome<()> {
                 worker_id: "worker".to_owned(),
                 artifact_storage: ArtifactStorage::S3,
             })?;
-            (Arc::new(source), erase(NoOp::<Empty> { payload, released, input: PhantomData }))
+            let handler = match payload {
+                Payload::Launched => erase(Staged(Launched { released, starts: AtomicU64::new(0), expected })),
+                Payload::Nothing | Payload::Stamp | Payload::Wait => {
+                    erase(NoOp::<Empty> { payload, released, input: PhantomData })
+                }
+            };
+            (Arc::new(source), handler)
         }
         From::Amqp { uri, queue, activity_exchange } => {
             reports = activity_exchange.map(|exchange| (broker(&uri), exchange));
@@ -130,7 +191,8 @@ pub(crate) async fn run(role: &str) -> Outcome<()> {
         }
     };
     let binding = SourceBinding { name: "bench".to_owned(), source, handler, env: Default::default() };
-    let worker = Worker::new(WorkerConfig { capacity, work_dir, ..WorkerConfig::default() }, vec![binding]);
+    let config = WorkerConfig { capacity, launched_max: u32::try_from(expected)?, work_dir, ..WorkerConfig::default() };
+    let worker = Worker::new(config, vec![binding]);
     let control = worker.control();
     let mut background = tokio::task::JoinSet::new();
     background.spawn(print_done(control.clone(), expected));
