@@ -38,8 +38,8 @@ use crate::domain::outcome::{ExceptionReason, Outcome};
 use crate::domain::refusal::Refusal;
 use crate::host::clock::Clock;
 use crate::limits::{
-    AMQP_CHANNEL_CHECK_INTERVAL, AMQP_CLOSE_TIMEOUT, AMQP_EVENTS_MAX, AMQP_LEASE,
-    AMQP_QUEUE_FULL_TTL, AMQP_REPLY_RETRY_DELAY,
+    AMQP_CHANNEL_CHECK_INTERVAL, AMQP_CLOSE_TIMEOUT, AMQP_EVENTS_MAX, AMQP_LEASE, AMQP_QUEUE_FULL_TTL,
+    AMQP_REPLY_RETRY_DELAY,
 };
 
 use super::{CallError, Capabilities, Grant, OpenResult, PollBatch, RunTerms, Source, SourceEvent, SourceFuture};
