@@ -200,7 +200,7 @@ fn disruption(pod: &Pod, status: &PodStatus) -> Option<String> {
     {
         return Some(joined(Some(reason), status.message.as_deref()));
     }
-    // Somebody, or a node that is drained.
+    // By a user, or because its node is drained.
     pod.metadata.deletion_timestamp.as_ref().map(|_| "the pod was deleted".to_owned())
 }
 

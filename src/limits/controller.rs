@@ -90,7 +90,7 @@ pub const POD_LOG_TIMEOUT: Duration = Duration::from_secs(20);
 pub const POD_LOG_LINE_BYTES_MAX: u64 = 1024 * 1024;
 /// Warnings of a failed pod in its task's log.
 pub const POD_WARNINGS_MAX: usize = 5;
-/// How long a pod that has ended is kept if nobody removes it. A check that comes later would launch its work again.
+/// How long a pod that has ended is kept if no worker removes it. A check that comes later would launch its work again.
 pub const POD_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 pub const POD_SWEEP_INTERVAL: Duration = Duration::from_secs(10 * 60);
 /// Steps of a pod template.

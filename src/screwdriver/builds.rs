@@ -77,7 +77,7 @@ impl ScrewdriverHandler {
 
     fn lock(&self, build_id: u64) -> Arc<tokio::sync::Mutex<()>> {
         let mut locks = self.locks.lock();
-        // Those that nobody holds or waits for.
+        // Unused ones.
         locks.retain(|_, lock| Arc::strong_count(lock) > 1);
         Arc::clone(locks.entry(build_id).or_default())
     }

@@ -268,7 +268,7 @@ async fn a_worker_that_drains_leaves_its_work_to_the_next_one() {
     scene.close(next.drained()).await;
 }
 
-/// Checks in the form of somebody else's queues.
+/// Checks in the form of another system's queues.
 #[derive(Debug)]
 struct Foreign;
 

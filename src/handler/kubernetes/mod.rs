@@ -91,7 +91,7 @@ pub struct Kubernetes {
     template: Option<PodTemplate>,
     client: Arc<KubernetesClient>,
     held: Arc<HeldPods>,
-    /// The watch, and the removal of pods that nobody holds. Aborted on drop.
+    /// The watch, and the removal of pods that no worker holds. Aborted on drop.
     tasks: OnceLock<JoinSet<()>>,
 }
 

@@ -25,7 +25,7 @@ const WORK_VOLUME: &str = "journeyman-work";
 const NAME_HASH_DIGITS: usize = 20;
 const TASK_HASH_DIGITS: usize = 40;
 
-/// Names the pod of a launch: each launch of a task has the same name whoever makes it.
+/// Names the pod of a launch: each launch of a task has the same name on every worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PodName {
     /// The label of its task.
