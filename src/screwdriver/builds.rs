@@ -413,6 +413,21 @@ impl BuildPods {
     }
 }
 
+impl BuildPods {
+    /// Before a pod is known, an error of the API is repeated here a few times; then the queue delivers the message again, and counts.
+    fn start_answer(&self, work: &Work<'_, Build>, called: Result<StagedAnswer, KubernetesError>) -> StagedAnswer {
+        let (build, rejected) = (work.payload, work.record.infrastructure_failures);
+        called.unwrap_or_else(|error| {
+            tracing::warn!(build.id = build.id(), "build {} is started again later: {error}", build.id());
+            if self.config.limits.may_reprocess(rejected) {
+                return StagedAnswer::Unknown;
+            }
+            let (after, class) = (SCREWDRIVER_START_RETRY, FailureClass::Infrastructure);
+            StagedAnswer::Retry { after, class, reason: rules::refusal_text(&error.to_string()).into() }
+        })
+    }
+}
+
 impl StagedHandler for BuildPods {
     type Payload = Build;
 
@@ -428,11 +443,11 @@ impl StagedHandler for BuildPods {
     }
 
     async fn adopt(&self, work: Work<'_, Build>) -> StagedAnswer {
-        start_answer(work.payload, self.find(work.payload).await)
+        self.start_answer(&work, self.find(work.payload).await)
     }
 
     async fn start(&self, work: Work<'_, Build>) -> StagedAnswer {
-        start_answer(work.payload, self.create(work.payload).await)
+        self.start_answer(&work, self.create(work.payload).await)
     }
 
     async fn verify(&self, work: Work<'_, Build>) -> StagedAnswer {
@@ -449,13 +464,4 @@ impl StagedHandler for BuildPods {
         let stopped = self.stop(work.payload.id()).await;
         stopped.map_or(StagedAnswer::Unknown, |()| StagedAnswer::Canceled)
     }
-}
-
-/// Before a pod is known, an error of the API has the queue deliver the message again, and counts.
-fn start_answer(build: &Build, called: Result<StagedAnswer, KubernetesError>) -> StagedAnswer {
-    called.unwrap_or_else(|error| {
-        tracing::warn!(build.id = build.id(), "build {} is started again later: {error}", build.id());
-        let (after, class) = (SCREWDRIVER_START_RETRY, FailureClass::Infrastructure);
-        StagedAnswer::Retry { after, class, reason: rules::refusal_text(&error.to_string()).into() }
-    })
 }

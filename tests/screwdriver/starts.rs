@@ -174,13 +174,15 @@ async fn s17_want_of_quota_is_waited_for_and_what_can_never_be_created_fails_aft
 #[tokio::test(flavor = "multi_thread")]
 async fn a_start_that_fails_again_and_again_is_retried_by_its_queue_and_reported() {
     let Some(place) = Place::new().await else { return };
-    place.fault("create", "pods", 4, status(500, "etcd has no leader"));
+    place.fault("create", "pods", usize::MAX, status(500, "etcd has no leader"));
     let worker = place.worker();
     place.publish(&start(1001)).await;
     let text = place.api.wait_for_failure(1001).await;
     assert!(text.starts_with("Failed to create pod. (cannot create pod 1001-"), "{text}");
     assert!(text.ends_with(": 500 etcd has no leader)"), "{text}");
-    assert_eq!((place.posts(1001), place.api.failures(1001).len()), (4, 1));
+    assert!(place.posts(1001) >= 4, "{}", place.posts(1001));
+    assert_eq!(place.api.failures(1001).len(), 1);
+    place.cluster.clear_faults();
     place.publish(&start(1002)).await;
     place.fault("list", "pods", 3, How::Refuse);
     place.run(1002).await;
