@@ -86,6 +86,9 @@ pub struct StagedRecord {
     pub seq: u64,
     pub infrastructure_failures: u32,
     pub capacity_failures: u32,
+    /// Why it ends once it is gone, and is not launched again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<(FailureClass, Box<str>)>,
 }
 
 /// What the external system says about work that has started.
@@ -197,18 +200,19 @@ pub struct StagedState {
     /// A wake-up came during a call that may have looked before it.
     is_woken: bool,
     is_canceled: bool,
-    /// Why it ends once it is gone, and is not launched again.
-    failure: Option<Box<str>>,
     jitter: Jitter,
 }
 
 impl StagedState {
     /// Goes on from a record, which is empty for new work. Also that may have been started before, by a worker that is gone.
     pub fn new(policy: StagedPolicy, record: StagedRecord, jitter: Jitter, actions: &mut Vec<StagedAction>) -> Self {
-        let first = if record.handle.is_some() { Call::Verify } else { Call::Adopt };
+        let first = match (&record.failure, &record.handle) {
+            (Some((class, _)), _) => Call::Remove(*class),
+            (None, Some(_)) => Call::Verify,
+            (None, None) => Call::Adopt,
+        };
         let (stage, unknown) = (Stage::Ended, Backoff::NEW);
-        let mut state =
-            Self { policy, record, stage, unknown, is_woken: false, is_canceled: false, failure: None, jitter };
+        let mut state = Self { policy, record, stage, unknown, is_woken: false, is_canceled: false, jitter };
         state.call(first, actions);
         state
     }
@@ -266,8 +270,8 @@ impl StagedState {
             // Starts without an answer wait longer each time, although each is looked for before the next.
             (StagedAnswer::Absent, Call::Adopt) => return self.call(Call::Start, actions),
             (StagedAnswer::Absent | StagedAnswer::Canceled | StagedAnswer::Lost { .. }, Call::Remove(class)) => {
-                match self.failure.take() {
-                    Some(reason) => {
+                match self.record.failure.take() {
+                    Some((class, reason)) => {
                         self.record.handle = None;
                         self.end(StagedEnd::Failed { class, reason }, actions);
                     }
@@ -319,7 +323,7 @@ impl StagedState {
         let reason = format!("it was {phase} for {lasted} s; the limit is {limit} s");
         // It has waited for room already.
         let is_launched_again = class != FailureClass::Capacity && self.has_retries(class);
-        self.failure = (!is_launched_again).then(|| reason.into());
+        self.record.failure = (!is_launched_again).then(|| (class, reason.into()));
         self.call(Call::Remove(class), actions);
     }
 

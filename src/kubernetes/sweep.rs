@@ -1,4 +1,4 @@
-//! Removes pods that have ended and that no worker looks after any more.
+//! Removes pods that have ended, or have never got a node, and that no worker looks after any more.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,10 +26,16 @@ pub(crate) async fn sweep_ended(client: Arc<KubernetesClient>, selector: String,
 
 async fn remove_ended(client: &KubernetesClient, selector: &str, kept: Duration) -> Result<(), KubernetesError> {
     let api = client.api::<Pod>().await?;
-    let params = ListParams::default().labels(selector).fields("status.phase!=Pending,status.phase!=Running");
+    let params = ListParams::default().labels(selector).fields("status.phase!=Running");
     let pods = client.check("list the pods of", selector, api.list(&params)).await?;
     let ended_before = client.now() - SignedDuration::try_from(kept).unwrap_or_default();
-    for pod in pods.items.iter().filter(|pod| ended_at(pod).is_some_and(|ended| ended < ended_before)) {
+    // The cluster ends a pod that is not wanted any more once it has a node.
+    let has_ended = |pod: &&Pod| {
+        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+        let has_node = pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
+        (phase != Some("Pending") || !has_node) && ended_at(pod).is_some_and(|ended| ended < ended_before)
+    };
+    for pod in pods.items.iter().filter(has_ended) {
         let name = pod.name_any();
         existing(client.check("delete pod", &name, api.delete(&name, &DeleteParams::default())).await.map(drop))?;
     }

@@ -42,17 +42,22 @@ pub(super) struct KnownFields {
     pub(super) container: String,
     pub(super) api_uri: Url,
     pub(super) token: Secret,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "lenient")]
     annotations: Map<String, Value>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "lenient")]
     pub(super) pipeline: Pipeline,
     pub(super) job_id: Option<u64>,
     pub(super) job_name: Option<String>,
     pub(super) event_id: Option<u64>,
     pub(super) pr_num: Option<Value>,
     pub(super) pr_parent_job_id: Option<u64>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "lenient")]
     pub(super) template: Template,
+}
+
+/// A build is started without what it can do without, whatever stands there.
+fn lenient<'de, D: serde::Deserializer<'de>, T: Default + serde::de::DeserializeOwned>(from: D) -> Result<T, D::Error> {
+    Ok(serde_json::from_value(Value::deserialize(from)?).unwrap_or_default())
 }
 
 #[derive(Default, Deserialize)]

@@ -203,17 +203,29 @@ impl Kubernetes {
             ) => return Ok(invalid(reason)),
             Err(error @ KubernetesError::Retry(_)) => return Err(error),
         };
-        self.create_secret(&pod, work.payload).await?;
-        Ok(self.started(&pod))
+        self.with_secret(&pod, work).await
+    }
+
+    /// A pod waits for its Secret. If there cannot be one, there is no pod either.
+    async fn with_secret(&self, pod: &Pod, work: &Work<'_, PodPayload>) -> Result<StagedAnswer, KubernetesError> {
+        match self.create_secret(pod, work.payload).await {
+            Ok(()) => Ok(self.started(pod)),
+            Err(KubernetesError::Denied(reason) | KubernetesError::Rejected(reason)) => {
+                self.delete(&pod.name_any()).await?;
+                Ok(StagedAnswer::Failed { class: FailureClass::Config, reason: reason.into() })
+            }
+            Err(error) => Err(error),
+        }
     }
 
     async fn find(&self, name: &PodName, work: &Work<'_, PodPayload>) -> Result<StagedAnswer, KubernetesError> {
         let mut pods = self.pods(name).await?;
         pods.sort_by_key(PodName::launch_of);
-        if pods.last().and_then(PodName::launch_of) > Some(name.launch) {
+        let is_deferred = work.context.results().and_then(Results::deferral).is_some();
+        if is_deferred && pods.last().and_then(PodName::launch_of) > Some(name.launch) {
             return Ok(StagedAnswer::Superseded);
         }
-        // The worker of an earlier attempt is gone, and its pod goes on.
+        // The worker that made it is gone, and the pod goes on.
         let is_adopted =
             |pod: &Pod| name.is_of(pod) || (work.record.launch == 0 && pod.metadata.deletion_timestamp.is_none());
         let own = pods.pop_if(|pod| is_adopted(pod));
@@ -228,10 +240,7 @@ impl Kubernetes {
                 Ok(StagedAnswer::Unknown)
             }
             None => Ok(StagedAnswer::Absent),
-            Some(pod) => {
-                self.create_secret(&pod, work.payload).await?;
-                Ok(self.started(&pod))
-            }
+            Some(pod) => self.with_secret(&pod, work).await,
         }
     }
 
