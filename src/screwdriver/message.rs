@@ -393,10 +393,6 @@ mod tests {
             (with("/buildConfig/buildId", Some(json!("s3cret"))), "buildConfig.buildId has an unexpected value"),
             (with("/buildConfig/apiUri", Some(json!("s3cret"))), "buildConfig.apiUri has an unexpected value"),
             (with("/buildConfig/apiUri", Some(json!("ftp://s3cret"))), "buildConfig.apiUri has an unexpected value"),
-            (
-                with("/buildConfig/pipeline/id", Some(json!("s3cret"))),
-                "buildConfig.pipeline.id has an unexpected value",
-            ),
         ] {
             assert_eq!(error, format!("no message of Screwdriver's queue service: {words}"));
         }

@@ -2,7 +2,7 @@
 //!
 //! A pod is named by its task, attempt and launch, so a start that is repeated finds the pod of the first one. One watch tells of
 //! changes of all pods, and each pod is looked at now and then without it. What a pod says is judged in
-//! [`crate::kubernetes::judge`].
+//! `kubernetes::judge`.
 
 mod held_pods;
 mod pod_log;
