@@ -63,6 +63,16 @@ impl Setup {
         tokio::time::timeout(STEP_TIMEOUT, running).await.expect("the payload runs");
     }
 
+    /// The worker closes its long poll when it claims nothing more.
+    async fn wait_no_long_poll(&self) {
+        let closed = async {
+            while self.queue.service.long_polls() > 0 {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(STEP_TIMEOUT, closed).await.expect("the worker closes its poll");
+    }
+
     async fn open_gate(&self) {
         let opened = tokio::fs::write(self.folder.path().join("gate"), "go on\n");
         tokio::time::timeout(STEP_TIMEOUT, opened).await.expect("the task waits").expect("it is a pipe");
@@ -304,6 +314,7 @@ async fn b12_no_task_that_is_created_after_the_notice_is_claimed() {
     let (running, mut worker) = host.execute(ENDLESS).await;
     let deadline = host.terminate_in(20);
     worker.wait_for_log("this host terminates").await;
+    host.setup.wait_no_long_poll().await;
     let late = host.setup.create(ENDLESS).await;
     worker.exits_with(12).await;
     host.setup.assert_released(&running, deadline).await;
