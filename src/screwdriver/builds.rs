@@ -11,6 +11,7 @@ use kube::api::{DeleteParams, ListParams, PostParams};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
+use tokio::time::interval;
 
 use super::build_api::{BuildApi, PutResult, Update};
 use super::cache;
@@ -25,7 +26,9 @@ use crate::host::crash_points::crash_point;
 use crate::kubernetes::{
     FailureCause, KubernetesClient, KubernetesError, PodVerdict, RUNNING, StartGraces, existing, judge, sweep_ended,
 };
-use crate::limits::{SCREWDRIVER_START_RETRY, SCREWDRIVER_TOMBSTONE_KEPT};
+use crate::limits::{
+    POD_SWEEP_INTERVAL, SCREWDRIVER_START_RETRY, SCREWDRIVER_TOMBSTONE_KEPT, SCREWDRIVER_TOMBSTONES_PAGE,
+};
 use crate::task::Results;
 
 /// Of the Secrets that keep a build from starting after it was stopped.
@@ -67,10 +70,12 @@ impl ScrewdriverHandler {
     }
 
     fn start_tasks(&self) {
-        let Some(kept) = self.pods.config.ended_pods_kept.0 else { return };
         self.tasks.get_or_init(|| {
             let mut tasks = JoinSet::new();
-            tasks.spawn(sweep_ended(Arc::clone(&self.pods.client), BUILDS.to_owned(), kept));
+            tasks.spawn(sweep_tombstones(Arc::clone(&self.pods.client)));
+            if let Some(kept) = self.pods.config.ended_pods_kept.0 {
+                tasks.spawn(sweep_ended(Arc::clone(&self.pods.client), BUILDS.to_owned(), kept));
+            }
             tasks
         });
     }
@@ -108,7 +113,8 @@ impl ScrewdriverHandler {
         };
         let rejected = context.results().and_then(Results::deferral).and_then(|deferral| deferral.record());
         let rejected = rejected.map_or(0, |record| record.infrastructure_failures);
-        if self.pods.config.limits.may_reprocess(rejected) {
+        // Without an answer it is tried for as long as it takes.
+        if matches!(error, KubernetesError::Retry(_)) || self.pods.config.limits.may_reprocess(rejected) {
             return Err(ExecuteError::new(ExecuteFailure::Intermittent, format!("build {build_id}: {error}")));
         }
         tracing::error!(
@@ -244,27 +250,7 @@ impl BuildPods {
         let (params, selector) = (DeleteParams::default(), self.selector(build_id));
         let deleting = pods.delete_collection(&params, &selector);
         self.client.check("delete the pods of build", &what, deleting).await?;
-        self.sweep_tombstones(&secrets).await;
         Ok(())
-    }
-
-    /// Removes what no message can follow any more. Stops are rare, so each one looks.
-    async fn sweep_tombstones(&self, secrets: &kube::Api<Secret>) {
-        let Ok(kept) = jiff::SignedDuration::try_from(SCREWDRIVER_TOMBSTONE_KEPT) else { return };
-        let before = self.client.now() - kept;
-        let params = ListParams::default().labels(STOPPED);
-        let listing = secrets.list_metadata(&params);
-        let Ok(found) = self.client.check("list the Secrets of", "stopped builds", listing).await else { return };
-        let is_old =
-            |one: &&kube::core::PartialObjectMeta<Secret>| one.creation_timestamp().is_some_and(|at| at.0 < before);
-        for old in found.items.iter().filter(is_old) {
-            let name = old.name_any();
-            let params = DeleteParams::default();
-            let deleting = secrets.delete(&name, &params);
-            if let Err(error) = existing(self.client.check("delete Secret", &name, deleting).await.map(drop)) {
-                tracing::debug!("{error}");
-            }
-        }
     }
 
     async fn pods(&self, build_id: u64) -> Result<Vec<Pod>, KubernetesError> {
@@ -286,6 +272,8 @@ impl BuildPods {
 
     async fn find(&self, build: &Build) -> Result<StagedAnswer, KubernetesError> {
         if self.is_stopped(build.id()).await? {
+            // A start that was interrupted may have made its pod after the stop.
+            self.stop(build.id()).await?;
             return Ok(StagedAnswer::Canceled);
         }
         let pods = self.pods(build.id()).await?;
@@ -463,5 +451,35 @@ impl StagedHandler for BuildPods {
     async fn cancel(&self, work: Work<'_, Build>) -> StagedAnswer {
         let stopped = self.stop(work.payload.id()).await;
         stopped.map_or(StagedAnswer::Unknown, |()| StagedAnswer::Canceled)
+    }
+}
+
+/// Removes the tombstones that no message can follow any more. Each build that ends is stopped, and leaves one.
+async fn sweep_tombstones(client: Arc<KubernetesClient>) {
+    let mut turns = interval(POD_SWEEP_INTERVAL);
+    loop {
+        turns.tick().await;
+        if let Err(error) = remove_tombstones(&client).await {
+            tracing::debug!("cannot remove the tombstones of builds: {error}");
+        }
+    }
+}
+
+async fn remove_tombstones(client: &KubernetesClient) -> Result<(), KubernetesError> {
+    let secrets = client.api::<Secret>().await?;
+    let mut params = ListParams::default().labels(STOPPED).limit(SCREWDRIVER_TOMBSTONES_PAGE);
+    loop {
+        let listing = secrets.list_metadata(&params);
+        let page = client.check("list the Secrets of", "stopped builds", listing).await?;
+        let before = client.now() - jiff::SignedDuration::try_from(SCREWDRIVER_TOMBSTONE_KEPT).unwrap_or_default();
+        for old in page.items.iter().filter(|one| one.creation_timestamp().is_some_and(|at| at.0 < before)) {
+            let (name, params) = (old.name_any(), DeleteParams::default());
+            let deleting = secrets.delete(&name, &params);
+            existing(client.check("delete Secret", &name, deleting).await.map(drop))?;
+        }
+        params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
+        if params.continue_token.is_none() {
+            return Ok(());
+        }
     }
 }
