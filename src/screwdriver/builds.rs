@@ -29,7 +29,7 @@ use crate::kubernetes::{
 use crate::limits::{
     POD_SWEEP_INTERVAL, SCREWDRIVER_START_RETRY, SCREWDRIVER_TOMBSTONE_KEPT, SCREWDRIVER_TOMBSTONES_PAGE,
 };
-use crate::task::Results;
+use crate::task::{Deferral, Results};
 
 /// Of the Secrets that keep a build from starting after it was stopped.
 const STOPPED: &str = "journeyman/stopped-build";
@@ -111,16 +111,24 @@ impl ScrewdriverHandler {
             Ok(()) => return Ok(()),
             Err(error) => error,
         };
-        let rejected = context.results().and_then(Results::deferral).and_then(|deferral| deferral.record());
-        let rejected = rejected.map_or(0, |record| record.infrastructure_failures);
+        let deferral = context.results().and_then(Results::deferral);
+        let mut record = deferral.and_then(Deferral::record).cloned().unwrap_or_default();
+        let retries = record.infrastructure_failures;
         // Without an answer it is tried for as long as it takes.
-        if matches!(error, KubernetesError::Retry(_)) || self.pods.config.limits.may_reprocess(rejected) {
-            return Err(ExecuteError::new(ExecuteFailure::Intermittent, format!("build {build_id}: {error}")));
+        let is_tried_again =
+            matches!(error, KubernetesError::Retry(_)) || self.pods.config.limits.may_reprocess(retries);
+        if let Some(deferral) = deferral
+            && is_tried_again
+        {
+            tracing::warn!(build.id = build_id, "build {build_id} is stopped again later: {error}");
+            (record.seq, record.infrastructure_failures) = (record.seq + 1, retries.saturating_add(1));
+            deferral.defer(record, SCREWDRIVER_START_RETRY);
+            return Err(ExecuteError::new(ExecuteFailure::Deferred, format!("build {build_id}: {error}")));
         }
         tracing::error!(
             alert = "build-not-stopped",
             build.id = build_id,
-            "[alert operator] build {build_id} was not stopped after {rejected} retries: {error}; delete its pods by the label \
+            "[alert operator] build {build_id} was not stopped, with {retries} retries: {error}; delete its pods by the label \
              {BUILD_LABEL}"
         );
         Err(ExecuteError::failed(error.to_string()))
@@ -399,18 +407,14 @@ impl BuildPods {
             }
         }
     }
-}
 
-impl BuildPods {
-    /// Before a pod is known, an error of the API is repeated here a few times; then the queue delivers the message again, and counts.
+    /// Before a pod is known, an error of the API has the message come again.
     fn start_answer(&self, work: &Work<'_, Build>, called: Result<StagedAnswer, KubernetesError>) -> StagedAnswer {
-        let (build, rejected) = (work.payload, work.record.infrastructure_failures);
+        let (id, failures) = (work.payload.id(), work.record.infrastructure_failures);
         called.unwrap_or_else(|error| {
-            tracing::warn!(build.id = build.id(), "build {} is started again later: {error}", build.id());
-            if self.config.limits.may_reprocess(rejected) {
-                return StagedAnswer::Unknown;
-            }
-            let (after, class) = (SCREWDRIVER_START_RETRY, FailureClass::Infrastructure);
+            tracing::warn!(build.id = id, "build {id} is started again later: {error}");
+            let after = SCREWDRIVER_START_RETRY.saturating_mul(2_u32.saturating_pow(failures));
+            let class = FailureClass::Infrastructure;
             StagedAnswer::Retry { after, class, reason: rules::refusal_text(&error.to_string()).into() }
         })
     }

@@ -32,7 +32,7 @@ impl BuildChecks {
         (RetryHeaders::read(table, &self.queue), own)
     }
 
-    /// Failures are counted by the broker for a start, and by a header for a check.
+    /// Where the existing worker has had the message, failures are counted by the broker for a start, and by a header for a check.
     fn record(&self, properties: &BasicProperties) -> StagedRecord {
         let (found, own) = self.headers(properties);
         if let Some(own) = own {
@@ -55,6 +55,18 @@ impl BuildChecks {
             ..StagedRecord::default()
         }
     }
+
+    /// The existing worker counts its checks of each phase.
+    fn counters(&self, properties: &BasicProperties, next: &StagedRecord) -> RetryHeaders {
+        let (found, _) = self.headers(properties);
+        let retry_count = match found.retry_count {
+            None => 0,
+            Some(_) if self.record(properties).phase != next.phase => 1,
+            Some(count) => count.saturating_add(1),
+        };
+        let started_at = found.started_at.unwrap_or_else(|| Stamp(Timestamp::now().as_millisecond()));
+        RetryHeaders { started_at: Some(started_at), retry_count: Some(retry_count), rejected: 0 }
+    }
 }
 
 impl CheckFormat for BuildChecks {
@@ -68,29 +80,24 @@ impl CheckFormat for BuildChecks {
     }
 
     fn write(&self, properties: &BasicProperties, body: &Bytes, _key: &str, next: &NextCheck) -> Option<Check> {
-        // Nothing was started: the queue's own delay brings the message again, and the broker counts it.
-        next.record.handle.as_ref()?;
+        // Nothing was started, or stopped: the message itself comes again.
+        let to_source = next.record.handle.is_none();
         let body = match Message::parse(body) {
-            Ok(Message::Start(build) | Message::Verify(build)) => build.verify_body(),
-            Ok(Message::Stop { .. } | Message::Clear(_)) | Err(_) => return None,
+            // The wait queue leads to the retry queue.
+            _ if to_source && self.has_wait_queue => return None,
+            Ok(Message::Start(build) | Message::Verify(build)) if !to_source => build.verify_body().into(),
+            Ok(Message::Start(_) | Message::Verify(_) | Message::Stop { .. }) => body.clone(),
+            Ok(Message::Clear(_)) | Err(_) => return None,
         };
-        let (found, _) = self.headers(properties);
-        let before = self.record(properties);
-        let retry_count = match found.retry_count {
-            None => 0,
-            // Each phase has the existing worker's checks for itself.
-            Some(_) if before.phase != next.record.phase => 1,
-            Some(count) => count.saturating_add(1),
-        };
-        let started_at = found.started_at.unwrap_or_else(|| Stamp(Timestamp::now().as_millisecond()));
         let mut table = FieldTable::default();
         for (name, value) in properties.headers().iter().flat_map(|table| table.inner()) {
             if !["x-death", "x-first-death-", "x-last-death-"].iter().any(|own| name.as_str().starts_with(own)) {
                 table.insert(name.clone(), value.clone());
             }
         }
-        let counters = RetryHeaders { started_at: Some(started_at), retry_count: Some(retry_count), rejected: 0 };
-        counters.write(&mut table);
+        if !to_source {
+            self.counters(properties, &next.record).write(&mut table);
+        }
         let record = serde_json::to_string(&next.record).unwrap_or_default();
         table.insert(RECORD.into(), AMQPValue::LongString(record.as_str().into()));
         let check = BasicProperties::default().with_headers(table).with_delivery_mode(2);
@@ -98,7 +105,7 @@ impl CheckFormat for BuildChecks {
         if self.has_wait_queue {
             check = check.with_expiration(next.wait.as_millis().to_string().as_str().into());
         }
-        Some(Check { properties: check, body: body.into() })
+        Some(Check { to_source, properties: check, body })
     }
 }
 
@@ -161,7 +168,13 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_started_is_left_to_the_delay_of_its_queue() {
-        assert!(checks(false).write(&BasicProperties::default(), &body(), "", &next("", None)).is_none());
+    fn what_was_not_started_comes_again_as_it_is() {
+        let again = |has_wait_queue| {
+            let checks = BuildChecks { has_wait_queue, ..checks(false) };
+            checks.write(&BasicProperties::default(), &body(), "", &next("", None))
+        };
+        assert!(again(true).is_none(), "the wait queue leads to the other queue");
+        let check = again(false).unwrap();
+        assert_eq!((check.to_source, &check.body, counters(&check)), (true, &body(), (None, false)));
     }
 }

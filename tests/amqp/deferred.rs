@@ -286,7 +286,7 @@ impl CheckFormat for Foreign {
         let headers = amqp::header_table([("x-record", AMQPValue::LongString(record.into()))]);
         let wait = next.wait.as_millis().to_string();
         let properties = properties.clone().with_headers(headers).with_expiration(wait.as_str().into());
-        Some(Check { properties, body: body.clone() })
+        Some(Check { to_source: false, properties, body: body.clone() })
     }
 }
 

@@ -41,7 +41,7 @@ pub(super) async fn check_source(
     };
     checks.push(found);
     if source.deferred {
-        let delays = Box::pin(DeferralConfig::of_requests(&queue_name).declare(&connection)).await;
+        let delays = Box::pin(DeferralConfig::of_requests(&queue_name).declare(&connection, &queue_name)).await;
         checks.extend(check_delays(format!("{name}: delays"), delays));
     }
     amqp::close(&connection, AMQP_CLOSE_TIMEOUT).await;

@@ -330,7 +330,8 @@ impl RequestClaim {
         let Some(check) = written else { return Ok(AckKind::DeadLetter) };
         match route {
             CheckRoute::Delays { delays, queue } => {
-                publisher.publish_delayed(delays, queue, next.wait, &check).await?;
+                let to = if check.to_source { &self.source.config.queue } else { queue };
+                publisher.publish_delayed(delays, to, next.wait, &check).await?;
             }
             CheckRoute::WaitQueue { exchange, key } => {
                 let published = publisher.publish_alone(exchange.clone(), key.clone(), check.properties, &check.body);

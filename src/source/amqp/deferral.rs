@@ -3,7 +3,7 @@
 //! A check is stored before the message that it follows is acknowledged, so a worker that dies in between leaves both. A worker that
 //! has seen a later check, or the reply, settles such a copy without a look. Copies that two workers take are looked at twice.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,7 +40,7 @@ pub enum CheckRoute {
     Delays {
         /// The delays.
         delays: DelayQueues,
-        /// Where they lead.
+        /// Where they lead, beside the queue of the source.
         queue: ShortString,
     },
     /// Through a queue whose messages expire into another one. The source declares nothing.
@@ -55,6 +55,8 @@ pub enum CheckRoute {
 /// A message to publish.
 #[derive(Debug, Clone)]
 pub struct Check {
+    /// Whether delays lead it to the queue of the source, where it came from.
+    pub to_source: bool,
     /// With the header that carries the record. For a wait queue also with the expiration, and without the `x-death` family.
     pub properties: BasicProperties,
     /// The body.
@@ -83,11 +85,17 @@ impl DeferralConfig {
     }
 
     /// Declares the delays, if there are any.
-    pub(crate) async fn declare(&self, connection: &Connection) -> Result<Option<DelayGuarantee>, CallError> {
+    pub(crate) async fn declare(
+        &self,
+        connection: &Connection,
+        own: &ShortString,
+    ) -> Result<Option<DelayGuarantee>, CallError> {
         let CheckRoute::Delays { delays, queue } = &self.route else { return Ok(None) };
         let declaring = async {
             let guarantee = delays.declare(connection).await?;
-            delays.lead_to(connection, queue.as_str()).await?;
+            for queue in BTreeSet::from([queue, own]) {
+                delays.lead_to(connection, queue.as_str()).await?;
+            }
             Ok::<_, CallError>(Some(guarantee))
         };
         let timed_out = |_| retry_error(format!("cannot declare delays of {queue}: no answer"));
@@ -186,6 +194,6 @@ impl CheckFormat for RequestChecks {
         for (name, text) in [(delivery::RECORD_HEADER, record.as_str()), (delivery::KEY_HEADER, key)] {
             table.insert(name.into(), AMQPValue::LongString(text.into()));
         }
-        Some(Check { properties: properties.with_headers(table), body: body.clone() })
+        Some(Check { to_source: true, properties: properties.with_headers(table), body: body.clone() })
     }
 }

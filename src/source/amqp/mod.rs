@@ -148,7 +148,8 @@ impl AmqpSourceInner {
         self.check_lost_sessions()?;
         if !self.facts.lock().are_of(&connection) {
             if let Some(deferral) = &self.config.deferral
-                && Box::pin(deferral.declare(&connection)).await? == Some(DelayGuarantee::AtMostOnce)
+                && Box::pin(deferral.declare(&connection, &self.config.queue)).await?
+                    == Some(DelayGuarantee::AtMostOnce)
             {
                 let queue = self.config.queue.as_str();
                 tracing::warn!(queue, "{}", DelayGuarantee::AtMostOnce);
