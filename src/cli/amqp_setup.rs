@@ -16,6 +16,7 @@ use crate::amqp::{self, Broker, ClientCertificate};
 use crate::config::schema::{self, Config, Handler, RequestSource};
 use crate::config::{Environment, secrets};
 use crate::handler::DynHandler;
+use crate::limits::{AMQP_LONG_POLL_WAIT, AMQP_SHARED_POLL_WAIT};
 use crate::source::amqp::{AmqpSource, AmqpSourceConfig, DeferralConfig, PayloadForm};
 use crate::worker::{Control, SourceBinding};
 
@@ -150,6 +151,7 @@ pub(super) fn source_binding(
         max_run_time: max_run_time.filter(|_| !source.deferred),
         deferral: source.deferred.then(|| DeferralConfig::of_requests(&queue)),
         message_bytes_max: amqp.max_message_size.0,
+        poll_wait: if config.source.len() > 1 { AMQP_SHARED_POLL_WAIT } else { AMQP_LONG_POLL_WAIT },
         ..AmqpSourceConfig::new(broker, queue, &worker_id)
     };
     let env = BTreeMap::from([

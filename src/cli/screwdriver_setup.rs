@@ -10,7 +10,7 @@ use crate::amqp::delay::DelayQueues;
 use crate::config::Environment;
 use crate::config::schema::{Config, ScrewdriverSource};
 use crate::handler;
-use crate::limits::SCREWDRIVER_POLL_WAIT;
+use crate::limits::AMQP_SHARED_POLL_WAIT;
 use crate::screwdriver::{BuildChecks, ScrewdriverHandler};
 use crate::source::amqp::{AmqpSource, AmqpSourceConfig, CheckRoute, DeferralConfig, OnRetry, PayloadForm};
 use crate::worker::SourceBinding;
@@ -52,7 +52,7 @@ pub(super) fn source_bindings(
             // The queues count, and the handler has limits of its own.
             max_attempts: None,
             on_retry: OnRetry::DeadLetter,
-            poll_wait: SCREWDRIVER_POLL_WAIT,
+            poll_wait: AMQP_SHARED_POLL_WAIT,
             deferral: Some(DeferralConfig { format: Arc::new(format), route: route.clone() }),
             consumer_timeout: config.amqp.consumer_timeout.0,
             management: build_management(&config.amqp, &broker)?,

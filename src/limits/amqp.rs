@@ -5,6 +5,8 @@ use std::time::Duration;
 /// In seconds, unless the URI sets it.
 pub const AMQP_HEARTBEAT: u16 = 30;
 pub const AMQP_LONG_POLL_WAIT: Duration = Duration::from_secs(20);
+/// Of a source beside others: they share the slots, and a poll of one that has them all keeps the others waiting.
+pub const AMQP_SHARED_POLL_WAIT: Duration = Duration::from_secs(1);
 /// How long a request is worked on between two checks of its channel.
 pub const AMQP_LEASE: Duration = Duration::from_secs(600);
 /// Prefetched requests that wait longer for a poll are requeued.

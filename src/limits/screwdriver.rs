@@ -4,8 +4,6 @@ use std::time::Duration;
 
 /// Of a call to the build API; the existing worker waits as long.
 pub const SCREWDRIVER_API_TIMEOUT: Duration = Duration::from_secs(10);
-/// Its two sources share the slots, and a poll of one keeps the other waiting that finds none left.
-pub const SCREWDRIVER_POLL_WAIT: Duration = Duration::from_secs(1);
 /// Queues that are looked at, with those that dead letters lead to.
 pub const SCREWDRIVER_QUEUES_MAX: usize = 32;
 /// Before a start is tried again. The delay of the queue counts; the existing worker's is as long.

@@ -300,10 +300,11 @@ impl Kubernetes {
             if has_started(pod, &self.config.container) {
                 pod_log::read(&api, &name, &self.config.container, &self.held.of(&name), log, false).await?;
             }
-            self.held.forget(&name);
             Ok(())
         };
-        match timeout(POD_LOG_TIMEOUT, reading).await {
+        let read = timeout(POD_LOG_TIMEOUT, reading).await;
+        self.held.forget(&name);
+        match read {
             Ok(Ok(())) => {}
             Ok(Err::<(), String>(error)) => log.write_note(&format!("the log is not whole: {error}")),
             Err(_) => log.write_note(&format!("the log is not whole: it took more than {POD_LOG_TIMEOUT:?}")),
