@@ -12,6 +12,7 @@ use journeyman::handler::staged::{Staged, StagedHandler};
 use journeyman::handler::{CancelCause, ExecuteError, ExecuteFailure, TaskInfo, erase};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tokio::sync::Semaphore;
 
 use crate::bench::{Bench, RunResult};
 use crate::cluster::{Cluster, Fault, How, NAMESPACE};
@@ -423,6 +424,23 @@ async fn s15_the_next_attempt_of_a_task_whose_worker_is_gone_goes_on_with_its_po
     ran.completed();
     assert_eq!(place.cluster.count_calls("create", "pods"), 1);
     assert_eq!(place.cluster.pods(), Vec::<Value>::new());
+}
+
+#[tokio::test]
+async fn s15_a_pod_that_ends_while_it_is_found_is_looked_at_soon() {
+    let place = Place::new().await.with(|config, _| config.check_interval = Span(Duration::from_secs(3_600)));
+    let pod = abandoned(&place).await;
+    let gate = Arc::new(Semaphore::new(0));
+    place.cluster.fault(Fault { verb: "create", resource: "secrets", times: 1, how: How::Hold(Arc::clone(&gate)) });
+    let second = attempt(1);
+    let ending = async {
+        place.cluster.wait_until("it was found", |cluster| cluster.count_calls("create", "secrets") == 1).await;
+        place.cluster.terminate(&pod, "task", 0, "Completed");
+        gate.add_permits(1);
+    };
+    let payload = json!({ "image": "registry/tool:1", "secretEnv": { "PASSWORD": "canary-of-the-task" } });
+    let (ran, ()) = tokio::join!(place.run(&second, payload), ending);
+    ran.completed();
 }
 
 #[tokio::test]

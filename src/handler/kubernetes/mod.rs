@@ -209,7 +209,7 @@ impl Kubernetes {
     /// A pod waits for its Secret. If there cannot be one, there is no pod either.
     async fn with_secret(&self, pod: &Pod, work: &Work<'_, PodPayload>) -> Result<StagedAnswer, KubernetesError> {
         match self.create_secret(pod, work.payload).await {
-            Ok(()) => Ok(self.started(pod)),
+            Ok(()) => Ok(self.started(pod, work.context)),
             Err(KubernetesError::Denied(reason) | KubernetesError::Rejected(reason)) => {
                 self.delete(&pod.name_any()).await?;
                 Ok(StagedAnswer::Failed { class: FailureClass::Config, reason: reason.into() })
@@ -258,11 +258,14 @@ impl Kubernetes {
         (judge(pod, &self.config.container, graces, now), now)
     }
 
-    /// One that has ended already is looked at next, since it has to be removed by its name.
-    fn started(&self, pod: &Pod) -> StagedAnswer {
+    /// It is looked at next: one that has ended has to be removed by its name, and a change may have come before the worker
+    /// waits for changes.
+    fn started(&self, pod: &Pod, context: &Context) -> StagedAnswer {
         let (verdict, observed_at) = self.judge(pod);
+        let is_deferred = context.results().and_then(Results::deferral).is_some();
         let (phase, since, check_in) = match verdict {
-            PodVerdict::Phase { name, since } => (name, since, None),
+            PodVerdict::Phase { name, since } if is_deferred => (name, since, None),
+            PodVerdict::Phase { name, since } => (name, since, Some(Duration::ZERO)),
             PodVerdict::Done | PodVerdict::Failed { .. } | PodVerdict::Unknown => (RUNNING, None, Some(Duration::ZERO)),
         };
         let progress = Progress { phase: phase.into(), since, observed_at, check_in };
