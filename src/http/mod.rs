@@ -1,6 +1,7 @@
 //! The HTTP server of the embedded queue, the status pages and the control sockets: one accept loop with limits for an
 //! axum router.
 
+mod bearer;
 pub(crate) mod client;
 
 use std::cmp::Reverse;
@@ -32,6 +33,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
+pub use self::bearer::BearerToken;
 use crate::limits::{HTTP_CONNECTION_AGE_MAX, HTTP_CONNECTIONS_MAX, HTTP_HEAD_BYTES_MAX, HTTP_HEAD_TIMEOUT};
 
 /// Limits of a server and its connections.

@@ -7,7 +7,7 @@ use journeyman::controller::status::{
     BrokerStatus, CounterValues, ErrorStatus, GroupPhase, GroupStatus, PoolStatus, Role, WorkerActivity, WorkerCounts,
     WorkerStatus,
 };
-use journeyman::observe::controller_http::commands::BearerToken;
+use journeyman::http::BearerToken;
 use journeyman::observe::controller_http::serve;
 
 use crate::answers::get;

@@ -11,7 +11,7 @@ use axum::{Json, Router};
 use journeyman::control::controller_api::{ControllerStatusReply, PoolCommandRequest};
 use journeyman::control::poison_api::PoisonActionRequest;
 use journeyman::control::worker_api::ApiError;
-use journeyman::observe::controller_http::commands::BearerToken;
+use journeyman::http::BearerToken;
 use journeyman::observe::page::controller::{CommandButtons, render};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;

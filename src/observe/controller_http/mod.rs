@@ -1,6 +1,6 @@
 //! The HTTP routes of a controller: health, metrics, the status page, and commands with a token.
 
-pub mod commands;
+mod commands;
 mod metrics;
 
 use std::convert::Infallible;
@@ -13,8 +13,8 @@ use super::page::controller::CommandButtons;
 use super::status_routes::{ReadinessCheck, SnapshotFn, StatusRoutes};
 use crate::control::controller_api::ControllerStatusReply;
 use crate::controller::status::PoolStatus;
-use crate::http::HttpListener;
-use commands::{BearerToken, require_token};
+use crate::http::{BearerToken, HttpListener};
+use commands::require_token;
 pub use metrics::markdown;
 
 /// Serves until dropped. `commands` need the token.
