@@ -40,6 +40,8 @@ pub mod redact;
 #[cfg(feature = "kubernetes")]
 mod screwdriver;
 pub mod source;
+#[doc(hidden)]
+pub mod sqlite;
 pub mod task;
 pub mod worker;
 #[doc(hidden)]

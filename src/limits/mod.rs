@@ -5,6 +5,7 @@ mod controller;
 mod operator_interfaces;
 mod queue;
 mod screwdriver;
+mod sqlite;
 #[cfg(feature = "zookeeper")]
 mod zookeeper;
 
@@ -15,6 +16,7 @@ pub use controller::*;
 pub use operator_interfaces::*;
 pub use queue::*;
 pub use screwdriver::*;
+pub use sqlite::*;
 #[cfg(feature = "zookeeper")]
 pub use zookeeper::*;
 

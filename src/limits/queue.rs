@@ -36,17 +36,8 @@ pub const QUEUE_DISCARD_TIMEOUT: Duration = Duration::from_secs(2);
 pub const QUEUE_BODY_BYTES_MAX: u32 = 10 << 20;
 pub const QUEUE_BODY_TIMEOUT: Duration = Duration::from_secs(60);
 pub const QUEUE_ARTIFACT_BYTES_MAX: u64 = 4 << 30;
-pub const QUEUE_JOBS_MAX: usize = 4_096;
-/// Jobs that share a commit.
-pub const QUEUE_BATCH_MAX: usize = 512;
-/// The size that SQLite's write-ahead log is truncated to.
-pub const QUEUE_JOURNAL_BYTES_KEPT: i64 = 16 << 20;
-/// Of the write-ahead log: what SQLite writes between two checkpoints.
-pub const QUEUE_JOURNAL_BYTES_RESERVED: u64 = 4 << 20;
-pub const QUEUE_STATEMENTS_MAX: usize = 64;
 /// Expired claims, tasks or artifacts in one commit.
 pub const QUEUE_SWEEP_MAX: u32 = 512;
-pub const QUEUE_EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
 /// The latest tasks of a queue whose runs tell its workers.
 pub const QUEUE_WORKER_TASKS_MAX: u32 = 10_000;
 pub const QUEUE_PAGE_MAX: u32 = 1_000;

@@ -33,27 +33,19 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub use self::auth::{Auth, RegisteredClient};
 pub use self::clock::QueueClock;
-pub use self::store::OpenError;
 pub use self::task_state::Priority;
+pub use crate::sqlite::{Db, OpenError};
 
 use self::auth::Keyring;
 use self::clock::UnixMillis;
-use self::store::open::RunningStore;
-use self::store::{Store, StoreStatus};
+use self::store::{QueueStore, Store};
 use crate::http::{self, Limits};
 use crate::limits::{
     QUEUE_ARTIFACT_BYTES_MAX, QUEUE_BACKLOG, QUEUE_BODIES_BYTES_MAX, QUEUE_CLAIM_DELAY, QUEUE_CLAIM_TIMEOUT,
     QUEUE_CONNECTION_IDLE_MAX, QUEUE_CONNECTIONS_MAX, QUEUE_LONG_POLL_WAIT, QUEUE_LONG_POLLS_MAX, QUEUE_STOP_TIMEOUT,
     QUEUE_VISIBILITY_TIMEOUT,
 };
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Db {
-    /// A database file, created if missing; SQLite keeps two more files beside it while the queue runs.
-    File(PathBuf),
-    /// Lost when the queue stops. For tests.
-    Memory,
-}
+use crate::sqlite::{Database, RunningStore, StoreStatus, store_ended};
 
 /// Start from [`Config::new`] and change what differs.
 #[derive(Debug, Clone)]
@@ -164,15 +156,17 @@ pub async fn start(mut config: Config) -> Result<RunningQueue, StartError> {
     config.long_poll = config.long_poll.min(config.claim_timeout / 10);
     let config = Arc::new(config);
     let folder_error = |source| StartError::Folder { path: config.artifacts.display().to_string(), source };
-    let opened = store::open(&config.db)?;
+    let database = Database::open(&config.db, &store::SCHEMA)?;
+    let own_secret = store::own_secret(&database)?;
     // The database is locked, so no other queue writes to this directory.
     artifact_files::prepare(&config.artifacts).map_err(folder_error)?;
-    let keyring = Keyring::new(&config, opened.own_secret.clone());
+    let keyring = Keyring::new(&config, own_secret);
     let failed = |source| StartError::Listen { address: config.listen, source };
     let listener = listen(config.listen).map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
     let root_url = format!("http://{address}");
-    let RunningStore { store, status } = opened.start(Arc::clone(&config), tokio::runtime::Handle::current())?;
+    let owner = QueueStore::new(Arc::clone(&config));
+    let RunningStore { store, status } = database.start(owner, tokio::runtime::Handle::current())?;
     let long_poll_permits = Arc::new(Semaphore::new(QUEUE_LONG_POLLS_MAX));
     let stop = CancellationToken::new();
     let app = QueueState {
@@ -282,8 +276,4 @@ impl RunningQueue {
             tracing::warn!("shutdown timed out before the database was closed");
         }
     }
-}
-
-async fn store_ended(status: &mut watch::Receiver<StoreStatus>) -> Result<StoreStatus, watch::error::RecvError> {
-    status.wait_for(|status| *status != StoreStatus::Running).await.map(|status| status.clone())
 }

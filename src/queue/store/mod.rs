@@ -1,36 +1,46 @@
-//! The store: one SQLite database, one thread that owns it, and commits shared by many callers.
-//!
-//! The thread takes all queued jobs, runs each in a savepoint of one transaction, commits with a flush to disk, and
-//! then replies. So an answered call survives a crash, and a disk that flushes 500 times a second serves thousands
-//! of calls.
+//! The queue's store: its tables, its own secret, and the workers that wait for work.
 
 pub(crate) mod artifacts;
 pub(crate) mod messages;
-pub(crate) mod open;
 pub(crate) mod tx;
 mod writer;
 
-use tokio::sync::{mpsc, oneshot};
+use secrecy::SecretString;
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
-pub use self::open::OpenError;
-pub(crate) use self::open::open;
+pub(crate) use self::writer::QueueStore;
 
-use self::tx::{ClaimedRun, Tx};
-use self::writer::{Batch, Writer};
+use self::tx::ClaimedRun;
+use self::writer::run_waiter;
 use super::queue_error::QueueError;
 use super::task_state::{RunError, WorkerIdentity};
+use crate::source::taskcluster::formats::new_task_id;
+use crate::sqlite::{self, Database, JobError, OpenError, Schema};
 
-#[derive(Debug)]
-pub(crate) enum StoreError {
-    Refused(Box<QueueError>),
-    Sql(rusqlite::Error),
-}
+pub(crate) type Store = sqlite::Store<QueueStore>;
+pub(crate) type StoreError = JobError<QueueError>;
+type Writer = sqlite::Writer<QueueStore>;
+type Batch = sqlite::Batch<QueueStore>;
 
-impl StoreError {
-    fn json(error: serde_json::Error) -> Self {
-        Self::Sql(rusqlite::Error::ToSqlConversionFailure(Box::new(error)))
-    }
+pub(crate) const SCHEMA: Schema = Schema {
+    // `jrny`
+    application_id: 0x6a72_6e79,
+    format: 5,
+    sql: include_str!("schema.sql"),
+    migrations: &[],
+    owner: "queue",
+    key: "queue.db",
+};
+
+/// Of the queue itself, created with the database.
+pub(crate) fn own_secret(database: &Database) -> Result<SecretString, OpenError> {
+    let secret: String = database.run(|conn| {
+        let new_secret = format!("{}{}", new_task_id(), new_task_id());
+        conn.execute("INSERT OR IGNORE INTO meta (key, value) VALUES ('secret', ?1)", [new_secret])?;
+        conn.query_row("SELECT value FROM meta WHERE key = 'secret'", [], |row| row.get(0))
+    })?;
+    Ok(secret.into())
 }
 
 impl From<QueueError> for StoreError {
@@ -45,15 +55,7 @@ impl From<RunError> for StoreError {
     }
 }
 
-impl From<rusqlite::Error> for StoreError {
-    fn from(error: rusqlite::Error) -> Self {
-        Self::Sql(error)
-    }
-}
-
-/// Runs within a batch and adds its reply to it.
-type Job = Box<dyn FnOnce(&mut Writer, &mut Batch) + Send>;
-
+#[derive(Debug)]
 struct Waiter {
     queue: String,
     worker: WorkerIdentity,
@@ -68,40 +70,7 @@ impl Waiter {
     }
 }
 
-/// A handle. When the last one is dropped, the thread finishes its jobs and closes the database.
-#[derive(Debug, Clone)]
-pub(crate) struct Store {
-    jobs: mpsc::Sender<Job>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum StoreStatus {
-    Running,
-    Closed,
-    Failed(String),
-}
-
-fn internal_error() -> QueueError {
-    QueueError::internal(&uuid::Uuid::new_v4())
-}
-
 impl Store {
-    /// Runs a job and returns once its changes are on disk.
-    ///
-    /// # Cancel safety
-    ///
-    /// A job is skipped if the caller goes before it starts; afterwards it is done without a reply.
-    pub(crate) async fn execute<T, F>(&self, work: F) -> Result<T, QueueError>
-    where
-        T: Send + 'static,
-        F: Send + 'static + FnOnce(&mut Tx<'_>) -> Result<T, StoreError>,
-    {
-        let (reply, answer) = oneshot::channel();
-        self.jobs.send(job(work, reply)).await.map_err(|_| internal_error())?;
-        // No reply if the thread has ended.
-        answer.await.map_err(|_| internal_error())?
-    }
-
     /// Claims pending runs, or waits for some until `cancel`. Without a reply, the claims failed.
     pub(crate) async fn wait_for_work(
         &self,
@@ -112,8 +81,7 @@ impl Store {
     ) -> Result<oneshot::Receiver<Vec<ClaimedRun>>, QueueError> {
         let (reply, answer) = oneshot::channel();
         let waiter = Waiter { queue, worker, limit, reply, cancel };
-        let job: Job = Box::new(move |writer, batch| writer.run_waiter(waiter, batch));
-        self.jobs.send(job).await.map_err(|_| internal_error())?;
+        self.send(Box::new(move |writer, batch| run_waiter(writer, batch, waiter))).await?;
         Ok(answer)
     }
 
@@ -122,23 +90,6 @@ impl Store {
         // Every batch does.
         self.execute(|_| Ok(())).await.ok();
     }
-}
-
-fn job<T, F>(work: F, reply: oneshot::Sender<Result<T, QueueError>>) -> Job
-where
-    T: Send + 'static,
-    F: Send + 'static + FnOnce(&mut Tx<'_>) -> Result<T, StoreError>,
-{
-    Box::new(move |writer, batch| {
-        if reply.is_closed() {
-            return;
-        }
-        let result = writer.in_savepoint(batch, work);
-        // The caller may have gone.
-        batch
-            .replies
-            .push(Box::new(move |committed| drop(reply.send(result.and_then(|done| committed.map(|()| done))))));
-    })
 }
 
 #[cfg(test)]

@@ -7,16 +7,17 @@ use super::super::clock::{QueueClock, UnixMillis};
 use super::super::task_definition;
 use super::super::{Config, Db};
 use super::artifacts::Artifact;
-use super::open::RunningStore;
+use super::tx::Tx;
 use super::*;
+use crate::sqlite::{Job, RunningStore, StoreStatus, job};
 
 fn config(clock: QueueClock) -> Arc<Config> {
     Arc::new(Config { clock, ..Config::new(Db::Memory, "/nonexistent".into()) })
 }
 
-fn started() -> RunningStore {
-    let opened = open(&Db::Memory).unwrap();
-    opened.start(config(QueueClock::manual(NOW)), Handle::current()).unwrap()
+fn started() -> RunningStore<QueueStore> {
+    let owner = QueueStore::new(config(QueueClock::manual(NOW)));
+    Database::open(&Db::Memory, &SCHEMA).unwrap().start(owner, Handle::current()).unwrap()
 }
 
 fn store() -> Store {
@@ -40,16 +41,16 @@ fn create_in(tx: &mut Tx<'_>, task: &str) -> Result<(), StoreError> {
 }
 
 fn writer(clock: &QueueClock) -> Writer {
-    Writer::new(open(&Db::Memory).unwrap(), config(clock.clone()))
+    Database::open(&Db::Memory, &SCHEMA).unwrap().into_writer(QueueStore::new(config(clock.clone())))
 }
 
 type Reply<T> = oneshot::Receiver<Result<T, QueueError>>;
 
 fn request<T: Send + 'static>(
     work: impl Send + 'static + FnOnce(&mut Tx<'_>) -> Result<T, StoreError>,
-) -> (Job, Reply<T>) {
+) -> (Job<QueueStore>, Reply<T>) {
     let (reply, answer) = oneshot::channel();
-    (job(work, reply), answer)
+    (job::<QueueStore, _, _>(work, reply), answer)
 }
 
 /// A batch of one job, on the test's own thread.
