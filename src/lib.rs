@@ -31,6 +31,7 @@ mod kubernetes;
 #[doc(hidden)]
 pub mod limits;
 mod named_enum;
+mod notifier;
 #[doc(hidden)]
 pub mod observe;
 #[doc(hidden)]

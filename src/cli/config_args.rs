@@ -68,6 +68,14 @@ impl FlagSet for QueueFlags {
     ];
 }
 
+/// `journeyman notifier`.
+#[derive(Debug, Clone)]
+pub struct NotifierFlags;
+
+impl FlagSet for NotifierFlags {
+    const LIST: &'static [ConfigFlag] = &[flag("db", "notifier.db"), flag("listen", "notifier.listen"), LOG[0], LOG[1]];
+}
+
 /// `journeyman controller`.
 #[derive(Debug, Clone)]
 pub struct ControllerFlags;

@@ -14,6 +14,7 @@ mod file_checks;
 mod guide;
 mod handler;
 mod man;
+mod notifier;
 pub mod output;
 mod queue;
 pub mod queue_client;
@@ -46,7 +47,7 @@ use clap_complete::Shell;
 use crate::config::Environment;
 use crate::limits::ABORT_TIMEOUT;
 use crate::observe::log;
-use config_args::{ConfigArgs, QueueFlags, WorkerFlags};
+use config_args::{ConfigArgs, NotifierFlags, QueueFlags, WorkerFlags};
 use exit::{Exit, ExitResult, Failure};
 
 #[derive(Debug, Parser)]
@@ -89,6 +90,8 @@ enum CliCommand {
     Claims(control::ClaimsCommand),
     /// Serve the embedded queue
     Queue(ConfigArgs<QueueFlags>),
+    /// Deliver events as webhooks, in order
+    Notifier(ConfigArgs<NotifierFlags>),
     /// Create, watch, read, cancel and list tasks
     Task(task::TaskArgs),
     /// Call a worker group over AMQP
@@ -167,6 +170,7 @@ fn dispatch(command: CliCommand, environment: &Environment) -> ExitResult {
     match command {
         CliCommand::Dev(arguments) => run_server(dev::run(*arguments, environment)),
         CliCommand::Queue(settings) => run_server(queue::run(settings, environment)),
+        CliCommand::Notifier(settings) => run_server(notifier::run(settings, environment)),
         CliCommand::Worker(settings) => run_local(worker::run(settings, environment)),
         CliCommand::Bridge(settings) => run_local(bridge::run(settings, environment)),
         CliCommand::Controller(arguments) => run_server(controller::run(arguments, environment)),

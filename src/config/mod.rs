@@ -84,6 +84,7 @@ pub fn load(
         demand: loader.named("demand", |loader, key, value| loader.read(key, value, "")),
         handler: loader.named("handler", read_handler),
         queue: read_queue(&mut loader).unwrap_or_default(),
+        notifier: read_notifier(&mut loader).unwrap_or_default(),
         control: loader.section("control"),
         http: loader.section("http"),
         hooks: loader.section("hooks"),
@@ -159,6 +160,12 @@ fn read_queue(loader: &mut Loader<'_>) -> Option<schema::Queue> {
     let mut section = loader.take("queue")?;
     loader.remove_invalid_names("queue.clients", section.get_mut("clients"), is_name, NAME_EXPECTED);
     loader.read("queue", section, "")
+}
+
+fn read_notifier(loader: &mut Loader<'_>) -> Option<schema::Notifier> {
+    let mut section = loader.take("notifier")?;
+    loader.remove_invalid_names("notifier.endpoint", section.get_mut("endpoint"), is_name, NAME_EXPECTED);
+    loader.read("notifier", section, "")
 }
 
 /// The source of a worker that a controller has started and whose configuration has none.

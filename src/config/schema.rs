@@ -9,7 +9,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::pool::{DemandConfig, PoolConfig};
 use super::values::{
-    File, Filter, Listen, OptionalSpan, Queue as TaskQueue, SecretFile, ServiceAddress, Size, Span, Url, WorkerName,
+    File, Filter, Listen, OptionalSpan, Queue as TaskQueue, SecretFile, ServiceAddress, Size, Span, Url, WebhookUrl,
+    WorkerName,
 };
 use crate::host::containment::Requirement;
 use crate::host::termination_notice::MetadataProvider;
@@ -49,6 +50,8 @@ pub struct Config {
     pub hooks: Hooks,
     /// The embedded queue (`journeyman queue` and `journeyman dev`).
     pub queue: Queue,
+    /// The notifier (`journeyman notifier`).
+    pub notifier: Notifier,
     /// The control socket.
     pub control: Control,
     /// Health checks, metrics and a status page over HTTP.
@@ -889,6 +892,59 @@ pub struct Client {
 
 fn every_scope() -> Vec<String> {
     vec!["*".to_owned()]
+}
+
+/// Delivers events as webhooks.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Notifier {
+    /// Database file.
+    pub db: File,
+    /// Address where events are taken. With port 0 the system chooses a port.
+    pub listen: Listen,
+    /// File with the bearer token that callers need.
+    pub token_file: Option<SecretFile>,
+    /// Networks that webhooks may reach although they are not public, such as `10.0.0.0/8`.
+    pub allowed_networks: Vec<String>,
+    /// Where events are delivered, by name.
+    pub endpoint: BTreeMap<String, NotifierEndpoint>,
+}
+
+impl Default for Notifier {
+    fn default() -> Self {
+        Self {
+            db: built_in("/var/lib/journeyman/notifier.db"),
+            listen: built_in("127.0.0.1:7090"),
+            token_file: None,
+            allowed_networks: Vec::new(),
+            endpoint: BTreeMap::new(),
+        }
+    }
+}
+
+/// A receiver of webhooks.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NotifierEndpoint {
+    /// Where its webhooks are sent.
+    pub url: WebhookUrl,
+    /// Types of the events that it gets. A `*` at the end stands for the rest.
+    #[serde(default = "every_event")]
+    pub events: Vec<String>,
+    /// Files with the keys that sign its webhooks, each `whsec_…` or `whsk_…`. All of them sign, so that a receiver can change its key at any time.
+    #[serde(default)]
+    pub key_files: Vec<SecretFile>,
+    /// How long one attempt may take, up to 60s.
+    #[serde(default = "webhook_timeout")]
+    pub timeout: Span<1_000>,
+}
+
+fn every_event() -> Vec<String> {
+    vec!["*".to_owned()]
+}
+
+fn webhook_timeout() -> Span<1_000> {
+    built_in("20s")
 }
 
 /// Logs.

@@ -98,6 +98,7 @@ text_value! {
     [] WorkerName, "name", "build-7";
     [] Queue, "provisioner/worker-type", "build/linux-large";
     [] Url, "web address", "https://tc.example.com";
+    [] WebhookUrl, "web address", "https://example.com/hook";
     [] ServiceAddress, "web address or unix:PATH", "http://127.0.0.1:8080";
     [] Listen, "address and port", "127.0.0.1:7070";
     [] File, "path", "/path/to/it";
@@ -321,6 +322,31 @@ impl Text for Url {
 
     fn write(&self) -> String {
         self.as_str().to_owned()
+    }
+}
+
+/// The URL of a webhook, which may have a query.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WebhookUrl(url::Url);
+
+impl WebhookUrl {
+    pub const fn parts(&self) -> &url::Url {
+        &self.0
+    }
+}
+
+impl Text for WebhookUrl {
+    fn read(text: &str) -> Result<Self, String> {
+        let url = url::Url::parse(text).ok().filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
+        let url = url.ok_or_else(|| "a URL such as \"https://example.com/hook\"".to_owned())?;
+        if !url.username().is_empty() || url.password().is_some() || url.fragment().is_some() {
+            return Err("a URL without a user, a password and `#`".to_owned());
+        }
+        Ok(Self(url))
+    }
+
+    fn write(&self) -> String {
+        self.0.as_str().to_owned()
     }
 }
 

@@ -16,6 +16,7 @@ pub mod id;
 pub mod jitter;
 pub mod job_requests;
 pub mod journal;
+pub mod lane;
 pub mod lease;
 pub mod outcome;
 pub mod poll;

@@ -46,6 +46,10 @@ pub const DEFERRAL_CRASH_POINTS: &[&str] = &["deferral-confirmed"];
 #[doc(hidden)]
 pub const BUILD_CRASH_POINTS: &[&str] = &["build-pod-created", "build-secret-created", "build-failure-reported"];
 
+/// Points of events and webhooks.
+#[doc(hidden)]
+pub const NOTIFIER_CRASH_POINTS: &[&str] = &["notifier-stored", "notifier-sent", "notifier-committed"];
+
 /// Points of requests in a ZooKeeper.
 #[doc(hidden)]
 pub const ZOOKEEPER_CRASH_POINTS: &[&str] = &[
@@ -73,8 +77,14 @@ pub(crate) fn crash_due(name: &str) -> bool {
     if !cfg!(debug_assertions) {
         return false;
     }
-    let known =
-        [CLAIM_CRASH_POINTS, REQUEST_CRASH_POINTS, DEFERRAL_CRASH_POINTS, BUILD_CRASH_POINTS, ZOOKEEPER_CRASH_POINTS];
+    let known = [
+        CLAIM_CRASH_POINTS,
+        REQUEST_CRASH_POINTS,
+        DEFERRAL_CRASH_POINTS,
+        BUILD_CRASH_POINTS,
+        NOTIFIER_CRASH_POINTS,
+        ZOOKEEPER_CRASH_POINTS,
+    ];
     debug_assert!(known.iter().any(|points| points.contains(&name)), "{name}");
     let trigger = TRIGGER.as_ref().filter(|trigger| trigger.name == name);
     trigger.is_some_and(|trigger| trigger.remaining_hits.fetch_sub(1, Ordering::Relaxed) == 1)

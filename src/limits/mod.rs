@@ -2,6 +2,8 @@
 
 mod amqp;
 mod controller;
+mod delivery;
+mod notifier;
 mod operator_interfaces;
 mod queue;
 mod screwdriver;
@@ -13,6 +15,8 @@ use std::time::Duration;
 
 pub use amqp::*;
 pub use controller::*;
+pub use delivery::*;
+pub use notifier::*;
 pub use operator_interfaces::*;
 pub use queue::*;
 pub use screwdriver::*;

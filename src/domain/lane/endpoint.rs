@@ -1,0 +1,120 @@
+//! What attempts mean for an endpoint: whether it rests, whether it is failing, and when it is disabled.
+
+use core::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::retry::RETRY_AFTER_MAX;
+use super::{Control, Reply};
+use crate::domain::staged::Stamp;
+
+/// An endpoint without one success for so long is disabled, if it was tried often enough.
+pub const DISABLE_AFTER: Duration = Duration::from_secs(5 * 24 * 60 * 60);
+pub const DISABLE_ATTEMPTS_MIN: u32 = 10;
+/// The rest of an endpoint that asks for one and does not say how long.
+pub const THROTTLE_REST: Duration = Duration::from_secs(5);
+
+/// Why an endpoint gets nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DisableReason {
+    /// It answered 410.
+    Gone,
+    /// It asked for that.
+    ByReceiver,
+    /// All attempts have failed for days.
+    Failing,
+    ByOperator,
+}
+
+/// What attempts have shown of an endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+pub struct EndpointHealth {
+    /// Since the last success.
+    pub failing_since: Option<Stamp>,
+    /// Since the last success.
+    pub failures: u32,
+    pub rests_until: Option<Stamp>,
+    pub disabled: Option<DisableReason>,
+}
+
+impl EndpointHealth {
+    /// Whether it has changed.
+    pub fn on_reply(&mut self, reply: Reply, now: Stamp) -> bool {
+        let before = *self;
+        if reply.is_success() {
+            *self = Self { disabled: self.disabled, ..Self::default() };
+        } else {
+            self.failures = self.failures.saturating_add(1);
+            let since = *self.failing_since.get_or_insert(now);
+            if now.since(since) >= DISABLE_AFTER && self.failures >= DISABLE_ATTEMPTS_MIN {
+                self.disabled.get_or_insert(DisableReason::Failing);
+            }
+        }
+        match reply {
+            Reply::Answered { control: Some(Control::DisableEndpoint), .. } => {
+                self.disabled.get_or_insert(DisableReason::ByReceiver);
+            }
+            Reply::Answered { status: 410, .. } => {
+                self.disabled.get_or_insert(DisableReason::Gone);
+            }
+            Reply::Answered { .. } | Reply::Failed(_) => {}
+        }
+        if let Some(asked) = reply.throttles() {
+            self.rests_until = Some(now.plus(asked.max(THROTTLE_REST).min(RETRY_AFTER_MAX)));
+        }
+        *self != before
+    }
+
+    /// Whether it may be tried, as far as it goes.
+    pub fn may_be_tried(&self, now: Stamp) -> bool {
+        self.disabled.is_none() && self.rests_until.is_none_or(|until| until <= now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::lane::ErrorClass;
+
+    fn answered(status: u16, retry_after: Option<u64>, control: Option<Control>) -> Reply {
+        Reply::Answered { status, retry_after: retry_after.map(Duration::from_secs), control }
+    }
+
+    #[test]
+    fn an_endpoint_is_disabled_after_days_without_a_success_and_enough_attempts() {
+        let days = i64::try_from(DISABLE_AFTER.as_millis()).unwrap();
+        let failed = Reply::Failed(ErrorClass::Timeout);
+        let mut rarely_tried = EndpointHealth::default();
+        rarely_tried.on_reply(failed, Stamp(0));
+        rarely_tried.on_reply(failed, Stamp(days));
+        assert_eq!(rarely_tried.disabled, None);
+        let mut health = EndpointHealth::default();
+        for _ in 0..DISABLE_ATTEMPTS_MIN {
+            health.on_reply(failed, Stamp(0));
+        }
+        health.on_reply(answered(200, None, None), Stamp(days - 2));
+        health.on_reply(failed, Stamp(days));
+        assert_eq!((health.disabled, health.failures), (None, 1), "a success starts over");
+        for _ in 0..DISABLE_ATTEMPTS_MIN {
+            health.on_reply(failed, Stamp(2 * days));
+        }
+        assert_eq!(health.disabled, Some(DisableReason::Failing));
+    }
+
+    #[test]
+    fn a_receiver_disables_itself_and_says_when_it_wants_more() {
+        for (reply, disabled, rests) in [
+            (answered(410, None, None), Some(DisableReason::Gone), None),
+            (answered(200, None, Some(Control::DisableEndpoint)), Some(DisableReason::ByReceiver), None),
+            (answered(429, Some(60), None), None, Some(60_000)),
+            (answered(503, None, None), None, Some(5_000)),
+            (answered(500, Some(60), None), None, None),
+        ] {
+            let mut health = EndpointHealth::default();
+            assert!(health.on_reply(reply, Stamp(0)));
+            assert_eq!((health.disabled, health.rests_until), (disabled, rests.map(Stamp)), "{reply:?}");
+            assert_eq!(health.may_be_tried(Stamp(59_999)), disabled.is_none() && rests != Some(60_000));
+        }
+    }
+}

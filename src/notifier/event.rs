@@ -1,0 +1,56 @@
+//! Events, as their sources send them.
+
+use jiff::Timestamp;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::limits::{NOTIFIER_DATA_BYTES_MAX, NOTIFIER_NAME_BYTES_MAX};
+
+/// Something that has happened, for the endpoints that want its type.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Event {
+    /// Who sends it, and under which id: the same one twice is one event.
+    pub(crate) source: String,
+    pub(crate) id: String,
+    /// Such as `build.finished`.
+    pub(crate) r#type: String,
+    /// Events of one key arrive at an endpoint in the order in which they were accepted.
+    pub(crate) key: String,
+    /// Of what the key names: a run that starts over counts its events anew.
+    pub(crate) epoch: Option<u32>,
+    /// When it happened; built-in: when it is accepted.
+    pub(crate) time: Option<Timestamp>,
+    pub(crate) data: Box<RawValue>,
+}
+
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum InvalidEvent {
+    #[error("{0} is empty, longer than {NOTIFIER_NAME_BYTES_MAX} bytes, or has control characters")]
+    Name(&'static str),
+    #[error("type is not made of names with letters, digits, `_` and `-` that dots separate")]
+    Type,
+    #[error("data has more than {NOTIFIER_DATA_BYTES_MAX} bytes")]
+    Data,
+}
+
+impl Event {
+    /// # Errors
+    ///
+    /// If it cannot be stored, or be sent in a header.
+    pub(crate) fn check(&self) -> Result<(), InvalidEvent> {
+        for (field, text) in [("source", &self.source), ("id", &self.id), ("type", &self.r#type), ("key", &self.key)] {
+            let is_good = (1..=NOTIFIER_NAME_BYTES_MAX).contains(&text.len()) && !text.contains(char::is_control);
+            if !is_good {
+                return Err(InvalidEvent::Name(field));
+            }
+        }
+        let is_part = |part: &str| {
+            !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte))
+        };
+        if !self.r#type.split('.').all(is_part) {
+            return Err(InvalidEvent::Type);
+        }
+        if self.data.get().len() > NOTIFIER_DATA_BYTES_MAX { Err(InvalidEvent::Data) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,36 @@
+//! Which types of events an endpoint wants.
+
+/// A type, or a beginning of types with `*` in place of the rest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct TypePattern(String);
+
+impl TypePattern {
+    pub(crate) fn new(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+
+    pub(super) fn matches(&self, event_type: &str) -> bool {
+        match self.0.strip_suffix('*') {
+            Some(beginning) => event_type.starts_with(beginning),
+            None => self.0 == event_type,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_star_stands_for_the_rest() {
+        for (pattern, event_type, matches) in [
+            ("*", "build.finished", true),
+            ("build.*", "build.finished", true),
+            ("build.*", "builds.finished", false),
+            ("build.finished", "build.finished", true),
+            ("build.finished", "build.finished.late", false),
+        ] {
+            assert_eq!(TypePattern::new(pattern).matches(event_type), matches, "{pattern} {event_type}");
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Events that become webhooks: once for each endpoint, in order, whatever dies.
+
+use journeyman::host::crash_points::NOTIFIER_CRASH_POINTS;
+use serde_json::json;
+
+use crate::support::{Place, Receiver, event};
+
+#[tokio::test]
+async fn an_event_is_delivered_with_its_lane_and_a_signature() {
+    let receiver = Receiver::answering(|_| 204).await;
+    let place = Place::new(&[("ci", &receiver)]);
+    let notifier = place.start().await;
+    let body = r#"{ "source": "ci", "id": "7", "type": "build.finished", "key": "build 7", "epoch": 2,
+                    "time": "2026-11-26T10:00:00Z", "data": {"b":  1, "a":[ ]} }"#;
+    assert_eq!(notifier.publish(body).await, Some((202, json!({ "accepted": 1, "duplicates": 0 }))));
+    assert_eq!(notifier.publish(body).await, Some((202, json!({ "accepted": 0, "duplicates": 1 }))));
+    receiver.wait_for(1).await;
+    let asked = receiver.0.asked().remove(0);
+    let header = |name: &str| asked.header(name).unwrap_or_default().to_owned();
+    assert_eq!(asked.line, "POST /hook HTTP/1.1");
+    let lane = [header("journeyman-lane"), header("journeyman-epoch"), header("journeyman-seq")];
+    assert_eq!(lane, ["build 7", "2", "1"]);
+    assert!(header("webhook-signature").starts_with("v1,"), "{asked:?}");
+    let expected = r#"{"type":"build.finished","timestamp":"2026-11-26T10:00:00Z","data":{"b":  1, "a":[ ]}}"#;
+    assert_eq!(String::from_utf8_lossy(&asked.body), expected, "byte for byte");
+    notifier.stop().await;
+    assert_eq!(receiver.got().len(), 1);
+}
+
+#[tokio::test]
+async fn p1_a_lane_waits_for_its_head_and_other_lanes_do_not() {
+    let receiver = Receiver::answering(|count| if count % 3 == 1 { 500 } else { 200 }).await;
+    let place = Place::new(&[("ci", &receiver)]);
+    let notifier = place.start().await;
+    let events: Vec<_> = (0..60).map(|number| event(&number.to_string(), &format!("lane-{}", number % 10))).collect();
+    notifier.publish_all(&events).await;
+    receiver.wait_for(60).await;
+    notifier.stop().await;
+    assert_eq!(receiver.check_order(), 60);
+    assert!(receiver.got().len() > 60, "some were repeated");
+}
+
+#[tokio::test]
+async fn p2_nothing_that_was_accepted_is_lost_when_the_notifier_is_killed() {
+    let runs = std::env::var("JOURNEYMAN_CRASH_RUNS").ok().and_then(|runs| runs.parse().ok()).unwrap_or(2);
+    for point in NOTIFIER_CRASH_POINTS {
+        let receiver = Receiver::answering(|count| if count % 7 == 3 { 503 } else { 200 }).await;
+        let place = Place::new(&[("ci", &receiver)]);
+        let mut accepted = 0;
+        for run in 1..=runs {
+            let notifier = place.start_with(&[("JOURNEYMAN_CRASH_POINT", &format!("{point}:{run}"))]).await;
+            // The same ones again where no answer came.
+            for number in 0..20 {
+                let id = format!("{run}-{number}");
+                if notifier.publish(event(&id, &format!("lane-{}", number % 4)).to_string()).await.is_none() {
+                    break;
+                }
+                accepted += 1;
+            }
+            let ended = notifier.process.ends().await;
+            assert_eq!(ended.signal(), Some(9), "at {point}: {}", ended.log);
+        }
+        let notifier = place.start().await;
+        receiver.wait_for(accepted).await;
+        notifier.stop().await;
+        let delivered = receiver.check_order();
+        assert!(delivered >= accepted, "{point}: {delivered} of {accepted}");
+        println!("{point}: {runs} deaths, {accepted} accepted, 0 lost, {} sent", receiver.got().len());
+    }
+}
+
+#[tokio::test]
+async fn an_endpoint_that_is_gone_gets_nothing_more_and_others_go_on() {
+    let (gone, well) = (Receiver::answering(|_| 410).await, Receiver::answering(|_| 200).await);
+    let place = Place::new(&[("gone", &gone), ("well", &well)]);
+    let mut notifier = place.start().await;
+    notifier.publish_all(&[event("1", "a")]).await;
+    notifier.process.says("endpoint gone is disabled").await;
+    notifier.publish_all(&[event("2", "a"), event("3", "b")]).await;
+    well.wait_for(3).await;
+    let status = notifier.status("gone").await;
+    assert_eq!((&status["health"]["disabled"], &status["messages"]), (&json!("gone"), &json!(3)), "{status}");
+    notifier.kill().await;
+    let notifier = place.start().await;
+    notifier.publish_all(&[event("4", "a")]).await;
+    well.wait_for(4).await;
+    notifier.stop().await;
+    assert_eq!((gone.got().len(), well.check_order()), (1, 4));
+}
+
+#[tokio::test]
+async fn bad_events_are_refused_with_a_reason_and_none_of_a_batch_is_stored() {
+    let receiver = Receiver::answering(|_| 200).await;
+    let place = Place::new(&[("ci", &receiver)]);
+    let notifier = place.start().await;
+    let mut bad_type = event("2", "k");
+    bad_type["type"] = json!("build finished");
+    let mut no_key = event("3", "k");
+    no_key["key"] = json!("");
+    for (body, words) in [
+        ("{".to_owned(), "invalid event at line 1, column 1"),
+        ("[]".to_owned(), "0 events"),
+        (json!([event("1", "k"), bad_type]).to_string(), "event 1: type"),
+        (json!([event("1", "k"), no_key]).to_string(), "event 1: key is empty"),
+        (json!({ "secret": "s3cret" }).to_string(), "invalid event at line 1"),
+    ] {
+        let (status, answer) = notifier.publish(body).await.expect("an answer");
+        let message = answer["message"].as_str().expect("a message").to_owned();
+        assert!(status == 400 && message.starts_with(words) && !message.contains("s3cret"), "{status} {message}");
+    }
+    assert_eq!(notifier.status("ci").await["messages"], 0);
+    notifier.stop().await;
+}

@@ -1,0 +1,190 @@
+//! A notifier with its database, and a receiver that checks the order of what it gets.
+
+use std::collections::BTreeMap;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::gremlin::{Act, Asked, Gremlin, answer};
+use crate::process::Process;
+
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
+const TOKEN: &str = "token-of-the-test";
+/// Of the receiver.
+pub(crate) const KEY: &str = "whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIz";
+
+pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(TEST_TIMEOUT, future).await.unwrap_or_else(|_| panic!("{what}: not within {TEST_TIMEOUT:?}"))
+}
+
+pub(crate) fn answered(status: u16) -> Act {
+    answer(status, "text/plain", "")
+}
+
+/// A receiver of webhooks.
+pub(crate) struct Receiver(pub(crate) Gremlin);
+
+/// What the receiver got, in its order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Got {
+    pub(crate) lane: String,
+    pub(crate) epoch: u32,
+    pub(crate) seq: u32,
+    pub(crate) webhook_id: String,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Got {
+    fn of(asked: &Asked) -> Self {
+        let text = |name: &str| asked.header(name).expect("the header is there").to_owned();
+        let number = |name: &str| text(name).parse().expect("a number");
+        Self {
+            lane: text("journeyman-lane"),
+            epoch: number("journeyman-epoch"),
+            seq: number("journeyman-seq"),
+            webhook_id: text("webhook-id"),
+            body: asked.body.clone(),
+        }
+    }
+}
+
+impl Receiver {
+    /// Its answer depends on how many requests came before.
+    pub(crate) async fn answering(status: impl Fn(usize) -> u16 + Send + Sync + 'static) -> Self {
+        let count = Arc::new(Mutex::new(0));
+        let respond = move |_: &Asked| {
+            let mut count = count.lock();
+            let status = status(*count);
+            *count += 1;
+            let act: futures_util::future::BoxFuture<'static, Act> = Box::pin(std::future::ready(answered(status)));
+            act
+        };
+        Self(Gremlin::responding(respond).await)
+    }
+
+    pub(crate) fn got(&self) -> Vec<Got> {
+        self.0.asked().iter().map(Got::of).collect()
+    }
+
+    /// Waits until so many different messages came.
+    pub(crate) async fn wait_for(&self, messages: usize) {
+        let count = |asked: &[Asked]| {
+            let ids: std::collections::BTreeSet<_> = asked.iter().map(|one| one.header("webhook-id")).collect();
+            ids.len()
+        };
+        let waiting = tokio::time::timeout(TEST_TIMEOUT, self.0.wait_asked(|asked| count(asked) >= messages)).await;
+        assert!(waiting.is_ok(), "{} of {messages} messages in {TEST_TIMEOUT:?}", count(&self.0.asked()));
+    }
+
+    /// In each lane only the head is repeated, and no number is left out. Returns how many messages came.
+    pub(crate) fn check_order(&self) -> usize {
+        let mut lanes: BTreeMap<String, Vec<Got>> = BTreeMap::new();
+        let mut messages = 0;
+        for got in self.got() {
+            let lane = lanes.entry(got.lane.clone()).or_default();
+            match lane.last() {
+                Some(last) if *last == got => continue,
+                Some(last) if last.epoch == got.epoch => assert_eq!(got.seq, last.seq + 1, "{got:?} after {last:?}"),
+                Some(last) => assert!(got.epoch > last.epoch && got.seq == 1, "{got:?} after {last:?}"),
+                None => assert_eq!(got.seq, 1, "{got:?}"),
+            }
+            lane.push(got);
+            messages += 1;
+        }
+        messages
+    }
+}
+
+/// A notifier's configuration and database, and who publishes to it.
+pub(crate) struct Place {
+    folder: tempfile::TempDir,
+    client: reqwest::Client,
+}
+
+impl Place {
+    /// With an endpoint for each of these receivers.
+    pub(crate) fn new(endpoints: &[(&str, &Receiver)]) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut config = "[notifier]\ndb = \"notifier.db\"\nlisten = \"127.0.0.1:0\"\ntoken_file = \"token\"\n\
+             allowed_networks = [\"127.0.0.0/8\"]\n"
+            .to_owned();
+        for (name, receiver) in endpoints {
+            config.push_str(&format!(
+                "\n[notifier.endpoint.{name}]\nurl = \"{}/hook\"\nkey_files = [\"key\"]\n",
+                receiver.0.url()
+            ));
+        }
+        for (name, text) in [("journeyman.toml", config.as_str()), ("token", TOKEN), ("key", KEY)] {
+            std::fs::write(folder.path().join(name), text).expect("it is written");
+        }
+        rustls::crypto::ring::default_provider().install_default().ok();
+        let client = reqwest::Client::builder().no_proxy().build().expect("a client");
+        Self { folder, client }
+    }
+
+    pub(crate) async fn start(&self) -> Running<'_> {
+        self.start_with(&[]).await
+    }
+
+    pub(crate) async fn start_with(&self, variables: &[(&str, &str)]) -> Running<'_> {
+        let folder = self.folder.path();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_journeyman"));
+        command.args(["notifier", "--config", "journeyman.toml"]).current_dir(folder).env_clear();
+        command.env("JOURNEYMAN__LOG__LEVEL", "debug").envs(variables.iter().copied());
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut process = Process::of(command);
+        process.says("notifier listening").await;
+        let log = process.log();
+        let line = log.lines().find(|line| line.contains("notifier listening")).expect("it was said");
+        let line: Value = serde_json::from_str(line).expect("a line of JSON");
+        let url = format!("http://{}/v1", line["address"].as_str().expect("an address"));
+        Running { place: self, process, url }
+    }
+}
+
+pub(crate) struct Running<'a> {
+    place: &'a Place,
+    pub(crate) process: Process,
+    url: String,
+}
+
+pub(crate) fn event(id: &str, key: &str) -> Value {
+    json!({ "source": "test", "id": id, "type": "build.finished", "key": key, "data": { "id": id } })
+}
+
+impl Running<'_> {
+    /// The status and body of the answer; `None` without one.
+    pub(crate) async fn publish(&self, body: impl Into<reqwest::Body>) -> Option<(u16, Value)> {
+        let call = self.place.client.post(format!("{}/events", self.url)).bearer_auth(TOKEN).body(body).send();
+        let answer = within("an answer, or an error", call).await.ok()?;
+        let status = answer.status().as_u16();
+        Some((status, answer.json().await.ok()?))
+    }
+
+    pub(crate) async fn publish_all(&self, events: &[Value]) {
+        let answer = self.publish(json!(events).to_string()).await;
+        let expected = json!({ "accepted": events.len(), "duplicates": 0 });
+        assert_eq!(answer, Some((202, expected)));
+    }
+
+    pub(crate) async fn status(&self, endpoint: &str) -> Value {
+        let call = self.place.client.get(format!("{}/status", self.url)).bearer_auth(TOKEN).send();
+        let answer = within("a status", call).await.expect("it answers");
+        answer.json::<Value>().await.expect("JSON")["endpoints"][endpoint].clone()
+    }
+
+    pub(crate) async fn kill(self) {
+        self.process.signal(Signal::KILL);
+        self.process.ends().await;
+    }
+
+    pub(crate) async fn stop(self) -> String {
+        let log = self.process.drained().await;
+        assert!(!log.contains(TOKEN) && !log.contains(KEY), "{log}");
+        log
+    }
+}
