@@ -129,11 +129,16 @@ impl Engine {
                     // A bug. Its lane goes on after a restart.
                     Err(error) => tracing::error!("an attempt has panicked: {error}"),
                 },
-                () = self.stored.notified() => self.endpoints.values_mut().for_each(|entry| entry.is_behind = true),
-                () = tokio::time::sleep(wait) => {}
+                () = self.stored.notified() => self.look_for_due_lanes(),
+                // The safety net of the notification.
+                () = tokio::time::sleep(wait) => self.look_for_due_lanes(),
                 () = stop.cancelled(), if !stop.is_cancelled() => {}
             }
         }
+    }
+
+    fn look_for_due_lanes(&mut self) {
+        self.endpoints.values_mut().for_each(|entry| entry.is_behind = true);
     }
 
     /// Gives the dispatcher due lanes that it does not have.
@@ -213,6 +218,8 @@ impl Engine {
                 self.taken.remove(&next.lane);
                 if let Some(entry) = self.endpoints.get_mut(&next.endpoint) {
                     entry.next_due = entry.next_due.into_iter().chain(due).min();
+                    // A message that came after the commit was announced while the lane was taken.
+                    entry.is_behind |= due.is_none();
                 }
             }
             Step::Committed { next, due: Err(error) } => {
@@ -249,9 +256,9 @@ impl Engine {
                 next.endpoint,
                 entry.health.disabled
             );
-            self.dispatcher.remove(&next.endpoint);
-            // The lanes are due as soon as it is enabled.
-            entry.is_behind = true;
+            for lane in self.dispatcher.remove(&next.endpoint) {
+                self.taken.remove(&lane);
+            }
         }
         tracing::debug!(endpoint = &*next.endpoint, epoch = head.epoch, seq = head.seq, ?verdict, "attempted");
         let (store, endpoint) = (self.store.clone(), Arc::clone(&next.endpoint));

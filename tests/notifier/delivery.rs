@@ -7,7 +7,7 @@ use crate::support::{Place, Receiver, event};
 
 #[tokio::test]
 async fn an_event_is_delivered_with_its_lane_and_a_signature() {
-    let receiver = Receiver::answering(|_| 204).await;
+    let receiver = Receiver::answering(204).await;
     let place = Place::new(&[("ci", &receiver)]);
     let notifier = place.start().await;
     let body = r#"{ "source": "ci", "id": "7", "type": "build.finished", "key": "build 7", "epoch": 2,
@@ -29,7 +29,7 @@ async fn an_event_is_delivered_with_its_lane_and_a_signature() {
 
 #[tokio::test]
 async fn p1_a_lane_waits_for_its_head_and_other_lanes_do_not() {
-    let receiver = Receiver::answering(|count| if count % 3 == 1 { 500 } else { 200 }).await;
+    let receiver = Receiver::failing_first(500).await;
     let place = Place::new(&[("ci", &receiver)]);
     let notifier = place.start().await;
     let events: Vec<_> = (0..60).map(|number| event(&number.to_string(), &format!("lane-{}", number % 10))).collect();
@@ -41,10 +41,24 @@ async fn p1_a_lane_waits_for_its_head_and_other_lanes_do_not() {
 }
 
 #[tokio::test]
+async fn an_event_that_follows_a_delivered_one_at_once_does_not_wait() {
+    let receiver = Receiver::answering(200).await;
+    let place = Place::new(&[("ci", &receiver)]);
+    let notifier = place.start().await;
+    // The receiver has the last one, and the notifier has not stored that yet.
+    for number in 1..=200 {
+        notifier.publish_all(&[event(&number.to_string(), "lane")]).await;
+        receiver.wait_for(number).await;
+    }
+    notifier.stop().await;
+    assert_eq!(receiver.check_order(), 200);
+}
+
+#[tokio::test]
 async fn p2_nothing_that_was_accepted_is_lost_when_the_notifier_is_killed() {
     let runs = std::env::var("JOURNEYMAN_CRASH_RUNS").ok().and_then(|runs| runs.parse().ok()).unwrap_or(2);
     for point in NOTIFIER_CRASH_POINTS {
-        let receiver = Receiver::answering(|count| if count % 7 == 3 { 503 } else { 200 }).await;
+        let receiver = Receiver::failing_first(503).await;
         let place = Place::new(&[("ci", &receiver)]);
         let mut accepted = 0;
         for run in 1..=runs {
@@ -71,7 +85,7 @@ async fn p2_nothing_that_was_accepted_is_lost_when_the_notifier_is_killed() {
 
 #[tokio::test]
 async fn an_endpoint_that_is_gone_gets_nothing_more_and_others_go_on() {
-    let (gone, well) = (Receiver::answering(|_| 410).await, Receiver::answering(|_| 200).await);
+    let (gone, well) = (Receiver::answering(410).await, Receiver::answering(200).await);
     let place = Place::new(&[("gone", &gone), ("well", &well)]);
     let mut notifier = place.start().await;
     notifier.publish_all(&[event("1", "a")]).await;
@@ -90,7 +104,7 @@ async fn an_endpoint_that_is_gone_gets_nothing_more_and_others_go_on() {
 
 #[tokio::test]
 async fn bad_events_are_refused_with_a_reason_and_none_of_a_batch_is_stored() {
-    let receiver = Receiver::answering(|_| 200).await;
+    let receiver = Receiver::answering(200).await;
     let place = Place::new(&[("ci", &receiver)]);
     let notifier = place.start().await;
     let mut bad_type = event("2", "k");

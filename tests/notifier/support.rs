@@ -1,10 +1,10 @@
 //! A notifier with its database, and a receiver that checks the order of what it gets.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -53,14 +53,18 @@ impl Got {
 }
 
 impl Receiver {
-    /// Its answer depends on how many requests came before.
-    pub(crate) async fn answering(status: impl Fn(usize) -> u16 + Send + Sync + 'static) -> Self {
-        let count = Arc::new(Mutex::new(0));
-        let respond = move |_: &Asked| {
-            let mut count = count.lock();
-            let status = status(*count);
-            *count += 1;
-            let act: futures_util::future::BoxFuture<'static, Act> = Box::pin(std::future::ready(answered(status)));
+    pub(crate) async fn answering(status: u16) -> Self {
+        Self(Gremlin::responding(move |_| Box::pin(std::future::ready(answered(status)))).await)
+    }
+
+    /// Answers the first attempt of each third message of a lane with this status, and all others with 200.
+    pub(crate) async fn failing_first(status: u16) -> Self {
+        let seen = Mutex::new(BTreeSet::new());
+        let respond = move |asked: &Asked| {
+            let got = Got::of(asked);
+            let is_failed = got.seq.is_multiple_of(3) && seen.lock().insert(got.webhook_id);
+            let act: BoxFuture<'static, Act> =
+                Box::pin(std::future::ready(answered(if is_failed { status } else { 200 })));
             act
         };
         Self(Gremlin::responding(respond).await)
@@ -73,7 +77,7 @@ impl Receiver {
     /// Waits until so many different messages came.
     pub(crate) async fn wait_for(&self, messages: usize) {
         let count = |asked: &[Asked]| {
-            let ids: std::collections::BTreeSet<_> = asked.iter().map(|one| one.header("webhook-id")).collect();
+            let ids: BTreeSet<_> = asked.iter().map(|one| one.header("webhook-id")).collect();
             ids.len()
         };
         let waiting = tokio::time::timeout(TEST_TIMEOUT, self.0.wait_asked(|asked| count(asked) >= messages)).await;

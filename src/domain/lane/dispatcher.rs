@@ -70,11 +70,10 @@ impl Dispatcher {
         entry.waiting.push_back(lane);
     }
 
-    /// The waiting lanes of an endpoint, which are dropped: it is paused, disabled or removed.
-    pub fn remove(&mut self, endpoint: &str) -> usize {
-        let Some(entry) = self.endpoints.get_mut(endpoint) else { return 0 };
+    /// Drops the waiting lanes of an endpoint that is disabled, and returns them.
+    pub fn remove(&mut self, endpoint: &str) -> VecDeque<LaneId> {
         self.turns.retain(|one| &**one != endpoint);
-        core::mem::take(&mut entry.waiting).len()
+        self.endpoints.get_mut(endpoint).map(|entry| core::mem::take(&mut entry.waiting)).unwrap_or_default()
     }
 
     pub fn waiting(&self, endpoint: &str) -> usize {
@@ -247,6 +246,6 @@ mod tests {
         assert!(dispatcher.begin(until).is_some());
         assert_eq!(dispatcher.next_deadline(), None);
         dispatcher.add(&Arc::from("a"), &Arc::from("x"), LaneId(2));
-        assert_eq!((dispatcher.remove("a"), dispatcher.begin(until)), (1, None));
+        assert_eq!((dispatcher.remove("a").len(), dispatcher.begin(until)), (1, None));
     }
 }
