@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-/// Of an attempt, from the look-up of the host to the end of the answer, where the endpoint sets none.
-pub const WEBHOOK_TIMEOUT_DEFAULT: Duration = Duration::from_secs(20);
-pub const WEBHOOK_TIMEOUT_MIN: Duration = Duration::from_secs(1);
+/// Of an attempt, from the look-up of the host to the end of the answer.
 pub const WEBHOOK_TIMEOUT_MAX: Duration = Duration::from_secs(60);
 /// Look-up, connection and TLS handshake.
 pub const WEBHOOK_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);

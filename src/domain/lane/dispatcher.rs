@@ -80,20 +80,11 @@ impl Dispatcher {
         self.endpoints.get(endpoint).map_or(0, |entry| entry.waiting.len())
     }
 
-    pub const fn under_way(&self) -> usize {
-        self.under_way
-    }
-
     /// The endpoint is not tried before.
     pub fn rest(&mut self, endpoint: &str, until: Option<Instant>) {
         if let Some(entry) = self.endpoints.get_mut(endpoint) {
             entry.rests_until = until;
         }
-    }
-
-    /// Whether the origin of an endpoint is known not to work.
-    pub fn is_open(&self, origin: &str) -> bool {
-        self.origins.get(origin).is_some_and(|origin| origin.breaker.is_open())
     }
 
     /// Begins the next attempt, if one may begin.
@@ -213,7 +204,7 @@ mod tests {
         ] {
             let mut dispatcher = dispatcher(LIMITS, lanes);
             assert_eq!(begin_all(&mut dispatcher, Instant::ORIGIN).len(), begun, "{lanes:?}");
-            assert_eq!(dispatcher.under_way(), begun);
+            assert_eq!(dispatcher.under_way, begun);
         }
     }
 
