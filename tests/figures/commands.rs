@@ -4,7 +4,6 @@ use std::path::Path;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use journeyman::control::client::ControlClient;
 use journeyman::domain::id::TaskId;
 use serde_json::json;
 use tokio::process::Command;
@@ -31,9 +30,7 @@ impl Lab {
             let queue_before = queue.program.usage()?;
             let more = format!("[host]\nmetadata_service = \"off\"\n[worker]\ncapacity = {capacity}");
             let worker = self.command_worker(&queue, &more)?;
-            let socket = worker.home.join("work/control.sock");
-            until("the control socket", async || Ok(socket.exists())).await?;
-            let client = ControlClient::new(&socket)?;
+            let client = worker.control().await?;
             let completed = async || Outcome::Ok(client.status().await?.snapshot.counts.sources.outcomes.completed);
             until("the first task", async || Ok(completed().await? > 0)).await?;
             let (began, from, cpu) = (now(), completed().await?, worker.usage()?.cpu);

@@ -6,6 +6,8 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use futures_util::{TryStreamExt as _, stream};
+use journeyman::control;
+use journeyman::control::client::ControlClient;
 use journeyman::domain::id::TaskId;
 use journeyman::source::taskcluster::Api;
 use journeyman::source::taskcluster::formats::new_task_id;
@@ -43,6 +45,18 @@ pub(crate) struct Program {
 }
 
 impl Program {
+    /// Waits until the control socket listens; its file exists a moment before.
+    pub(crate) async fn control(&self) -> Outcome<ControlClient> {
+        let socket = self.home.join("work/control.sock");
+        let listens = async || match ControlClient::new(&socket) {
+            Ok(_) => Ok(true),
+            Err(control::client::Error::NotRunning(_)) => Ok(false),
+            Err(error) => Err(error.into()),
+        };
+        until("the control socket", listens).await?;
+        Ok(ControlClient::new(&socket)?)
+    }
+
     pub(crate) fn start(lab: &Lab, command: &str, config: &str, env: &[(&str, &str)]) -> Outcome<Self> {
         let home = lab.fresh(command)?;
         let token = home.join("token");

@@ -16,7 +16,6 @@ use journeyman::amqp::lapin::options::{
 };
 use journeyman::amqp::lapin::types::{AMQPValue, FieldTable};
 use journeyman::amqp::lapin::{BasicProperties, Channel, Connection, ConnectionProperties, ExchangeKind};
-use journeyman::control::client::ControlClient;
 use journeyman::source::taskcluster::formats::new_task_id;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -56,9 +55,7 @@ impl Lab {
             kubeconfig = kubeconfig.display(),
         );
         let worker = Program::start(self, "worker", &config, &[("JOURNEYMAN_AMQP_URI", &broker.uri)])?;
-        let socket = worker.home.join("work/control.sock");
-        until("the control socket", async || Ok(socket.exists())).await?;
-        let client = ControlClient::new(&socket)?;
+        let client = worker.control().await?;
         let ended = async || Outcome::Ok(client.status().await?.snapshot.counts.sources.outcomes);
         let round = async |first: usize, last: usize| {
             let builds = || first..last;

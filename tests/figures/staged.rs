@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use journeyman::control::client::ControlClient;
 use journeyman::domain::id::TaskId;
 use serde_json::{Value, json};
 use tokio::time::sleep;
@@ -75,7 +74,7 @@ impl Lab {
         );
         let worker = Program::worker(self, "claim-work", &queue.root_url, &[QUEUE.to_owned()], &more)?;
         worker.logged("source: ").await?;
-        let client = ControlClient::new(&worker.home.join("work/control.sock"))?;
+        let client = worker.control().await?;
         let create = async |count: usize, all: usize| {
             let tasks = queue.create(count, &json!({ "image": "registry/tool:1" })).await?;
             let launched = async || Outcome::Ok(client.status().await?.snapshot.launched as usize);

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use futures_util::future::try_join_all;
 use futures_util::{StreamExt as _, TryStreamExt as _, stream, try_join};
-use journeyman::control::client::ControlClient;
 use journeyman::domain::id::PriorityQueue;
 use journeyman::source::Source as _;
 use journeyman::source::taskcluster::formats::new_task_id;
@@ -365,13 +364,12 @@ impl Lab {
             backlog.queue.root()
         );
         let worker = Program::start(self, "worker", &config, &[])?;
-        let socket = worker.home.join("work/control.sock");
-        until("the control socket", async || Ok(socket.exists())).await?;
+        let control = worker.control().await?;
         // The first task is claimed by a poll, so that the worker has walked the queue before it is paused.
         let first = backlog.add(1).await?;
         until("the first task", async || Ok(backlog.names("results").await?.len() == first.len())).await?;
         let pause = json!({ "command": { "pause": { "seconds": null } }, "note": { "by": "bench" } });
-        ControlClient::new(&socket)?.send_command(&pause).await?;
+        control.send_command(&pause).await?;
         backlog.ids = backlog.add(count).await?;
         sleep(Duration::from_secs(settle)).await;
         let before = worker.usage()?;
