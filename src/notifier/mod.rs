@@ -21,6 +21,7 @@ pub(crate) use self::delivery::{Sender, SenderConfig, SigningKey};
 pub(crate) use self::engine::Endpoint;
 use self::engine::Engine;
 use self::intake::Intake;
+use self::intake::http::Api;
 pub(crate) use self::pattern::TypePattern;
 use self::store::{Store, StoreFailure};
 use crate::domain::lane::dispatcher::AttemptLimits;
@@ -56,7 +57,7 @@ pub(crate) enum NotifierError {
 /// A notifier that listens and has not begun.
 pub(crate) struct Notifier {
     engine: Engine,
-    intake: Intake,
+    api: Api,
     listener: TcpListener,
     status: watch::Receiver<StoreStatus>,
 }
@@ -82,8 +83,9 @@ impl Notifier {
             per_origin: NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX,
         };
         let engine = Engine::new(store.clone(), config.sender, endpoints, limits, Arc::clone(&stored)).await?;
-        let intake = Intake::new(store, config.token, wanted, stored);
-        Ok(Self { engine, intake, listener, status })
+        let intake = Arc::new(Intake::new(store, wanted, stored));
+        let api = Api::new(intake, config.token);
+        Ok(Self { engine, api, listener, status })
     }
 
     pub(crate) fn address(&self) -> std::io::Result<SocketAddr> {
@@ -96,14 +98,14 @@ impl Notifier {
     ///
     /// If the database fails.
     pub(crate) async fn run(self, stop: CancellationToken) -> Result<(), NotifierError> {
-        let Self { engine, intake, listener, mut status } = self;
+        let Self { engine, api, listener, mut status } = self;
         let limits = Limits {
             connections_max: HTTP_CONNECTIONS_MAX,
             connections_per_peer_max: HTTP_CONNECTIONS_MAX,
             head_timeout: HTTP_HEAD_TIMEOUT,
             connection_age_max: None,
         };
-        let serving = http::serve_until(listener, intake.routes(), limits, SocketAddr::ip, stop.clone());
+        let serving = http::serve_until(listener, api.routes(), limits, SocketAddr::ip, stop.clone());
         let working = async {
             tokio::join!(serving, engine.run(stop.clone()));
         };

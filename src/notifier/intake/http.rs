@@ -11,23 +11,18 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde::Serialize;
 use serde_json::json;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Semaphore;
 
-use super::event::Event;
-use super::pattern::TypePattern;
-use super::stamp;
-use super::store::{Added, Counts, Store, StoreFailure};
-use crate::host::crash_points::crash_point;
+use super::Intake;
 use crate::http::BearerToken;
 use crate::limits::{NOTIFIER_BATCH_MAX, NOTIFIER_BODY_BYTES_MAX, NOTIFIER_CALLS_MAX};
+use crate::notifier::event::Event;
+use crate::notifier::store::{Added, Counts, StoreFailure};
 
-pub(super) struct Intake {
-    store: Store,
+pub(in crate::notifier) struct Api {
+    intake: Arc<Intake>,
     token: BearerToken,
-    /// The types of events that each endpoint wants.
-    wanted: BTreeMap<Arc<str>, Vec<TypePattern>>,
     calls: Semaphore,
-    stored: Arc<Notify>,
 }
 
 /// Why a call is refused, in words for its caller.
@@ -62,17 +57,12 @@ struct EndpointStatus {
     health: crate::domain::lane::endpoint::EndpointHealth,
 }
 
-impl Intake {
-    pub(super) fn new(
-        store: Store,
-        token: BearerToken,
-        wanted: BTreeMap<Arc<str>, Vec<TypePattern>>,
-        stored: Arc<Notify>,
-    ) -> Self {
-        Self { store, token, wanted, calls: Semaphore::new(NOTIFIER_CALLS_MAX), stored }
+impl Api {
+    pub(in crate::notifier) fn new(intake: Arc<Intake>, token: BearerToken) -> Self {
+        Self { intake, token, calls: Semaphore::new(NOTIFIER_CALLS_MAX) }
     }
 
-    pub(super) fn routes(self) -> Router {
+    pub(in crate::notifier) fn routes(self) -> Router {
         Router::new()
             .route("/v1/events", post(accept))
             .route("/v1/status", get(status))
@@ -87,11 +77,6 @@ impl Intake {
             None => "token required: `Authorization: Bearer TOKEN` with that of `notifier.token_file`",
         };
         Err(Refused(StatusCode::UNAUTHORIZED, message.to_owned()))
-    }
-
-    fn endpoints_for(&self, event: &Event) -> Vec<Arc<str>> {
-        let wants = |patterns: &[TypePattern]| patterns.iter().any(|pattern| pattern.matches(&event.r#type));
-        self.wanted.iter().filter(|(_, patterns)| wants(patterns)).map(|(name, _)| Arc::clone(name)).collect()
     }
 }
 
@@ -114,29 +99,23 @@ fn parse(body: &[u8]) -> Result<Vec<Event>, String> {
     Ok(events)
 }
 
-async fn accept(State(intake): State<Arc<Intake>>, headers: HeaderMap, body: Bytes) -> Result<Response, Refused> {
-    intake.authenticate(&headers)?;
-    let Ok(_permit) = intake.calls.try_acquire() else {
+async fn accept(State(api): State<Arc<Api>>, headers: HeaderMap, body: Bytes) -> Result<Response, Refused> {
+    api.authenticate(&headers)?;
+    let Ok(_permit) = api.calls.try_acquire() else {
         return Err(Refused(StatusCode::TOO_MANY_REQUESTS, "too many calls at once; retry in a second".to_owned()));
     };
     let events = parse(&body).map_err(|message| Refused(StatusCode::BAD_REQUEST, message))?;
-    let events = events.into_iter().map(|event| {
-        let endpoints = intake.endpoints_for(&event);
-        (event, endpoints)
-    });
-    let added = intake.store.add(events.collect(), stamp()).await?;
-    crash_point("notifier-stored");
-    intake.stored.notify_one();
+    let added = api.intake.accept(events).await?;
     let duplicates = added.iter().filter(|one| **one == Added::Duplicate).count();
     let accepted = added.len() - duplicates;
     Ok((StatusCode::ACCEPTED, Json(json!({ "accepted": accepted, "duplicates": duplicates }))).into_response())
 }
 
-async fn status(State(intake): State<Arc<Intake>>, headers: HeaderMap) -> Result<Response, Refused> {
-    intake.authenticate(&headers)?;
+async fn status(State(api): State<Arc<Api>>, headers: HeaderMap) -> Result<Response, Refused> {
+    api.authenticate(&headers)?;
     let mut endpoints = BTreeMap::new();
-    for name in intake.wanted.keys() {
-        let (counts, health) = (intake.store.counts(name).await?, intake.store.health(name).await?);
+    for name in api.intake.wanted.keys() {
+        let (counts, health) = (api.intake.store.counts(name).await?, api.intake.store.health(name).await?);
         endpoints.insert(&**name, EndpointStatus { counts, health });
     }
     Ok(Json(json!({ "endpoints": endpoints })).into_response())
