@@ -13,7 +13,7 @@ use crate::config::{Environment, schema};
 use crate::domain::lane::retry::RetryPolicy;
 use crate::http::BearerToken;
 use crate::notifier::{
-    Endpoint, Notifier, NotifierConfig, NotifierError, Sender, SenderConfig, SigningKey, TypePattern,
+    Database, Endpoint, Notifier, NotifierConfig, NotifierError, Sender, SenderConfig, SigningKey, Tokens, TypePattern,
 };
 use crate::observe::log;
 use crate::sqlite::Db;
@@ -27,13 +27,14 @@ pub(super) async fn run(settings: ConfigArgs<NotifierFlags>, environment: &Envir
     let failure = |error: NotifierError| {
         let exit = match &error {
             NotifierError::Database(_) | NotifierError::Listen { .. } => Exit::HostUnusable,
+            NotifierError::Postgres(_) => Exit::HostUnusable,
             NotifierError::Store(_) | NotifierError::Failed(_) => Exit::Internal,
         };
         Failure::from_error(exit, &error)
     };
     let notifier = Notifier::start(config).await.map_err(failure)?;
     let address = notifier.address().map_or_else(|error| error.to_string(), |address| address.to_string());
-    tracing::info!(address, db = %loaded.config.notifier.db, "notifier listening");
+    tracing::info!(address, "notifier listening");
     let stop = CancellationToken::new();
     let stopping = async {
         signals.next().await;
@@ -56,7 +57,12 @@ fn notifier_config(config: &schema::Notifier, environment: &Environment) -> Resu
             "the notifier has no token for its callers: set `notifier.token_file` to a file with one",
         ));
     };
-    let token = BearerToken::new(token.load("a token", environment)?.reveal());
+    let write = BearerToken::new(token.load("a token", environment)?.reveal());
+    let read = match &config.read_token_file {
+        Some(file) => Some(BearerToken::new(file.load("a token", environment)?.reveal())),
+        None => None,
+    };
+    let tokens = Tokens { write, read };
     let mut allowed_networks = Vec::new();
     for network in &config.allowed_networks {
         let parsed = network.parse().map_err(|_| {
@@ -88,5 +94,14 @@ fn notifier_config(config: &schema::Notifier, environment: &Environment) -> Resu
         };
         endpoints.insert(Arc::from(name.as_str()), (endpoint, patterns));
     }
-    Ok(NotifierConfig { db: Db::File(config.db.0.clone()), listen: config.listen.0, token, sender, endpoints })
+    let database = database(config, environment)?;
+    let retention = config.retention.0;
+    Ok(NotifierConfig { database, listen: config.listen.0, tokens, retention, sender, endpoints })
+}
+
+fn database(config: &schema::Notifier, environment: &Environment) -> Result<Database, Failure> {
+    let Some(postgres) = &config.postgres else { return Ok(Database::Sqlite(Db::File(config.db.0.clone()))) };
+    let url = postgres.url_file.load("the URL of a database", environment)?;
+    let ca = postgres.ca_file.as_ref().map(|file| file.0.clone());
+    Ok(Database::Postgres { url: url.reveal().into(), ca })
 }

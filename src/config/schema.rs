@@ -900,10 +900,16 @@ fn every_scope() -> Vec<String> {
 pub struct Notifier {
     /// Database file.
     pub db: File,
+    /// A PostgreSQL that several notifiers share, in place of the file.
+    pub postgres: Option<NotifierPostgres>,
     /// Address where events are taken. With port 0 the system chooses a port.
     pub listen: Listen,
     /// File with the bearer token that callers need.
     pub token_file: Option<SecretFile>,
+    /// File with a bearer token for callers that only read.
+    pub read_token_file: Option<SecretFile>,
+    /// How long a message and its attempts are kept after it has ended. An event that its source sends again later is a new one.
+    pub retention: Span<1_000>,
     /// Networks that webhooks may reach although they are not public, such as `10.0.0.0/8`.
     pub allowed_networks: Vec<String>,
     /// Where events are delivered, by name.
@@ -914,12 +920,25 @@ impl Default for Notifier {
     fn default() -> Self {
         Self {
             db: built_in("/var/lib/journeyman/notifier.db"),
+            postgres: None,
             listen: built_in("127.0.0.1:7090"),
             token_file: None,
+            read_token_file: None,
+            retention: built_in("720h"),
             allowed_networks: Vec::new(),
             endpoint: BTreeMap::new(),
         }
     }
+}
+
+/// The database of several notifiers.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NotifierPostgres {
+    /// File with the URL of the database, such as `postgres://user:password@db.example.com/notifier?sslmode=require`.
+    pub url_file: SecretFile,
+    /// Certificate of the CA of the server (PEM), in place of the system's.
+    pub ca_file: Option<File>,
 }
 
 /// A receiver of webhooks.

@@ -24,3 +24,28 @@ pub const NOTIFIER_REFILL_INTERVAL: Duration = Duration::from_secs(30);
 pub const NOTIFIER_STORE_RETRY: Duration = Duration::from_secs(1);
 /// Attempts that are under way may end when the notifier stops.
 pub const NOTIFIER_STOP_TIMEOUT: Duration = Duration::from_secs(30);
+/// Parts that the lanes are divided into. Nodes share lanes by these, so it never changes.
+pub const NOTIFIER_PARTITIONS: u16 = 64;
+/// How long a node has its partitions without a word from it.
+pub const NOTIFIER_LEASE: Duration = Duration::from_secs(15);
+pub const NOTIFIER_LEASE_RENEWAL: Duration = Duration::from_secs(5);
+/// Connections of a node to PostgreSQL, beside the one that listens.
+pub const POSTGRES_CONNECTIONS_MAX: usize = 16;
+/// For a connection.
+pub const POSTGRES_WAIT_TIMEOUT: Duration = Duration::from_secs(10);
+pub const POSTGRES_STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
+/// The server ends the transaction of a node that has stopped in the middle of it.
+pub const POSTGRES_IDLE_TRANSACTION_TIMEOUT: Duration = Duration::from_secs(5);
+/// Of one transaction.
+pub const POSTGRES_TRIES_MAX: usize = 4;
+/// After the connection that listens was lost.
+pub const POSTGRES_HINT_RETRY: Duration = Duration::from_secs(2);
+/// Rows that one transaction of the clean-up removes.
+pub const NOTIFIER_UPKEEP_BATCH: usize = 500;
+/// Between its transactions, so that events and attempts come in between.
+pub const NOTIFIER_UPKEEP_PAUSE: Duration = Duration::from_millis(100);
+pub const NOTIFIER_UPKEEP_INTERVAL: Duration = Duration::from_secs(10 * 60);
+/// Lanes or attempts of one answer.
+pub const NOTIFIER_ROWS_MAX: usize = 1_000;
+/// Unless more are asked for.
+pub const NOTIFIER_ROWS_SHOWN: usize = 100;

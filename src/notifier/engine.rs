@@ -1,32 +1,35 @@
 //! Delivers the heads of due lanes, and stores what comes back.
 //!
-//! One task owns the [`Dispatcher`] and the health of the endpoints. An attempt runs beside it and returns with its reply; what
+//! One task owns the [`Dispatcher`], the health of the endpoints and the lease of this node. An attempt runs beside it and returns with its reply; what
 //! the reply means is committed by a second task, and only then the lane goes on.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use reqwest::Url;
 use reqwest::header::{HeaderMap, HeaderValue};
-use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::delivery::{AttemptResult, DeliveryRequest, Sender, SigningKey};
 use super::format;
 use super::stamp;
-use super::store::{AttemptRecord, Head, Store, StoreFailure};
+use super::store::{
+    AttemptRecord, Committed, DueLane, EndpointChange, EndpointState, Head, Lease, Store, StoreFailure,
+};
 use crate::domain::jitter::Jitter;
 use crate::domain::lane::Reply;
 use crate::domain::lane::dispatcher::{AttemptLimits, Dispatcher, LaneId, NextAttempt};
-use crate::domain::lane::endpoint::EndpointHealth;
+use crate::domain::lane::partitions::Partition;
 use crate::domain::lane::retry::RetryPolicy;
 use crate::domain::staged::Stamp;
 use crate::domain::time::Instant;
 use crate::host::clock::Clock;
 use crate::host::crash_points::crash_point;
-use crate::limits::{NOTIFIER_LANES_WAITING_MAX, NOTIFIER_REFILL_INTERVAL, NOTIFIER_STORE_RETRY};
+use crate::limits::{
+    NOTIFIER_LANES_WAITING_MAX, NOTIFIER_LEASE_RENEWAL, NOTIFIER_REFILL_INTERVAL, NOTIFIER_STORE_RETRY,
+};
 
 /// An endpoint, as it is configured.
 pub(crate) struct Endpoint {
@@ -43,33 +46,56 @@ pub(crate) struct Engine {
     endpoints: BTreeMap<Arc<str>, EndpointEntry>,
     dispatcher: Dispatcher,
     /// The lanes that the dispatcher has, or whose attempts are under way.
-    taken: HashSet<LaneId>,
+    taken: HashMap<LaneId, Partition>,
+    lease: HeldLease,
     tasks: JoinSet<Step>,
     jitter: Jitter,
     clock: Clock,
-    /// Notified when events were stored.
-    stored: Arc<Notify>,
 }
 
 struct EndpointEntry {
     config: Arc<Endpoint>,
     origin: Arc<str>,
-    health: EndpointHealth,
+    state: EndpointState,
+    /// What attempts have changed is not in the store yet.
+    is_unsaved: bool,
+    is_saving: bool,
     /// Whether there may be due lanes that the dispatcher does not have.
     is_behind: bool,
     next_due: Option<Stamp>,
 }
 
-/// Of one attempt.
+/// What this node may deliver.
+#[derive(Default)]
+struct HeldLease {
+    lease: Lease,
+    /// Nothing is delivered later. `None` is for ever.
+    until: Option<Instant>,
+    /// When it is renewed.
+    renew_at: Option<Instant>,
+    is_renewing: bool,
+    /// Ends the attempts of this lease.
+    ended: CancellationToken,
+}
+
+/// Of one attempt, or of what goes on beside.
 enum Step {
     Sent { next: NextAttempt, sent: Result<Option<Box<Sent>>, StoreFailure> },
-    Committed { next: NextAttempt, due: Result<Option<Stamp>, StoreFailure> },
+    Committed { next: NextAttempt, committed: Result<Committed, StoreFailure> },
+    Saved { endpoint: Arc<str>, saved: Result<(), StoreFailure> },
+    Renewed { asked_at: Instant, renewed: Result<(Lease, Option<Duration>), StoreFailure> },
 }
 
 struct Sent {
     head: Head,
     started_at: Stamp,
     result: AttemptResult,
+}
+
+impl EndpointEntry {
+    fn may_deliver(&self, now: Stamp) -> bool {
+        self.state.disabled.is_none() && self.state.paused_until.is_none_or(|until| until <= now)
+    }
 }
 
 impl Engine {
@@ -81,26 +107,37 @@ impl Engine {
         sender: Sender,
         endpoints: BTreeMap<Arc<str>, Endpoint>,
         limits: AttemptLimits,
-        stored: Arc<Notify>,
     ) -> Result<Self, StoreFailure> {
         let mut entries = BTreeMap::new();
         for (name, config) in endpoints {
-            let health = store.health(&name).await?;
             let origin = config.url.origin().ascii_serialization().into();
-            let entry = EndpointEntry { config: Arc::new(config), origin, health, is_behind: true, next_due: None };
+            let entry = EndpointEntry {
+                config: Arc::new(config),
+                origin,
+                state: EndpointState::default(),
+                is_unsaved: false,
+                is_saving: false,
+                is_behind: true,
+                next_due: None,
+            };
             entries.insert(name, entry);
         }
-        Ok(Self {
+        let mut engine = Self {
             store,
             sender: Arc::new(sender),
             endpoints: entries,
             dispatcher: Dispatcher::new(limits),
-            taken: HashSet::new(),
+            taken: HashMap::new(),
+            lease: HeldLease::default(),
             tasks: JoinSet::new(),
             jitter: Jitter::seeded(uuid::Uuid::new_v4().as_u64_pair().0),
             clock: Clock::boot(),
-            stored,
-        })
+        };
+        engine.read_endpoints().await?;
+        let asked_at = engine.clock.now();
+        let renewed = engine.store.keep_lease(Vec::new()).await?;
+        engine.on_renewed(asked_at, renewed);
+        Ok(engine)
     }
 
     /// Runs until `stop`, then waits for the attempts that are under way.
@@ -115,13 +152,11 @@ impl Engine {
                     wait = NOTIFIER_STORE_RETRY;
                 }
             }
-            while !stop.is_cancelled()
-                && let Some(next) = self.dispatcher.begin(self.clock.now())
-            {
-                self.begin(next);
-            }
-            if stop.is_cancelled() && self.tasks.is_empty() {
-                return;
+            self.keep_lease();
+            if !stop.is_cancelled() {
+                self.begin_all();
+            } else if self.tasks.is_empty() {
+                break;
             }
             tokio::select! {
                 Some(step) = self.tasks.join_next() => match step {
@@ -129,16 +164,90 @@ impl Engine {
                     // A bug. Its lane goes on after a restart.
                     Err(error) => tracing::error!("an attempt has panicked: {error}"),
                 },
-                () = self.stored.notified() => self.look_for_due_lanes(),
-                // The safety net of the notification.
-                () = tokio::time::sleep(wait) => self.look_for_due_lanes(),
+                () = self.store.stored() => self.look_for_due_lanes(),
+                () = self.store.changed() => self.on_changed().await,
+                // The safety net of the notifications.
+                () = tokio::time::sleep(wait) => self.on_changed().await,
                 () = stop.cancelled(), if !stop.is_cancelled() => {}
             }
+        }
+        if let Err(error) = self.store.end_lease().await {
+            tracing::warn!("other nodes take over when the lease ends: {error}");
         }
     }
 
     fn look_for_due_lanes(&mut self) {
         self.endpoints.values_mut().for_each(|entry| entry.is_behind = true);
+    }
+
+    async fn on_changed(&mut self) {
+        let read = match self.store.end_pauses(stamp()).await {
+            Ok(_) => self.read_endpoints().await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = read {
+            tracing::error!("cannot read the endpoints, retrying: {error}");
+        }
+        self.look_for_due_lanes();
+    }
+
+    /// Follows what operators and other nodes have changed.
+    async fn read_endpoints(&mut self) -> Result<(), StoreFailure> {
+        let mut states = self.store.endpoints().await?;
+        let now = stamp();
+        for (name, entry) in &mut self.endpoints {
+            if entry.is_unsaved || entry.is_saving {
+                continue;
+            }
+            entry.state = states.remove(&**name).unwrap_or_default();
+            if !entry.may_deliver(now) {
+                for lane in self.dispatcher.remove(name) {
+                    self.taken.remove(&lane);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Renews the lease when it is time, and ends what is under way if it could not be renewed in time.
+    fn keep_lease(&mut self) {
+        let now = self.clock.now();
+        if self.lease.until.is_some_and(|until| until <= now) && !self.lease.lease.has.is_empty() {
+            tracing::warn!("this node could not renew its lease in time; its attempts are repeated");
+            self.lease.lease = Lease::default();
+            self.lease.ended.cancel();
+            let dispatcher = &mut self.dispatcher;
+            let waiting = self.endpoints.keys().flat_map(|name| dispatcher.remove(name));
+            for lane in waiting {
+                self.taken.remove(&lane);
+            }
+        }
+        if self.lease.is_renewing || self.lease.renew_at.is_none_or(|at| now < at) {
+            return;
+        }
+        self.lease.is_renewing = true;
+        let under_way: HashSet<Partition> = self.taken.values().copied().collect();
+        let let_go =
+            self.lease.lease.drain.iter().filter(|partition| !under_way.contains(partition)).copied().collect();
+        let store = self.store.clone();
+        self.tasks.spawn(async move { Step::Renewed { asked_at: now, renewed: store.keep_lease(let_go).await } });
+    }
+
+    fn on_renewed(&mut self, asked_at: Instant, (lease, lasts): (Lease, Option<Duration>)) {
+        if lease.has != self.lease.lease.has {
+            tracing::info!(
+                partitions = lease.has.len(),
+                nodes = lease.nodes,
+                "this node delivers the lanes of its partitions"
+            );
+            self.look_for_due_lanes();
+        }
+        self.lease.until = lasts.map(|lasts| asked_at.plus(lasts * 3 / 4));
+        self.lease.renew_at = lasts.map(|_| asked_at.plus(NOTIFIER_LEASE_RENEWAL));
+        self.lease.lease = lease;
+        if self.lease.ended.is_cancelled() {
+            self.lease.ended = CancellationToken::new();
+        }
     }
 
     /// Gives the dispatcher due lanes that it does not have.
@@ -147,18 +256,20 @@ impl Engine {
         for (name, entry) in &mut self.endpoints {
             let is_due = entry.is_behind || entry.next_due.is_some_and(|due| due <= now);
             let room = NOTIFIER_LANES_WAITING_MAX.saturating_sub(self.dispatcher.waiting(name));
-            if !is_due || room < NOTIFIER_LANES_WAITING_MAX / 2 || entry.health.disabled.is_some() {
+            if !is_due || room < NOTIFIER_LANES_WAITING_MAX / 2 || !entry.may_deliver(now) {
                 continue;
             }
             // Those that are taken are due as well.
             let found = self.store.due(name, now, room + self.taken.len()).await?;
             entry.is_behind = found.len() > room;
-            for lane in found {
-                if self.taken.insert(lane) {
-                    self.dispatcher.add(name, &entry.origin, lane);
+            for DueLane { id, partition } in found {
+                let is_ours = self.lease.lease.has.contains(&partition) && !self.lease.lease.drain.contains(&partition);
+                if is_ours && !self.taken.contains_key(&id) {
+                    self.taken.insert(id, partition);
+                    self.dispatcher.add(name, &entry.origin, id);
                 }
             }
-            self.dispatcher.rest(name, instant(entry.health.rests_until, now, self.clock.now()));
+            self.dispatcher.rest(name, instant(entry.state.health.rests_until, now, self.clock.now()));
             entry.next_due = self.store.next_due(name, now).await?;
         }
         Ok(())
@@ -167,32 +278,42 @@ impl Engine {
     /// Until something is due that the dispatcher has, or the store.
     fn next_wait(&self) -> Duration {
         let (now, at) = (stamp(), self.clock.now());
-        let due =
-            self.endpoints.values().filter(|entry| entry.health.disabled.is_none()).filter_map(|one| one.next_due);
+        let due = self.endpoints.values().filter(|entry| entry.may_deliver(now)).filter_map(|one| one.next_due);
         let of_store = due.min().map(|due| due.since(now));
-        let of_dispatcher = self.dispatcher.next_deadline().map(|due| due.since(at));
-        of_store
-            .into_iter()
-            .chain(of_dispatcher)
-            .min()
-            .unwrap_or(NOTIFIER_REFILL_INTERVAL)
-            .max(Duration::from_millis(1))
+        let deadlines = self.dispatcher.next_deadline().into_iter();
+        let renewal = self.lease.renew_at.filter(|_| !self.lease.is_renewing);
+        let of_clock =
+            deadlines.chain(renewal).chain(self.lease.until).filter(|due| *due > at).map(|due| due.since(at));
+        of_store.into_iter().chain(of_clock).min().unwrap_or(NOTIFIER_REFILL_INTERVAL).max(Duration::from_millis(1))
+    }
+
+    fn begin_all(&mut self) {
+        let now = self.clock.now();
+        while let Some(next) = self.dispatcher.begin(now) {
+            let partition = self.taken.get(&next.lane);
+            let is_drained = partition.is_none_or(|partition| self.lease.lease.drain.contains(partition));
+            if is_drained {
+                self.dispatcher.forget(&next.endpoint, next.pass);
+                self.taken.remove(&next.lane);
+            } else {
+                self.begin(next);
+            }
+        }
     }
 
     fn begin(&mut self, next: NextAttempt) {
         let Some(entry) = self.endpoints.get(&next.endpoint) else { return };
         let (store, sender, endpoint) = (self.store.clone(), Arc::clone(&self.sender), Arc::clone(&entry.config));
+        let lease_ended = self.lease.ended.clone();
         self.tasks.spawn(async move {
-            let sent = match store.head(next.lane).await {
-                Ok(Some(head)) => {
-                    let started_at = stamp();
-                    let result = sender.send(&request(&head, &endpoint, started_at)).await;
-                    crash_point("notifier-sent");
-                    Ok(Some(Box::new(Sent { head, started_at, result })))
-                }
-                Ok(None) => Ok(None),
-                Err(error) => Err(error),
+            let attempt = async {
+                let Some(head) = store.head(next.lane).await? else { return Ok(None) };
+                let started_at = stamp();
+                let result = sender.send(&request(&head, &endpoint, started_at)).await;
+                crash_point("notifier-sent");
+                Ok(Some(Box::new(Sent { head, started_at, result })))
             };
+            let sent = lease_ended.run_until_cancelled(attempt).await.unwrap_or(Ok(None));
             Step::Sent { next, sent }
         });
     }
@@ -207,14 +328,17 @@ impl Engine {
                 self.dispatcher.forget(&next.endpoint, next.pass);
                 self.give_back(&next);
             }
-            Step::Committed { next, due: Ok(Some(due)) } if due <= stamp() => {
-                if let Some(entry) = self.endpoints.get(&next.endpoint).filter(|one| one.health.disabled.is_none()) {
+            Step::Committed { next, committed: Ok(Committed::Due(Some(due))) } if due <= stamp() => {
+                let is_drained =
+                    self.taken.get(&next.lane).is_none_or(|partition| self.lease.lease.drain.contains(partition));
+                let entry = self.endpoints.get(&next.endpoint);
+                if let Some(entry) = entry.filter(|one| !is_drained && one.may_deliver(stamp())) {
                     self.dispatcher.add(&next.endpoint, &entry.origin, next.lane);
                 } else {
                     self.taken.remove(&next.lane);
                 }
             }
-            Step::Committed { next, due: Ok(due) } => {
+            Step::Committed { next, committed: Ok(Committed::Due(due)) } => {
                 self.taken.remove(&next.lane);
                 if let Some(entry) = self.endpoints.get_mut(&next.endpoint) {
                     entry.next_due = entry.next_due.into_iter().chain(due).min();
@@ -222,9 +346,32 @@ impl Engine {
                     entry.is_behind |= due.is_none();
                 }
             }
-            Step::Committed { next, due: Err(error) } => {
+            Step::Committed { next, committed: Ok(Committed::Refused) } => {
+                tracing::warn!(endpoint = &*next.endpoint, "an attempt is not stored: its lane has gone on without it");
+                self.give_back(&next);
+            }
+            Step::Committed { next, committed: Err(error) } => {
                 tracing::error!("cannot store an attempt, so it is repeated: {error}");
                 self.give_back(&next);
+            }
+            Step::Saved { endpoint, saved } => {
+                if let Err(error) = saved {
+                    tracing::error!("cannot store the state of endpoint {endpoint}: {error}");
+                }
+                if let Some(entry) = self.endpoints.get_mut(&endpoint) {
+                    entry.is_saving = false;
+                }
+                self.save(&endpoint);
+            }
+            Step::Renewed { asked_at, renewed } => {
+                self.lease.is_renewing = false;
+                match renewed {
+                    Ok(renewed) => self.on_renewed(asked_at, renewed),
+                    Err(error) => {
+                        tracing::error!("cannot renew the lease of this node, retrying: {error}");
+                        self.lease.renew_at = Some(self.clock.now().plus(NOTIFIER_STORE_RETRY));
+                    }
+                }
             }
         }
     }
@@ -245,29 +392,54 @@ impl Engine {
         let Some(entry) = self.endpoints.get_mut(&next.endpoint) else { return };
         let mut state = head.state;
         let verdict = state.on_reply(reply, &entry.config.retry, now, &mut self.jitter);
-        let was_disabled = entry.health.disabled;
-        let health = entry.health.on_reply(reply, now).then_some(entry.health);
-        self.dispatcher.rest(&next.endpoint, instant(entry.health.rests_until, now, self.clock.now()));
-        if entry.health.disabled != was_disabled {
+        tracing::debug!(endpoint = &*next.endpoint, epoch = head.epoch, seq = head.seq, ?verdict, "attempted");
+        let before = entry.state.health;
+        let disable = entry.state.health.on_reply(reply, now).filter(|_| entry.state.disabled.is_none());
+        entry.state.disabled = entry.state.disabled.or(disable);
+        entry.is_unsaved |= entry.state.health != before || disable.is_some();
+        self.dispatcher.rest(&next.endpoint, instant(entry.state.health.rests_until, now, self.clock.now()));
+        if let Some(reason) = disable {
             tracing::error!(
                 alert = "endpoint-disabled",
                 endpoint = &*next.endpoint,
-                "[alert operator] endpoint {} is disabled ({:?}); its messages are kept",
+                "[alert operator] endpoint {} is disabled ({}); its messages are kept",
                 next.endpoint,
-                entry.health.disabled
+                reason.name()
             );
             for lane in self.dispatcher.remove(&next.endpoint) {
                 self.taken.remove(&lane);
             }
         }
-        tracing::debug!(endpoint = &*next.endpoint, epoch = head.epoch, seq = head.seq, ?verdict, "attempted");
-        let (store, endpoint) = (self.store.clone(), Arc::clone(&next.endpoint));
+        self.save(&next.endpoint);
+        let store = self.store.clone();
         self.tasks.spawn(async move {
             let attempt = attempt_record(started_at, result);
-            let due =
-                store.end_attempt(head, state, attempt, verdict, health.map(|health| (endpoint, health)), now).await;
+            let committed = store.end_attempt(head, state, attempt, verdict, now).await;
             crash_point("notifier-committed");
-            Step::Committed { next, due }
+            Step::Committed { next, committed }
+        });
+    }
+
+    /// Stores what attempts have changed of an endpoint, one change after another.
+    fn save(&mut self, endpoint: &Arc<str>) {
+        let Some(entry) = self.endpoints.get_mut(endpoint) else { return };
+        if entry.is_saving || !entry.is_unsaved {
+            return;
+        }
+        (entry.is_saving, entry.is_unsaved) = (true, false);
+        let (store, endpoint, state) = (self.store.clone(), Arc::clone(endpoint), entry.state.clone());
+        self.tasks.spawn(async move {
+            let saved = async {
+                store.set_health(&endpoint, state.health).await?;
+                match state.disabled {
+                    Some(reason) => {
+                        store.change_endpoint(&endpoint, EndpointChange::Disable(reason), None, stamp()).await
+                    }
+                    None => Ok(()),
+                }
+            };
+            let saved = saved.await;
+            Step::Saved { endpoint, saved }
         });
     }
 }
@@ -282,7 +454,11 @@ fn request(head: &Head, endpoint: &Endpoint, at: Stamp) -> DeliveryRequest {
         ("journeyman-lane", head.key.clone()),
         ("journeyman-epoch", head.epoch.to_string()),
         ("journeyman-seq", head.seq.to_string()),
+        ("journeyman-replay", if head.is_replay { "true".to_owned() } else { String::new() }),
     ] {
+        if text.is_empty() {
+            continue;
+        }
         if let Ok(value) = HeaderValue::from_bytes(text.as_bytes()) {
             headers.insert(name, value);
         }

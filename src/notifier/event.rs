@@ -21,6 +21,9 @@ pub(crate) struct Event {
     pub(crate) epoch: Option<u32>,
     /// When it happened; built-in: when it is accepted.
     pub(crate) time: Option<Timestamp>,
+    /// No other event of the epoch follows.
+    #[serde(default)]
+    pub(crate) last: bool,
     pub(crate) data: Box<RawValue>,
 }
 

@@ -1,6 +1,7 @@
 //! Delivers webhooks at least once and in order: events become messages in the lanes of a [`store`], and the [`engine`] sends
 //! the head of each lane until its receiver has it.
 
+mod api;
 mod delivery;
 mod engine;
 mod event;
@@ -11,32 +12,46 @@ mod store;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
+use secrecy::{ExposeSecret as _, SecretString};
 use tokio::net::TcpListener;
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use self::api::Api;
+pub(crate) use self::api::Tokens;
 pub(crate) use self::delivery::{Sender, SenderConfig, SigningKey};
 pub(crate) use self::engine::Endpoint;
 use self::engine::Engine;
 use self::intake::Intake;
-use self::intake::http::Api;
 pub(crate) use self::pattern::TypePattern;
+use self::store::{Postgres, PostgresError};
 use self::store::{Store, StoreFailure};
 use crate::domain::lane::dispatcher::AttemptLimits;
 use crate::domain::staged::Stamp;
-use crate::http::{self, BearerToken, Limits};
+use crate::http::{self, Limits};
 use crate::limits::{
     HTTP_CONNECTIONS_MAX, HTTP_HEAD_TIMEOUT, NOTIFIER_ATTEMPTS_MAX, NOTIFIER_ATTEMPTS_PER_ENDPOINT_MAX,
-    NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX, NOTIFIER_STOP_TIMEOUT,
+    NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX, NOTIFIER_STOP_TIMEOUT, NOTIFIER_UPKEEP_INTERVAL, NOTIFIER_UPKEEP_PAUSE,
 };
 use crate::sqlite::{Db, OpenError, StoreStatus, store_ended};
 
+pub(crate) enum Database {
+    /// For one node.
+    Sqlite(Db),
+    /// For several: its URL, and the certificate of its CA.
+    Postgres { url: SecretString, ca: Option<PathBuf> },
+}
+
 pub(crate) struct NotifierConfig {
-    pub(crate) db: Db,
+    pub(crate) database: Database,
     pub(crate) listen: SocketAddr,
-    pub(crate) token: BearerToken,
+    pub(crate) tokens: Tokens,
+    /// How long messages are kept after they have ended.
+    pub(crate) retention: Duration,
     pub(crate) sender: Sender,
     /// With the types of events that each wants.
     pub(crate) endpoints: BTreeMap<Arc<str>, (Endpoint, Vec<TypePattern>)>,
@@ -46,6 +61,8 @@ pub(crate) struct NotifierConfig {
 pub(crate) enum NotifierError {
     #[error(transparent)]
     Database(#[from] OpenError),
+    #[error("notifier.postgres: {0}")]
+    Postgres(#[from] PostgresError),
     #[error("cannot read the notifier's database: {0}")]
     Store(#[from] StoreFailure),
     #[error("cannot listen on {address}: is another process using the port?")]
@@ -59,7 +76,10 @@ pub(crate) struct Notifier {
     engine: Engine,
     api: Api,
     listener: TcpListener,
-    status: watch::Receiver<StoreStatus>,
+    store: Store,
+    retention: Duration,
+    /// Of the thread of SQLite.
+    status: Option<watch::Receiver<StoreStatus>>,
 }
 
 impl Notifier {
@@ -67,11 +87,15 @@ impl Notifier {
     ///
     /// If the database or the address cannot be used.
     pub(crate) async fn start(config: NotifierConfig) -> Result<Self, NotifierError> {
-        let (store, status) = Store::open(&config.db)?;
+        let (store, status) = match &config.database {
+            Database::Sqlite(db) => Store::open(db).map(|(store, status)| (store, Some(status)))?,
+            Database::Postgres { url, ca } => {
+                (Store::of(Postgres::open(url.expose_secret(), ca.as_deref()).await?), None)
+            }
+        };
         let address = config.listen;
         let failed = |source| NotifierError::Listen { address, source };
         let listener = TcpListener::bind(address).await.map_err(failed)?;
-        let stored = Arc::new(Notify::new());
         let (mut endpoints, mut wanted) = (BTreeMap::new(), BTreeMap::new());
         for (name, (endpoint, patterns)) in config.endpoints {
             wanted.insert(Arc::clone(&name), patterns);
@@ -82,10 +106,10 @@ impl Notifier {
             per_endpoint: NOTIFIER_ATTEMPTS_PER_ENDPOINT_MAX,
             per_origin: NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX,
         };
-        let engine = Engine::new(store.clone(), config.sender, endpoints, limits, Arc::clone(&stored)).await?;
-        let intake = Arc::new(Intake::new(store, wanted, stored));
-        let api = Api::new(intake, config.token);
-        Ok(Self { engine, api, listener, status })
+        let engine = Engine::new(store.clone(), config.sender, endpoints, limits).await?;
+        let intake = Arc::new(Intake::new(store.clone(), wanted));
+        let api = Api::new(intake, store.clone(), config.tokens);
+        Ok(Self { engine, api, listener, store, retention: config.retention, status })
     }
 
     pub(crate) fn address(&self) -> std::io::Result<SocketAddr> {
@@ -98,7 +122,7 @@ impl Notifier {
     ///
     /// If the database fails.
     pub(crate) async fn run(self, stop: CancellationToken) -> Result<(), NotifierError> {
-        let Self { engine, api, listener, mut status } = self;
+        let Self { engine, api, listener, store, retention, mut status } = self;
         let limits = Limits {
             connections_max: HTTP_CONNECTIONS_MAX,
             connections_per_peer_max: HTTP_CONNECTIONS_MAX,
@@ -114,14 +138,37 @@ impl Notifier {
             tokio::time::sleep(NOTIFIER_STOP_TIMEOUT).await;
             tracing::warn!("attempts are still under way; their messages are sent again after the next start");
         };
-        tokio::select! {
-            () = working => Ok(()),
-            () = too_long => Ok(()),
-            ended = store_ended(&mut status) => match ended {
+        let failing = async {
+            let Some(status) = &mut status else { return std::future::pending().await };
+            match store_ended(status).await {
                 Ok(StoreStatus::Failed(why)) => Err(NotifierError::Failed(why)),
                 Ok(StoreStatus::Running | StoreStatus::Closed) => Ok(()),
                 Err(_) => Err(NotifierError::Failed("its thread panicked (see the log)".to_owned())),
-            },
+            }
+        };
+        tokio::select! {
+            () = working => Ok(()),
+            () = too_long => Ok(()),
+            () = store.run_hints() => Ok(()),
+            () = clean_up(&store, retention) => Ok(()),
+            ended = failing => ended,
+        }
+    }
+}
+
+/// Removes what ended long ago, some at a time, until the caller drops it.
+async fn clean_up(store: &Store, retention: Duration) {
+    loop {
+        let before = Stamp(stamp().0.saturating_sub(i64::try_from(retention.as_millis()).unwrap_or(i64::MAX)));
+        let removed = store.clean_up(before).await.unwrap_or_else(|error| {
+            tracing::error!("cannot remove old messages, retrying later: {error}");
+            0
+        });
+        if removed == 0 {
+            tokio::time::sleep(NOTIFIER_UPKEEP_INTERVAL).await;
+        } else {
+            tracing::debug!(removed, "removed old messages");
+            tokio::time::sleep(NOTIFIER_UPKEEP_PAUSE).await;
         }
     }
 }

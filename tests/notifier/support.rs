@@ -181,6 +181,18 @@ impl Running<'_> {
         answer.json::<Value>().await.expect("JSON")["endpoints"][endpoint].clone()
     }
 
+    /// Asks until it is so.
+    pub(crate) async fn wait_for_status(&self, endpoint: &str, is_so: impl Fn(&Value) -> bool) {
+        let asking = async {
+            while !is_so(&self.status(endpoint).await) {
+                tokio::task::yield_now().await;
+            }
+        };
+        if tokio::time::timeout(TEST_TIMEOUT, asking).await.is_err() {
+            panic!("not so in {TEST_TIMEOUT:?}: {}", self.status(endpoint).await);
+        }
+    }
+
     pub(crate) async fn kill(self) {
         self.process.signal(Signal::KILL);
         self.process.ends().await;

@@ -11,6 +11,8 @@ use crate::domain::staged::Stamp;
 /// An endpoint without one success for so long is disabled, if it was tried often enough.
 pub const DISABLE_AFTER: Duration = Duration::from_secs(5 * 24 * 60 * 60);
 pub const DISABLE_ATTEMPTS_MIN: u32 = 10;
+/// An endpoint without one success for so long is degraded.
+pub const DEGRADED_AFTER: Duration = Duration::from_secs(60 * 60);
 /// The rest of an endpoint that asks for one and does not say how long.
 pub const THROTTLE_REST: Duration = Duration::from_secs(5);
 
@@ -27,6 +29,17 @@ pub enum DisableReason {
     ByOperator,
 }
 
+impl DisableReason {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Gone => "gone",
+            Self::ByReceiver => "by-receiver",
+            Self::Failing => "failing",
+            Self::ByOperator => "by-operator",
+        }
+    }
+}
+
 /// What attempts have shown of an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct EndpointHealth {
@@ -35,40 +48,37 @@ pub struct EndpointHealth {
     /// Since the last success.
     pub failures: u32,
     pub rests_until: Option<Stamp>,
-    pub disabled: Option<DisableReason>,
 }
 
 impl EndpointHealth {
-    /// Whether it has changed.
-    pub fn on_reply(&mut self, reply: Reply, now: Stamp) -> bool {
-        let before = *self;
+    /// Returns why the endpoint gets nothing from now on, if so.
+    pub fn on_reply(&mut self, reply: Reply, now: Stamp) -> Option<DisableReason> {
         if reply.is_success() {
-            *self = Self { disabled: self.disabled, ..Self::default() };
+            *self = Self::default();
         } else {
             self.failures = self.failures.saturating_add(1);
-            let since = *self.failing_since.get_or_insert(now);
-            if now.since(since) >= DISABLE_AFTER && self.failures >= DISABLE_ATTEMPTS_MIN {
-                self.disabled.get_or_insert(DisableReason::Failing);
-            }
-        }
-        match reply {
-            Reply::Answered { control: Some(Control::DisableEndpoint), .. } => {
-                self.disabled.get_or_insert(DisableReason::ByReceiver);
-            }
-            Reply::Answered { status: 410, .. } => {
-                self.disabled.get_or_insert(DisableReason::Gone);
-            }
-            Reply::Answered { .. } | Reply::Failed(_) => {}
+            self.failing_since.get_or_insert(now);
         }
         if let Some(asked) = reply.throttles() {
             self.rests_until = Some(now.plus(asked.max(THROTTLE_REST).min(RETRY_AFTER_MAX)));
         }
-        *self != before
+        let fails_for = self.failing_since.map_or(Duration::ZERO, |since| now.since(since));
+        match reply {
+            Reply::Answered { control: Some(Control::DisableEndpoint), .. } => Some(DisableReason::ByReceiver),
+            Reply::Answered { status: 410, .. } => Some(DisableReason::Gone),
+            Reply::Answered { .. } | Reply::Failed(_)
+                if fails_for >= DISABLE_AFTER && self.failures >= DISABLE_ATTEMPTS_MIN =>
+            {
+                Some(DisableReason::Failing)
+            }
+            Reply::Answered { .. } | Reply::Failed(_) => None,
+        }
     }
 
-    /// Whether it may be tried, as far as it goes.
-    pub fn may_be_tried(&self, now: Stamp) -> bool {
-        self.disabled.is_none() && self.rests_until.is_none_or(|until| until <= now)
+    /// Whether it has failed for long enough that an operator should look at it before it is disabled.
+    pub fn is_degraded(&self, now: Stamp) -> bool {
+        self.failures >= DISABLE_ATTEMPTS_MIN
+            && self.failing_since.is_some_and(|since| now.since(since) >= DEGRADED_AFTER)
     }
 }
 
@@ -87,19 +97,18 @@ mod tests {
         let failed = Reply::Failed(ErrorClass::Timeout);
         let mut rarely_tried = EndpointHealth::default();
         rarely_tried.on_reply(failed, Stamp(0));
-        rarely_tried.on_reply(failed, Stamp(days));
-        assert_eq!(rarely_tried.disabled, None);
+        assert_eq!(rarely_tried.on_reply(failed, Stamp(days)), None);
         let mut health = EndpointHealth::default();
         for _ in 0..DISABLE_ATTEMPTS_MIN {
-            health.on_reply(failed, Stamp(0));
+            assert_eq!(health.on_reply(failed, Stamp(0)), None);
         }
+        assert_eq!((health.is_degraded(Stamp(3_599_999)), health.is_degraded(Stamp(3_600_000))), (false, true));
         health.on_reply(answered(200, None, None), Stamp(days - 2));
-        health.on_reply(failed, Stamp(days));
-        assert_eq!((health.disabled, health.failures), (None, 1), "a success starts over");
-        for _ in 0..DISABLE_ATTEMPTS_MIN {
-            health.on_reply(failed, Stamp(2 * days));
+        assert_eq!((health.on_reply(failed, Stamp(days)), health.failures), (None, 1), "a success starts over");
+        for _ in 2..DISABLE_ATTEMPTS_MIN {
+            assert_eq!(health.on_reply(failed, Stamp(2 * days)), None);
         }
-        assert_eq!(health.disabled, Some(DisableReason::Failing));
+        assert_eq!(health.on_reply(failed, Stamp(2 * days)), Some(DisableReason::Failing));
     }
 
     #[test]
@@ -112,9 +121,11 @@ mod tests {
             (answered(500, Some(60), None), None, None),
         ] {
             let mut health = EndpointHealth::default();
-            assert!(health.on_reply(reply, Stamp(0)));
-            assert_eq!((health.disabled, health.rests_until), (disabled, rests.map(Stamp)), "{reply:?}");
-            assert_eq!(health.may_be_tried(Stamp(59_999)), disabled.is_none() && rests != Some(60_000));
+            assert_eq!(
+                (health.on_reply(reply, Stamp(0)), health.rests_until),
+                (disabled, rests.map(Stamp)),
+                "{reply:?}"
+            );
         }
     }
 }

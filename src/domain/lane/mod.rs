@@ -2,11 +2,13 @@
 //!
 //! A lane holds the messages of one ordering key for one endpoint. Its head is delivered until its outcome is final, and only
 //! then the next message becomes the head: the lane waits, never a message. [`retry`] decides what an attempt means for the head,
-//! [`endpoint`] what it means for the endpoint, [`breaker`] what for the origin of its URL, and [`dispatcher`] which lane is next.
+//! [`endpoint`] what it means for the endpoint, [`breaker`] what for the origin of its URL, [`dispatcher`] which lane is next, and
+//! [`partitions`] which lanes a node has.
 
 pub mod breaker;
 pub mod dispatcher;
 pub mod endpoint;
+pub mod partitions;
 pub mod retry;
 
 use core::time::Duration;

@@ -1,11 +1,7 @@
 //! Takes events from their sources. Each source hands them to [`Intake::accept`], and acknowledges them once it returns.
 
-pub(super) mod http;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
-
-use tokio::sync::Notify;
 
 use super::event::Event;
 use super::pattern::TypePattern;
@@ -17,12 +13,11 @@ pub(super) struct Intake {
     store: Store,
     /// The types of events that each endpoint wants.
     wanted: BTreeMap<Arc<str>, Vec<TypePattern>>,
-    stored: Arc<Notify>,
 }
 
 impl Intake {
-    pub(super) fn new(store: Store, wanted: BTreeMap<Arc<str>, Vec<TypePattern>>, stored: Arc<Notify>) -> Self {
-        Self { store, wanted, stored }
+    pub(super) fn new(store: Store, wanted: BTreeMap<Arc<str>, Vec<TypePattern>>) -> Self {
+        Self { store, wanted }
     }
 
     /// Stores events that were checked, all or none. They are on disk when it returns.
@@ -31,10 +26,22 @@ impl Intake {
             let endpoints = self.endpoints_for(&event);
             (event, endpoints)
         });
-        let added = self.store.add(events.collect(), stamp()).await?;
+        self.store(events.collect()).await
+    }
+
+    /// Stores an event for one endpoint, whatever types it wants.
+    pub(super) async fn accept_for(&self, endpoint: &Arc<str>, event: Event) -> Result<(), StoreFailure> {
+        self.store(vec![(event, vec![Arc::clone(endpoint)])]).await.map(drop)
+    }
+
+    async fn store(&self, events: Vec<(Event, Vec<Arc<str>>)>) -> Result<Vec<Added>, StoreFailure> {
+        let added = self.store.add(events, stamp()).await?;
         crash_point("notifier-stored");
-        self.stored.notify_one();
         Ok(added)
+    }
+
+    pub(super) fn endpoints(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.wanted.keys()
     }
 
     fn endpoints_for(&self, event: &Event) -> Vec<Arc<str>> {

@@ -1,85 +1,144 @@
-//! The store of the notifier: events, lanes with their messages, attempts, and the health of endpoints.
+//! The store of the notifier: events, lanes with their messages, attempts, and the state of endpoints.
+//!
+//! One set of statements runs on SQLite, for one node, and on PostgreSQL, for several.
 
+mod operators;
+mod postgres;
+mod sql;
+mod sqlite;
 mod statements;
+#[cfg(test)]
+mod tests;
+mod upkeep;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
-use rusqlite::{Connection, ErrorCode};
 use tokio::runtime::Handle;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use uuid::Uuid;
 
-pub(crate) use self::statements::{Added, AttemptRecord, Counts, Head};
+pub(crate) use self::operators::{AttemptRow, Counts, EndpointChange, EndpointState, LaneRow, ReplayFilter};
+pub(crate) use self::postgres::{Postgres, PostgresError};
+use self::sqlite::{SqliteTx, Tables};
+pub(crate) use self::statements::{Added, AttemptRecord, Committed, DueLane, Head, Lease};
 use super::event::Event;
 use crate::domain::lane::dispatcher::LaneId;
 use crate::domain::lane::endpoint::EndpointHealth;
+use crate::domain::lane::partitions::Partition;
 use crate::domain::lane::retry::{HeadState, HeadVerdict};
 use crate::domain::staged::Stamp;
-use crate::sqlite::{self, Batch, Database, Db, JobError, OpenError, Owner, Schema, StoreStatus, Writer};
-
-const SCHEMA: Schema = Schema {
-    // `jrnn`.
-    application_id: 0x6a72_6e6e,
-    format: 1,
-    sql: include_str!("schema.sql"),
-    migrations: &[],
-    owner: "notifier",
-    key: "notifier.db",
-};
+use crate::limits::NOTIFIER_LEASE;
+use crate::sqlite::{Database, Db, OpenError, StoreStatus};
 
 /// Why nothing was stored or read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum StoreFailure {
     #[error("disk full: the notifier cannot write its database")]
     DiskFull,
+    #[error("the database cannot be reached: {0}")]
+    Unreachable(String),
     #[error("the database failed; the log has the reason under {0}")]
     Failed(Uuid),
 }
 
-#[derive(Debug)]
-pub(crate) struct Tables;
-
-impl Owner for Tables {
-    type Tx<'a> = &'a Connection;
-    type Error = StoreFailure;
-    type Effects = ();
-
-    fn store_error(cause: Option<&rusqlite::Error>, incident: Uuid) -> StoreFailure {
-        match cause.and_then(rusqlite::Error::sqlite_error_code) {
-            Some(ErrorCode::DiskFull) => StoreFailure::DiskFull,
-            Some(_) | None => StoreFailure::Failed(incident),
-        }
-    }
-
-    fn begin<'a>(&'a self, conn: &'a Connection) -> &'a Connection {
-        conn
-    }
-
-    fn collect_effects(_: &Connection, (): &mut ()) {}
-
-    fn end_batch(_: &mut Writer<Self>, _: &mut Batch<Self>) {}
-
-    fn committed(&mut self, (): ()) {}
+/// A handle. What it stores is on disk when it returns.
+#[derive(Clone)]
+pub(crate) struct Store {
+    database: Kind,
+    /// This process, among those that share the database.
+    node: Arc<str>,
+    hints: Arc<Hints>,
 }
 
-/// A handle. What it stores is on disk when it returns.
-#[derive(Debug, Clone)]
-pub(crate) struct Store(sqlite::Store<Tables>);
+/// What whoever delivers has to look at.
+#[derive(Default)]
+struct Hints {
+    /// Messages.
+    stored: Notify,
+    /// Endpoints and lanes.
+    changed: Notify,
+}
+
+#[derive(Clone)]
+enum Kind {
+    Sqlite(crate::sqlite::Store<Tables>),
+    Postgres(Postgres),
+}
+
+/// Runs statements in one transaction of either database.
+macro_rules! transaction {
+    ($store:expr, move |$db:ident| $work:expr) => {
+        match &$store.database {
+            Kind::Sqlite(sqlite) => {
+                let work = move |conn: &mut &rusqlite::Connection| {
+                    let $db = &mut SqliteTx(conn);
+                    sqlite::run(async { $work.await })
+                };
+                sqlite.execute(work).await
+            }
+            Kind::Postgres(postgres) => {
+                let mut tries = 0;
+                loop {
+                    let mut tx = postgres.begin().await?;
+                    let $db = &mut tx;
+                    let result = $work.await;
+                    if let Some(ended) = tx.end(result, &mut tries).await {
+                        break ended;
+                    }
+                }
+            }
+        }
+    };
+}
 
 impl Store {
     /// # Errors
     ///
     /// If the database cannot be used.
     pub(crate) fn open(db: &Db) -> Result<(Self, watch::Receiver<StoreStatus>), OpenError> {
-        let running = Database::open(db, &SCHEMA)?.start(Tables, Handle::current())?;
-        Ok((Self(running.store), running.status))
+        let running = Database::open(db, &sqlite::SCHEMA)?.start(Tables, Handle::current())?;
+        // One process has the file: it begins with what the one before it had.
+        let node = Arc::from("this");
+        Ok((Self { database: Kind::Sqlite(running.store), node, hints: Arc::default() }, running.status))
     }
 
-    async fn run<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
-    ) -> Result<T, StoreFailure> {
-        self.0.execute(|db| work(db).map_err(JobError::from)).await
+    pub(crate) fn of(postgres: Postgres) -> Self {
+        let node = Arc::from(Uuid::new_v4().to_string());
+        Self { database: Kind::Postgres(postgres), node, hints: Arc::default() }
+    }
+
+    /// Waits until there may be something new to deliver.
+    pub(crate) async fn stored(&self) {
+        self.hints.stored.notified().await;
+    }
+
+    /// Waits until an endpoint may have changed, or a lane by an operator.
+    pub(crate) async fn changed(&self) {
+        self.hints.changed.notified().await;
+    }
+
+    fn tell_stored(&self) {
+        self.hints.stored.notify_one();
+        if let Kind::Postgres(postgres) = &self.database {
+            postgres.told.stored.notify_one();
+        }
+    }
+
+    fn tell_changed(&self) {
+        self.hints.changed.notify_one();
+        if let Kind::Postgres(postgres) = &self.database {
+            postgres.told.changed.notify_one();
+        }
+    }
+
+    /// Passes on what other nodes tell. Runs until it is dropped.
+    pub(crate) async fn run_hints(&self) {
+        match &self.database {
+            Kind::Sqlite(_) => std::future::pending().await,
+            Kind::Postgres(postgres) => postgres.run_hints(&self.hints).await,
+        }
     }
 
     /// Appends events to the lanes of the endpoints that want them: all or none.
@@ -88,51 +147,152 @@ impl Store {
         events: Vec<(Event, Vec<Arc<str>>)>,
         now: Stamp,
     ) -> Result<Vec<Added>, StoreFailure> {
-        self.run(move |db| events.iter().map(|(event, endpoints)| statements::add(db, event, endpoints, now)).collect())
-            .await
+        let added = transaction!(self, move |db| statements::add(db, &events, now))?;
+        self.tell_stored();
+        Ok(added)
     }
 
-    pub(crate) async fn due(&self, endpoint: &Arc<str>, now: Stamp, max: usize) -> Result<Vec<LaneId>, StoreFailure> {
-        let endpoint = Arc::clone(endpoint);
-        self.run(move |db| statements::due(db, &endpoint, now, max)).await
+    /// Returns what this node has, and for how long from the call on; for ever in a database of its own.
+    pub(crate) async fn keep_lease(&self, let_go: Vec<Partition>) -> Result<(Lease, Option<Duration>), StoreFailure> {
+        let node = Arc::clone(&self.node);
+        let lease = transaction!(self, move |db| statements::keep_lease(db, &node, &let_go))?;
+        let lasts = match &self.database {
+            Kind::Sqlite(_) => None,
+            Kind::Postgres(_) => Some(NOTIFIER_LEASE),
+        };
+        Ok((lease, lasts))
+    }
+
+    pub(crate) async fn end_lease(&self) -> Result<(), StoreFailure> {
+        let node = Arc::clone(&self.node);
+        transaction!(self, move |db| statements::end_lease(db, &node))
+    }
+
+    pub(crate) async fn due(&self, endpoint: &Arc<str>, now: Stamp, max: usize) -> Result<Vec<DueLane>, StoreFailure> {
+        let (node, endpoint) = (Arc::clone(&self.node), Arc::clone(endpoint));
+        transaction!(self, move |db| statements::due(db, &node, &endpoint, now, max))
     }
 
     /// When a head of the endpoint is due that is not due yet.
     pub(crate) async fn next_due(&self, endpoint: &Arc<str>, now: Stamp) -> Result<Option<Stamp>, StoreFailure> {
         let endpoint = Arc::clone(endpoint);
-        self.run(move |db| statements::next_due(db, &endpoint, now)).await
+        transaction!(self, move |db| statements::next_due(db, &endpoint, now))
     }
 
+    /// What the lane sends next; `None` if nothing, or if another node has the lane.
     pub(crate) async fn head(&self, lane: LaneId) -> Result<Option<Head>, StoreFailure> {
-        self.run(move |db| statements::head(db, lane)).await
+        let node = Arc::clone(&self.node);
+        transaction!(self, move |db| statements::head(db, &node, lane))
     }
 
-    /// Returns when the lane is due again; `None` if it is empty or stopped.
     pub(crate) async fn end_attempt(
         &self,
         head: Head,
         state: HeadState,
         attempt: AttemptRecord,
         verdict: HeadVerdict,
-        health: Option<(Arc<str>, EndpointHealth)>,
         now: Stamp,
-    ) -> Result<Option<Stamp>, StoreFailure> {
-        self.run(move |db| {
-            if let Some((endpoint, health)) = &health {
-                statements::set_health(db, endpoint, health)?;
-            }
-            statements::end_attempt(db, &head, state, &attempt, verdict, now)
-        })
-        .await
+    ) -> Result<Committed, StoreFailure> {
+        let node = Arc::clone(&self.node);
+        transaction!(self, move |db| statements::end_attempt(db, &node, &head, state, &attempt, verdict, now))
     }
 
-    pub(crate) async fn health(&self, endpoint: &Arc<str>) -> Result<EndpointHealth, StoreFailure> {
+    pub(crate) async fn set_health(&self, endpoint: &Arc<str>, health: EndpointHealth) -> Result<(), StoreFailure> {
         let endpoint = Arc::clone(endpoint);
-        self.run(move |db| statements::health(db, &endpoint)).await
+        transaction!(self, move |db| statements::set_health(db, &endpoint, &health))
     }
 
-    pub(crate) async fn counts(&self, endpoint: &Arc<str>) -> Result<Counts, StoreFailure> {
-        let endpoint = Arc::clone(endpoint);
-        self.run(move |db| statements::counts(db, &endpoint)).await
+    pub(crate) async fn endpoints(&self) -> Result<BTreeMap<String, EndpointState>, StoreFailure> {
+        transaction!(self, move |db| operators::endpoints(db))
+    }
+
+    pub(crate) async fn change_endpoint(
+        &self,
+        endpoint: &str,
+        change: EndpointChange,
+        note: Option<String>,
+        now: Stamp,
+    ) -> Result<(), StoreFailure> {
+        let endpoint = endpoint.to_owned();
+        transaction!(self, move |db| operators::change_endpoint(db, &endpoint, change, note.as_deref(), now))?;
+        self.tell_changed();
+        Ok(())
+    }
+
+    pub(crate) async fn counts(&self, endpoint: &str) -> Result<Counts, StoreFailure> {
+        let endpoint = endpoint.to_owned();
+        transaction!(self, move |db| operators::counts(db, &endpoint))
+    }
+
+    /// The lanes that have messages or are stopped, those with the oldest heads first; or the lanes of one key.
+    pub(crate) async fn lanes(
+        &self,
+        endpoint: Option<String>,
+        key: Option<String>,
+        max: usize,
+    ) -> Result<Vec<LaneRow>, StoreFailure> {
+        transaction!(self, move |db| operators::lanes(db, endpoint.as_deref(), key.as_deref(), max))
+    }
+
+    /// The latest first.
+    pub(crate) async fn attempts(
+        &self,
+        endpoint: Option<String>,
+        lane: Option<i64>,
+        max: usize,
+    ) -> Result<Vec<AttemptRow>, StoreFailure> {
+        transaction!(self, move |db| operators::attempts(db, endpoint.as_deref(), lane, max))
+    }
+
+    /// Returns whether the message was the head of the lane.
+    pub(crate) async fn skip_head(
+        &self,
+        lane: LaneId,
+        position: i64,
+        reason: String,
+        now: Stamp,
+    ) -> Result<bool, StoreFailure> {
+        let skipped = transaction!(self, move |db| operators::skip_head(db, lane, position, &reason, now))?;
+        self.tell_changed();
+        Ok(skipped)
+    }
+
+    /// Returns whether there is such a lane.
+    pub(crate) async fn pause_lane(
+        &self,
+        lane: LaneId,
+        until: Stamp,
+        note: Option<String>,
+    ) -> Result<bool, StoreFailure> {
+        transaction!(self, move |db| operators::pause_lane(db, lane, until, note.as_deref()))
+    }
+
+    /// Opens a lane that is paused or parked. Returns whether there is such a lane.
+    pub(crate) async fn resume_lane(
+        &self,
+        lane: LaneId,
+        note: Option<String>,
+        now: Stamp,
+    ) -> Result<bool, StoreFailure> {
+        let resumed = transaction!(self, move |db| operators::resume_lane(db, lane, note.as_deref(), now))?;
+        self.tell_changed();
+        Ok(resumed)
+    }
+
+    pub(crate) async fn end_pauses(&self, now: Stamp) -> Result<u64, StoreFailure> {
+        transaction!(self, move |db| operators::end_pauses(db, now))
+    }
+
+    /// How many messages that have ended the filter is true for. They are sent once more, each lane's in their order, unless it is a
+    /// dry run.
+    pub(crate) async fn replay(&self, filter: ReplayFilter, is_dry_run: bool, now: Stamp) -> Result<i64, StoreFailure> {
+        let count = transaction!(self, move |db| operators::replay(db, &filter, is_dry_run, now))?;
+        self.tell_changed();
+        Ok(count)
+    }
+
+    /// Removes some of what ended before this time. Returns how many rows.
+    pub(crate) async fn clean_up(&self, before: Stamp) -> Result<u64, StoreFailure> {
+        transaction!(self, move |db| upkeep::clean_up(db, before))
     }
 }

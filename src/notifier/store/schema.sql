@@ -1,4 +1,4 @@
--- Format 1.
+-- Format 1. PostgreSQL has the same tables: its types take the place of INTEGER and BLOB.
 CREATE TABLE event (
     id INTEGER PRIMARY KEY,
     source TEXT NOT NULL,
@@ -11,15 +11,23 @@ CREATE TABLE event (
     data BLOB NOT NULL,
     UNIQUE (source, source_id)
 ) STRICT;
+CREATE INDEX event_received ON event (received_at);
 
 CREATE TABLE lane (
     id INTEGER PRIMARY KEY,
     endpoint TEXT NOT NULL,
     key TEXT NOT NULL,
+    partition INTEGER NOT NULL,
+    -- open, parked or paused
     state TEXT NOT NULL DEFAULT 'open',
+    -- An operator's words on the state, and when a pause ends.
+    note TEXT,
+    paused_until INTEGER,
     epoch INTEGER NOT NULL,
     -- The last sequence number of the epoch.
     seq INTEGER NOT NULL,
+    -- The epoch whose last event has come.
+    closed_epoch INTEGER,
     -- The position of the first message without an outcome, and of the last message. Empty if the head is behind the tail.
     head INTEGER NOT NULL,
     tail INTEGER NOT NULL,
@@ -28,9 +36,13 @@ CREATE TABLE lane (
     first_attempt_at INTEGER,
     -- When the head is to be attempted. NULL if the lane is empty or stopped.
     due_at INTEGER,
+    -- When the last event came.
+    last_at INTEGER NOT NULL,
     UNIQUE (endpoint, key)
 ) STRICT;
 CREATE INDEX lane_due ON lane (endpoint, due_at) WHERE due_at IS NOT NULL;
+CREATE INDEX lane_stopped ON lane (state) WHERE state <> 'open';
+CREATE INDEX lane_last ON lane (last_at);
 
 CREATE TABLE message (
     lane INTEGER NOT NULL REFERENCES lane,
@@ -39,7 +51,20 @@ CREATE TABLE message (
     seq INTEGER NOT NULL,
     event INTEGER NOT NULL REFERENCES event,
     outcome TEXT,
+    -- An operator's reason to skip it.
+    note TEXT,
     ended_at INTEGER,
+    PRIMARY KEY (lane, position)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX message_event ON message (event);
+CREATE INDEX message_ended ON message (ended_at) WHERE ended_at IS NOT NULL;
+
+-- Messages that have ended and are sent once more, before the head of their lane.
+CREATE TABLE replay (
+    lane INTEGER NOT NULL REFERENCES lane,
+    position INTEGER NOT NULL,
+    attempts INTEGER NOT NULL DEFAULT 0,
+    first_attempt_at INTEGER,
     PRIMARY KEY (lane, position)
 ) STRICT, WITHOUT ROWID;
 
@@ -60,5 +85,23 @@ CREATE TABLE attempt (
 CREATE TABLE endpoint (
     name TEXT PRIMARY KEY,
     -- What attempts have shown of it, as JSON.
-    health TEXT NOT NULL
+    health TEXT,
+    disabled TEXT,
+    paused_until INTEGER,
+    note TEXT
 ) STRICT, WITHOUT ROWID;
+
+-- Live nodes, and which lanes they have.
+CREATE TABLE node (
+    id TEXT PRIMARY KEY,
+    lease_until INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE partition (
+    number INTEGER PRIMARY KEY,
+    owner TEXT,
+    -- Grows with each owner.
+    token INTEGER NOT NULL DEFAULT 0
+) STRICT;
+INSERT INTO partition (number)
+    WITH RECURSIVE numbers (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM numbers WHERE n < 63) SELECT n FROM numbers;

@@ -1,14 +1,20 @@
-//! The statements of the store. Each function runs within the transaction of its caller.
+//! The statements that accept and deliver. Each function runs within the transaction of its caller, and may run twice.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use rusqlite::{Connection, OptionalExtension as _, Result, params};
+use sha2::{Digest as _, Sha256};
 
+use super::sql::{Row, Sql, SqlError, values};
 use crate::domain::lane::dispatcher::LaneId;
 use crate::domain::lane::endpoint::EndpointHealth;
+use crate::domain::lane::partitions::{Owned, Partition, Plan, plan};
 use crate::domain::lane::retry::{HeadState, HeadVerdict, MessageOutcome};
 use crate::domain::staged::Stamp;
+use crate::limits::{NOTIFIER_LEASE, NOTIFIER_PARTITIONS};
 use crate::notifier::event::Event;
+
+type Result<T> = std::result::Result<T, SqlError>;
 
 /// What became of an event that was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,12 +25,16 @@ pub(crate) enum Added {
     Duplicate,
 }
 
-/// The message at the head of a lane.
+/// The message that a lane sends next.
 #[derive(Debug)]
 pub(crate) struct Head {
     pub(crate) lane: LaneId,
+    /// Of the lane's partition.
+    pub(crate) token: i64,
     pub(crate) key: String,
     pub(crate) position: i64,
+    /// It has ended before, and is sent once more.
+    pub(crate) is_replay: bool,
     pub(crate) epoch: u32,
     pub(crate) seq: i64,
     pub(crate) state: HeadState,
@@ -46,153 +56,280 @@ pub(crate) struct AttemptRecord {
     pub(crate) detail: Vec<u8>,
 }
 
-/// How many lanes have messages, and how many messages wait.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
-pub(crate) struct Counts {
-    pub(crate) lanes: i64,
-    pub(crate) messages: i64,
-    /// Since when the oldest head waits, in milliseconds since 1970.
-    pub(crate) oldest: Option<i64>,
+/// What a lane does after an attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Committed {
+    /// It is attempted again then; never if it is empty or stopped.
+    Due(Option<Stamp>),
+    /// Another node has the lane, or an operator has skipped the message. Nothing was stored.
+    Refused,
 }
 
-/// Stores an event and appends it to its lane of each of these endpoints.
-pub(crate) fn add(db: &Connection, event: &Event, endpoints: &[Arc<str>], now: Stamp) -> Result<Added> {
-    let occurred_at = event.time.map_or(now.0, jiff::Timestamp::as_millisecond);
-    let inserted = db
-        .prepare_cached(
-            "INSERT INTO event (source, source_id, type, occurred_at, received_at, data) VALUES (?, ?, ?, ?, ?, ?)
-             ON CONFLICT DO NOTHING",
-        )?
-        .execute(params![event.source, event.id, event.r#type, occurred_at, now.0, event.data.get().as_bytes()])?;
-    if inserted == 0 {
-        return Ok(Added::Duplicate);
+/// A lane that is due.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DueLane {
+    pub(crate) id: LaneId,
+    pub(crate) partition: Partition,
+}
+
+/// Stores events and appends each to its lane of these endpoints. Returns what became of each, in their order.
+pub(super) async fn add(db: &mut impl Sql, events: &[(Event, Vec<Arc<str>>)], now: Stamp) -> Result<Vec<Added>> {
+    // All transactions change lanes in the same order, so that none waits for another one that waits for it.
+    let mut order: Vec<_> = (0..events.len()).collect();
+    order.sort_by_key(|&index| events.get(index).map(|(event, _)| &event.key));
+    let mut added = vec![Added::Duplicate; events.len()];
+    for index in order {
+        if let (Some((event, endpoints)), Some(result)) = (events.get(index), added.get_mut(index)) {
+            *result = add_one(db, event, endpoints, now).await?;
+        }
     }
-    let id = db.last_insert_rowid();
+    Ok(added)
+}
+
+async fn add_one(db: &mut impl Sql, event: &Event, endpoints: &[Arc<str>], now: Stamp) -> Result<Added> {
+    let occurred_at = event.time.map_or(now.0, jiff::Timestamp::as_millisecond);
+    let data = event.data.get().as_bytes();
+    let inserted = db
+        .first(
+            "INSERT INTO event (source, source_id, type, occurred_at, received_at, data)
+             VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING RETURNING id",
+            values![&event.source, &event.id, &event.r#type, occurred_at, now, data],
+        )
+        .await?;
+    let Some(mut row) = inserted else { return Ok(Added::Duplicate) };
+    let id: i64 = row.take()?;
     for endpoint in endpoints {
-        append(db, endpoint, event, id, now)?;
+        append(db, endpoint, event, id, now).await?;
     }
     Ok(Added::Stored { lanes: endpoints.len() })
 }
 
 /// An event of an earlier epoch is a late one: it follows in the epoch of the lane.
-fn append(db: &Connection, endpoint: &str, event: &Event, id: i64, now: Stamp) -> Result<()> {
-    let (lane, tail, epoch, seq): (i64, i64, u32, i64) = db
-        .prepare_cached(
-            "INSERT INTO lane (endpoint, key, epoch, seq, head, tail, due_at) VALUES (?1, ?2, coalesce(?3, 0), 1, 1, 1, ?4)
+async fn append(db: &mut impl Sql, endpoint: &str, event: &Event, id: i64, now: Stamp) -> Result<()> {
+    let partition = i64::from(partition(endpoint, &event.key).0);
+    let row = db
+        .first(
+            "INSERT INTO lane (endpoint, key, partition, epoch, seq, head, tail, due_at, last_at, closed_epoch)
+             VALUES ($1, $2, $3, coalesce($4, CAST(0 AS BIGINT)), 1, 1, 1, $5, $5,
+                     CASE WHEN CAST($6 AS BIGINT) = 1 THEN coalesce($4, CAST(0 AS BIGINT)) END)
              ON CONFLICT (endpoint, key) DO UPDATE SET
-                 tail = tail + 1,
-                 seq = iif(coalesce(?3, epoch) > epoch, 1, seq + 1),
-                 epoch = max(epoch, coalesce(?3, epoch)),
-                 due_at = iif(head > tail AND state = 'open', ?4, due_at)
+                 tail = lane.tail + 1,
+                 seq = CASE WHEN coalesce($4, lane.epoch) > lane.epoch THEN 1 ELSE lane.seq + 1 END,
+                 epoch = CASE WHEN coalesce($4, lane.epoch) > lane.epoch THEN $4 ELSE lane.epoch END,
+                 due_at = CASE WHEN lane.due_at IS NULL AND lane.state = 'open' THEN $5 ELSE lane.due_at END,
+                 last_at = $5,
+                 closed_epoch = CASE WHEN CAST($6 AS BIGINT) = 1 THEN coalesce($4, lane.epoch) ELSE lane.closed_epoch END
              RETURNING id, tail, epoch, seq",
-        )?
-        .query_row(params![endpoint, event.key, event.epoch, now.0], |row| {
-            Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))
-        })?;
-    db.prepare_cached("INSERT INTO message (lane, position, epoch, seq, event) VALUES (?, ?, ?, ?, ?)")?
-        .execute(params![lane, tail, epoch, seq, id])?;
-    Ok(())
+            values![endpoint, &event.key, partition, event.epoch, now, i64::from(event.last)],
+        )
+        .await?;
+    let Some(mut row) = row else { return Err(SqlError::Unexpected("no lane after it was stored".into())) };
+    let (lane, tail, epoch, seq): (i64, i64, i64, i64) = (row.take()?, row.take()?, row.take()?, row.take()?);
+    let insert = "INSERT INTO message (lane, position, epoch, seq, event) VALUES ($1, $2, $3, $4, $5)";
+    db.execute(insert, values![lane, tail, epoch, seq, id]).await.map(drop)
 }
 
-/// The lanes of an endpoint whose heads are due, the longest first.
-pub(crate) fn due(db: &Connection, endpoint: &str, now: Stamp, max: usize) -> Result<Vec<LaneId>> {
-    let mut statement =
-        db.prepare_cached("SELECT id FROM lane WHERE endpoint = ? AND due_at <= ? ORDER BY due_at LIMIT ?")?;
-    statement
-        .query_map(params![endpoint, now.0, i64::try_from(max).unwrap_or(i64::MAX)], |row| row.get(0).map(LaneId))?
-        .collect()
+/// Lanes are spread evenly.
+fn partition(endpoint: &str, key: &str) -> Partition {
+    let digest = Sha256::new().chain_update(endpoint).chain_update([0]).chain_update(key).finalize();
+    let number = digest.first_chunk().map_or(0, |bytes| u16::from_be_bytes(*bytes));
+    Partition(number % NOTIFIER_PARTITIONS)
+}
+
+/// The lanes of an endpoint and a node whose heads are due, the longest first.
+pub(super) async fn due(db: &mut impl Sql, node: &str, endpoint: &str, now: Stamp, max: usize) -> Result<Vec<DueLane>> {
+    let rows = db
+        .query(
+            "SELECT lane.id, lane.partition FROM lane JOIN partition ON partition.number = lane.partition
+             WHERE lane.endpoint = $1 AND lane.due_at <= $2 AND partition.owner = $3 ORDER BY lane.due_at LIMIT $4",
+            values![endpoint, now, node, max],
+        )
+        .await?;
+    let due = |mut row: Row| Ok(DueLane { id: LaneId(row.take()?), partition: Partition(number(row.take()?)) });
+    rows.into_iter().map(due).collect()
+}
+
+fn number(partition: i64) -> u16 {
+    u16::try_from(partition).unwrap_or(u16::MAX)
 }
 
 /// When a head of an endpoint is due that is not due yet.
-pub(crate) fn next_due(db: &Connection, endpoint: &str, now: Stamp) -> Result<Option<Stamp>> {
-    let next = db
-        .prepare_cached("SELECT min(due_at) FROM lane WHERE endpoint = ? AND due_at > ?")?
-        .query_row(params![endpoint, now.0], |row| row.get::<_, Option<i64>>(0))?;
-    Ok(next.map(Stamp))
+pub(super) async fn next_due(db: &mut impl Sql, endpoint: &str, now: Stamp) -> Result<Option<Stamp>> {
+    let next =
+        db.first("SELECT min(due_at) FROM lane WHERE endpoint = $1 AND due_at > $2", values![endpoint, now]).await?;
+    next.map_or(Ok(None), |mut row| row.take())
 }
 
-/// `None` if nothing of the lane is to be delivered.
-pub(crate) fn head(db: &Connection, lane: LaneId) -> Result<Option<Head>> {
-    db.prepare_cached(
-        "SELECT lane.key, message.position, message.epoch, message.seq, lane.attempts, lane.first_attempt_at,
-                event.source, event.source_id, event.type, event.occurred_at, event.data
-         FROM lane JOIN message ON message.lane = lane.id AND message.position = lane.head
-                   JOIN event ON event.id = message.event
-         WHERE lane.id = ? AND lane.due_at IS NOT NULL",
-    )?
-    .query_row([lane.0], |row| {
+/// `None` if nothing of the lane is to be delivered by this node.
+pub(super) async fn head(db: &mut impl Sql, node: &str, lane: LaneId) -> Result<Option<Head>> {
+    let row = db
+        .first(
+            "SELECT partition.token, lane.key, message.position, coalesce(replay.position, CAST(0 AS BIGINT)),
+                    message.epoch, message.seq,
+                    CASE WHEN replay.position IS NULL THEN lane.attempts ELSE replay.attempts END,
+                    CASE WHEN replay.position IS NULL THEN lane.first_attempt_at ELSE replay.first_attempt_at END,
+                    event.source, event.source_id, event.type, event.occurred_at, event.data
+             FROM lane
+             JOIN partition ON partition.number = lane.partition
+             LEFT JOIN replay ON replay.lane = lane.id
+                 AND replay.position = (SELECT min(position) FROM replay WHERE lane = $1)
+             JOIN message ON message.lane = lane.id AND message.position = coalesce(replay.position, lane.head)
+             JOIN event ON event.id = message.event
+             WHERE lane.id = $1 AND lane.due_at IS NOT NULL AND partition.owner = $2",
+            values![lane.0, node],
+        )
+        .await?;
+    let read = |mut row: Row| {
         Ok(Head {
             lane,
-            key: row.get(0)?,
-            position: row.get(1)?,
-            epoch: row.get(2)?,
-            seq: row.get(3)?,
-            state: HeadState { attempts: row.get(4)?, first_attempt_at: row.get::<_, Option<i64>>(5)?.map(Stamp) },
-            source: row.get(6)?,
-            event_id: row.get(7)?,
-            event_type: row.get(8)?,
-            occurred_at: Stamp(row.get(9)?),
-            data: row.get(10)?,
+            token: row.take()?,
+            key: row.take()?,
+            position: row.take()?,
+            is_replay: row.take::<i64>()? != 0,
+            epoch: row.take()?,
+            seq: row.take()?,
+            state: HeadState { attempts: row.take()?, first_attempt_at: row.take()? },
+            source: row.take()?,
+            event_id: row.take()?,
+            event_type: row.take()?,
+            occurred_at: row.take()?,
+            data: row.take()?,
         })
-    })
-    .optional()
+    };
+    row.map(read).transpose()
 }
 
-/// Stores an attempt and what it means for the lane. Returns when the lane is due again; `None` if it is empty or stopped.
-pub(crate) fn end_attempt(
-    db: &Connection,
+/// Stores an attempt and what it means for the lane.
+pub(super) async fn end_attempt(
+    db: &mut impl Sql,
+    node: &str,
     head: &Head,
     state: HeadState,
     attempt: &AttemptRecord,
     verdict: HeadVerdict,
     now: Stamp,
-) -> Result<Option<Stamp>> {
-    let (lane, position) = (head.lane.0, head.position);
-    db.prepare_cached(
-        "INSERT INTO attempt (lane, position, number, started_at, took_ms, status, error, detail)
-         VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-    )?
-    .execute(params![
-        lane,
-        position,
-        state.attempts,
-        attempt.started_at.0,
-        attempt.took_ms,
-        attempt.status,
-        attempt.error,
-        attempt.detail
-    ])?;
-    let due: Option<i64> = match verdict {
-        HeadVerdict::Ended(outcome) => {
-            db.prepare_cached("UPDATE message SET outcome = ?, ended_at = ? WHERE lane = ? AND position = ?")?
-                .execute(params![outcome_text(outcome), now.0, lane, position])?;
-            db.prepare_cached(
-                "UPDATE lane SET head = head + 1, attempts = 0, first_attempt_at = NULL,
-                     due_at = iif(head < tail AND state = 'open', ?, NULL)
-                 WHERE id = ? AND head = ? RETURNING due_at",
-            )?
-            .query_row(params![now.0, lane, position], |row| row.get(0))?
-        }
-        HeadVerdict::TryAgain { at } => db
-            .prepare_cached(
-                "UPDATE lane SET attempts = ?, first_attempt_at = ?, due_at = iif(state = 'open', ?, NULL)
-                 WHERE id = ? AND head = ? RETURNING due_at",
-            )?
-            .query_row(params![state.attempts, state.first_attempt_at.map(|at| at.0), at.0, lane, position], |row| {
-                row.get(0)
-            })?,
-        HeadVerdict::Park => {
-            db.prepare_cached(
-                "UPDATE lane SET state = 'parked', attempts = ?, due_at = NULL WHERE id = ? AND head = ?",
-            )?
-            .execute(params![state.attempts, lane, position])?;
-            None
-        }
+) -> Result<Committed> {
+    let updated = if head.is_replay {
+        end_replay(db, node, head, state, verdict, now).await?
+    } else {
+        end_head(db, node, head, state, verdict, now).await?
     };
-    Ok(due.map(Stamp))
+    let Some(mut updated) = updated else { return Ok(Committed::Refused) };
+    let (lane, position) = (head.lane.0, head.position);
+    if let HeadVerdict::Ended(outcome) = verdict {
+        db.execute(
+            "UPDATE message SET outcome = $3, ended_at = $4 WHERE lane = $1 AND position = $2",
+            values![lane, position, outcome_text(outcome), now],
+        )
+        .await?;
+    }
+    db.execute(
+        "INSERT INTO attempt (lane, position, number, started_at, took_ms, status, error, detail)
+         VALUES ($1, $2, (SELECT coalesce(max(number), 0) + 1 FROM attempt WHERE lane = $1 AND position = $2),
+                 $3, $4, $5, $6, $7)",
+        values![
+            lane,
+            position,
+            attempt.started_at,
+            attempt.took_ms,
+            attempt.status.map(u32::from),
+            attempt.error,
+            attempt.detail.as_slice(),
+        ],
+    )
+    .await?;
+    Ok(Committed::Due(updated.take()?))
 }
 
-fn outcome_text(outcome: MessageOutcome) -> &'static str {
+async fn end_head(
+    db: &mut impl Sql,
+    node: &str,
+    head: &Head,
+    state: HeadState,
+    verdict: HeadVerdict,
+    now: Stamp,
+) -> Result<Option<Row>> {
+    let (lane, position, token) = (head.lane.0, head.position, head.token);
+    match verdict {
+        HeadVerdict::Ended(_) => {
+            db.first(
+                "UPDATE lane SET head = head + 1, attempts = 0, first_attempt_at = NULL,
+                     due_at = CASE WHEN state = 'open' AND (head < tail
+                         OR EXISTS (SELECT 1 FROM replay WHERE replay.lane = lane.id)) THEN CAST($5 AS BIGINT) END
+                 WHERE id = $1 AND head = $2 AND EXISTS (SELECT 1 FROM partition
+                     WHERE number = lane.partition AND owner = $3 AND token = $4)
+                 RETURNING due_at",
+                values![lane, position, node, token, now],
+            )
+            .await
+        }
+        HeadVerdict::TryAgain { at } => {
+            db.first(
+                "UPDATE lane SET attempts = $5, first_attempt_at = $6,
+                     due_at = CASE WHEN state = 'open' THEN CAST($7 AS BIGINT) END
+                 WHERE id = $1 AND head = $2 AND EXISTS (SELECT 1 FROM partition
+                     WHERE number = lane.partition AND owner = $3 AND token = $4)
+                 RETURNING due_at",
+                values![lane, position, node, token, state.attempts, state.first_attempt_at, at],
+            )
+            .await
+        }
+        HeadVerdict::Park => {
+            db.first(
+                "UPDATE lane SET state = 'parked', attempts = $5, due_at = NULL
+                 WHERE id = $1 AND head = $2 AND EXISTS (SELECT 1 FROM partition
+                     WHERE number = lane.partition AND owner = $3 AND token = $4)
+                 RETURNING due_at",
+                values![lane, position, node, token, state.attempts],
+            )
+            .await
+        }
+    }
+}
+
+/// The head of the lane stays what it is.
+async fn end_replay(
+    db: &mut impl Sql,
+    node: &str,
+    head: &Head,
+    state: HeadState,
+    verdict: HeadVerdict,
+    now: Stamp,
+) -> Result<Option<Row>> {
+    let (lane, position, token) = (head.lane.0, head.position, head.token);
+    let (next_state, at) = match verdict {
+        HeadVerdict::Ended(_) => ("open", now),
+        HeadVerdict::TryAgain { at } => ("open", at),
+        HeadVerdict::Park => ("parked", now),
+    };
+    let has_ended = matches!(verdict, HeadVerdict::Ended(_));
+    let updated = db
+        .first(
+            "UPDATE lane SET state = CASE WHEN state = 'open' THEN $5 ELSE state END,
+                 due_at = CASE WHEN state = 'open' AND $5 = 'open' AND (CAST($7 AS BIGINT) = 0 OR head <= tail
+                     OR EXISTS (SELECT 1 FROM replay WHERE replay.lane = lane.id AND replay.position <> $2))
+                     THEN CAST($6 AS BIGINT) END
+             WHERE id = $1 AND EXISTS (SELECT 1 FROM replay WHERE replay.lane = $1 AND replay.position = $2)
+                 AND EXISTS (SELECT 1 FROM partition
+                     WHERE number = lane.partition AND owner = $3 AND token = $4)
+             RETURNING due_at",
+            values![lane, position, node, token, next_state, at, i64::from(has_ended)],
+        )
+        .await?;
+    if updated.is_none() {
+        return Ok(None);
+    }
+    if has_ended {
+        let delete = "DELETE FROM replay WHERE lane = $1 AND position = $2";
+        db.execute(delete, values![lane, position]).await?;
+    } else {
+        let update = "UPDATE replay SET attempts = $3, first_attempt_at = $4 WHERE lane = $1 AND position = $2";
+        db.execute(update, values![lane, position, state.attempts, state.first_attempt_at]).await?;
+    }
+    Ok(updated)
+}
+
+pub(super) fn outcome_text(outcome: MessageOutcome) -> &'static str {
     match outcome {
         MessageOutcome::Delivered => "delivered",
         MessageOutcome::Exhausted => "exhausted",
@@ -201,121 +338,57 @@ fn outcome_text(outcome: MessageOutcome) -> &'static str {
     }
 }
 
-pub(crate) fn health(db: &Connection, endpoint: &str) -> Result<EndpointHealth> {
-    let text: Option<String> = db
-        .prepare_cached("SELECT health FROM endpoint WHERE name = ?")?
-        .query_row([endpoint], |row| row.get(0))
-        .optional()?;
-    let parse = |text: String| {
-        serde_json::from_str(&text)
-            .map_err(|error| rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, error.into()))
-    };
-    text.map_or_else(|| Ok(EndpointHealth::default()), parse)
+pub(super) async fn set_health(db: &mut impl Sql, endpoint: &str, health: &EndpointHealth) -> Result<()> {
+    let text = serde_json::to_string(health).map_err(|error| SqlError::Unexpected(error.into()))?;
+    db.execute(
+        "INSERT INTO endpoint (name, health) VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET health = $2",
+        values![endpoint, &text],
+    )
+    .await
+    .map(drop)
 }
 
-pub(crate) fn set_health(db: &Connection, endpoint: &str, health: &EndpointHealth) -> Result<()> {
-    let text = serde_json::to_string(health).map_err(|error| rusqlite::Error::ToSqlConversionFailure(error.into()))?;
-    db.prepare_cached("INSERT INTO endpoint (name, health) VALUES (?1, ?2) ON CONFLICT DO UPDATE SET health = ?2")?
-        .execute([endpoint, &text])?;
-    Ok(())
+/// Renews the lease of a node, takes what it may take, and lets go what it says. Returns what the node has now.
+pub(super) async fn keep_lease(db: &mut impl Sql, node: &str, let_go: &[Partition]) -> Result<Lease> {
+    db.lock_leases().await?;
+    let now = db.now().await?;
+    db.execute(
+        "INSERT INTO node (id, lease_until) VALUES ($1, $2) ON CONFLICT (id) DO UPDATE SET lease_until = $2",
+        values![node, now.plus(NOTIFIER_LEASE)],
+    )
+    .await?;
+    db.execute("DELETE FROM node WHERE lease_until < $1", values![now]).await?;
+    for partition in let_go {
+        let update = "UPDATE partition SET owner = NULL WHERE number = $1 AND owner = $2";
+        db.execute(update, values![u32::from(partition.0), node]).await?;
+    }
+    let rows = db.query("SELECT id FROM node", values![]).await?;
+    let live: BTreeSet<String> = rows.into_iter().map(|mut row| row.take()).collect::<Result<_>>()?;
+    let rows = db.query("SELECT number, owner FROM partition ORDER BY number", values![]).await?;
+    let owned = |mut row: Row| Ok(Owned { partition: Partition(number(row.take()?)), owner: row.take()? });
+    let partitions: Vec<Owned> = rows.into_iter().map(owned).collect::<Result<_>>()?;
+    let Plan { take, drain } = plan(node, &live, &partitions);
+    for partition in &take {
+        let update = "UPDATE partition SET owner = $2, token = token + 1 WHERE number = $1";
+        db.execute(update, values![u32::from(partition.0), node]).await?;
+    }
+    let kept = partitions.iter().filter(|one| one.owner.as_deref() == Some(node)).map(|one| one.partition);
+    Ok(Lease { has: kept.chain(take).collect(), drain: drain.into_iter().collect(), nodes: live.len() })
 }
 
-pub(crate) fn counts(db: &Connection, endpoint: &str) -> Result<Counts> {
-    db.prepare_cached(
-        "SELECT count(*), coalesce(sum(tail - head + 1), 0),
-                min((SELECT event.received_at FROM message JOIN event ON event.id = message.event
-                     WHERE message.lane = lane.id AND message.position = lane.head))
-         FROM lane WHERE endpoint = ? AND head <= tail",
-    )?
-    .query_row([endpoint], |row| Ok(Counts { lanes: row.get(0)?, messages: row.get(1)?, oldest: row.get(2)? }))
+/// What a node has for a while.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Lease {
+    pub(crate) has: BTreeSet<Partition>,
+    /// It lets these go, once no attempt of theirs is under way.
+    pub(crate) drain: BTreeSet<Partition>,
+    /// That are live.
+    pub(crate) nodes: usize,
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::domain::lane::retry::OnExhausted;
-
-    fn database() -> Connection {
-        let db = Connection::open_in_memory().unwrap();
-        db.execute_batch(include_str!("schema.sql")).unwrap();
-        db
-    }
-
-    fn names(all: &[&str]) -> Vec<Arc<str>> {
-        all.iter().map(|name| Arc::from(*name)).collect()
-    }
-
-    fn event(id: &str, key: &str, epoch: Option<u32>) -> Event {
-        let data = serde_json::value::RawValue::from_string("{ \"a\":  1}".to_owned()).unwrap();
-        let (source, r#type) = ("test".to_owned(), "build.finished".to_owned());
-        Event { source, id: id.to_owned(), r#type, key: key.to_owned(), epoch, time: None, data }
-    }
-
-    fn ended(db: &Connection, lane: LaneId, verdict: HeadVerdict) -> Option<Stamp> {
-        let head = head(db, lane).unwrap().unwrap();
-        let mut state = head.state;
-        state.attempts += 1;
-        let attempt =
-            AttemptRecord { started_at: Stamp(1), took_ms: 1, status: Some(200), error: None, detail: Vec::new() };
-        end_attempt(db, &head, state, &attempt, verdict, Stamp(7)).unwrap()
-    }
-
-    #[test]
-    fn an_event_is_stored_once_and_in_the_lane_of_each_endpoint() {
-        let db = database();
-        let added = add(&db, &event("1", "k", None), &names(&["a", "b"]), Stamp(5)).unwrap();
-        assert_eq!(added, Added::Stored { lanes: 2 });
-        assert_eq!(add(&db, &event("1", "k", None), &names(&["a", "b"]), Stamp(6)).unwrap(), Added::Duplicate);
-        let [a, b] = ["a", "b"].map(|endpoint| due(&db, endpoint, Stamp(5), 9).unwrap());
-        assert_eq!((a.len(), b.len(), due(&db, "a", Stamp(4), 9).unwrap().len()), (1, 1, 0));
-        let head = head(&db, a[0]).unwrap().unwrap();
-        assert_eq!((head.key.as_str(), head.data.as_slice()), ("k", b"{ \"a\":  1}".as_slice()), "byte for byte");
-        assert_eq!(counts(&db, "a").unwrap(), Counts { lanes: 1, messages: 1, oldest: Some(5) });
-    }
-
-    #[test]
-    fn p1_a_lane_goes_on_only_from_a_head_that_has_ended_and_counts_without_gaps() {
-        let db = database();
-        for (id, epoch) in [("1", None), ("2", None), ("3", Some(1)), ("4", Some(0)), ("5", Some(1))] {
-            add(&db, &event(id, "k", epoch), &names(&["a"]), Stamp(5)).unwrap();
-        }
-        let [lane] = due(&db, "a", Stamp(5), 9).unwrap()[..] else { panic!("one lane") };
-        let mut seen = Vec::new();
-        let again = HeadVerdict::TryAgain { at: Stamp(99) };
-        assert_eq!(
-            (ended(&db, lane, again), next_due(&db, "a", Stamp(5)).unwrap()),
-            (Some(Stamp(99)), Some(Stamp(99)))
-        );
-        loop {
-            let head = head(&db, lane).unwrap().unwrap();
-            seen.push((head.event_id.parse::<u32>().unwrap(), head.epoch, head.seq, head.state.attempts));
-            if ended(&db, lane, HeadVerdict::Ended(MessageOutcome::Delivered)).is_none() {
-                break;
-            }
-        }
-        assert_eq!(seen, [(1, 0, 1, 1), (2, 0, 2, 0), (3, 1, 1, 0), (4, 1, 2, 0), (5, 1, 3, 0)]);
-        assert_eq!((next_due(&db, "a", Stamp(5)).unwrap(), counts(&db, "a").unwrap().messages), (None, 0));
-        add(&db, &event("6", "k", None), &names(&["a"]), Stamp(50)).unwrap();
-        assert_eq!(due(&db, "a", Stamp(50), 9).unwrap(), [lane], "an empty lane begins again");
-    }
-
-    #[test]
-    fn a_parked_lane_is_not_due_and_keeps_what_follows() {
-        let db = database();
-        add(&db, &event("1", "k", None), &names(&["a"]), Stamp(5)).unwrap();
-        let lane = due(&db, "a", Stamp(5), 9).unwrap()[0];
-        assert_eq!(ended(&db, lane, HeadVerdict::Park), None, "{:?}", OnExhausted::Park);
-        add(&db, &event("2", "k", None), &names(&["a"]), Stamp(6)).unwrap();
-        assert_eq!((next_due(&db, "a", Stamp(5)).unwrap(), counts(&db, "a").unwrap().messages), (None, 2));
-    }
-
-    #[test]
-    fn the_health_of_an_endpoint_is_kept() {
-        let db = database();
-        let failing = EndpointHealth { failures: 3, failing_since: Some(Stamp(4)), ..EndpointHealth::default() };
-        assert_eq!(health(&db, "a").unwrap(), EndpointHealth::default());
-        set_health(&db, "a", &failing).unwrap();
-        set_health(&db, "a", &failing).unwrap();
-        assert_eq!(health(&db, "a").unwrap(), failing);
-    }
+/// A node that stops lets everything go.
+pub(super) async fn end_lease(db: &mut impl Sql, node: &str) -> Result<()> {
+    db.lock_leases().await?;
+    db.execute("UPDATE partition SET owner = NULL WHERE owner = $1", values![node]).await?;
+    db.execute("DELETE FROM node WHERE id = $1", values![node]).await.map(drop)
 }

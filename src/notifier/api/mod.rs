@@ -1,0 +1,111 @@
+//! The notifier over HTTP: for those who send events, and for operators.
+
+mod events;
+mod operators;
+
+use std::sync::Arc;
+
+use axum::extract::DefaultBodyLimit;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use serde_json::json;
+use tokio::sync::Semaphore;
+
+use super::intake::Intake;
+use super::store::{Store, StoreFailure};
+use crate::http::BearerToken;
+use crate::limits::{NOTIFIER_BODY_BYTES_MAX, NOTIFIER_CALLS_MAX};
+
+pub(super) struct Api {
+    intake: Arc<Intake>,
+    store: Store,
+    tokens: Tokens,
+    calls: Semaphore,
+}
+
+pub(crate) struct Tokens {
+    /// For everything.
+    pub(crate) write: BearerToken,
+    /// For what changes nothing.
+    pub(crate) read: Option<BearerToken>,
+}
+
+/// Why a call is refused, in words for its caller.
+struct Refused(StatusCode, String);
+
+impl Refused {
+    fn bad_request(message: impl Into<String>) -> Self {
+        Self(StatusCode::BAD_REQUEST, message.into())
+    }
+
+    fn not_found(message: impl Into<String>) -> Self {
+        Self(StatusCode::NOT_FOUND, message.into())
+    }
+}
+
+impl IntoResponse for Refused {
+    fn into_response(self) -> Response {
+        let Self(status, message) = self;
+        let body = Json(json!({ "message": message }));
+        match status {
+            StatusCode::UNAUTHORIZED => (status, [(header::WWW_AUTHENTICATE, "Bearer")], body).into_response(),
+            StatusCode::TOO_MANY_REQUESTS => (status, [(header::RETRY_AFTER, "1")], body).into_response(),
+            _ => (status, body).into_response(),
+        }
+    }
+}
+
+impl From<StoreFailure> for Refused {
+    fn from(failure: StoreFailure) -> Self {
+        let status = match failure {
+            StoreFailure::DiskFull => StatusCode::INSUFFICIENT_STORAGE,
+            StoreFailure::Unreachable(_) => StatusCode::SERVICE_UNAVAILABLE,
+            StoreFailure::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        Self(status, failure.to_string())
+    }
+}
+
+impl Api {
+    pub(super) fn new(intake: Arc<Intake>, store: Store, tokens: Tokens) -> Self {
+        Self { intake, store, tokens, calls: Semaphore::new(NOTIFIER_CALLS_MAX) }
+    }
+
+    pub(super) fn routes(self) -> Router {
+        Router::new()
+            .route("/v1/events", post(events::accept))
+            .route("/v1/status", get(operators::status))
+            .route("/v1/endpoints/{name}/{action}", post(operators::change_endpoint))
+            .route("/v1/lanes", get(operators::lanes))
+            .route("/v1/lanes/{id}/{action}", post(operators::change_lane))
+            .route("/v1/attempts", get(operators::attempts))
+            .route("/v1/replay", post(operators::replay))
+            .layer(DefaultBodyLimit::max(NOTIFIER_BODY_BYTES_MAX))
+            .with_state(Arc::new(self))
+    }
+
+    fn may_write(&self, headers: &HeaderMap) -> Result<(), Refused> {
+        match self.tokens.write.is_in(headers) {
+            Some(true) => Ok(()),
+            Some(false) if self.tokens.read.is_some_and(|token| token.is_in(headers) == Some(true)) => {
+                let message = "this token may read only: use that of `notifier.token_file`".to_owned();
+                Err(Refused(StatusCode::FORBIDDEN, message))
+            }
+            Some(false) => Err(unauthorized("wrong token: expected that of `notifier.token_file`")),
+            None => {
+                Err(unauthorized("token required: `Authorization: Bearer TOKEN` with that of `notifier.token_file`"))
+            }
+        }
+    }
+
+    fn may_read(&self, headers: &HeaderMap) -> Result<(), Refused> {
+        let is_reader = self.tokens.read.is_some_and(|token| token.is_in(headers) == Some(true));
+        if is_reader { Ok(()) } else { self.may_write(headers) }
+    }
+}
+
+fn unauthorized(message: &str) -> Refused {
+    Refused(StatusCode::UNAUTHORIZED, message.to_owned())
+}

@@ -1,0 +1,236 @@
+//! What operators see and change.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::{Path, Query, State};
+use axum::http::HeaderMap;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::value::{RawValue, to_raw_value};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::{Api, Refused};
+use crate::domain::lane::dispatcher::LaneId;
+use crate::domain::lane::endpoint::{DisableReason, EndpointHealth};
+use crate::domain::staged::Stamp;
+use crate::limits::{NOTIFIER_NAME_BYTES_MAX, NOTIFIER_ROWS_MAX, NOTIFIER_ROWS_SHOWN};
+use crate::notifier::event::Event;
+use crate::notifier::stamp;
+use crate::notifier::store::{AttemptRow, Counts, EndpointChange, EndpointState, LaneRow, ReplayFilter};
+
+type Answer<T> = Result<Json<T>, Refused>;
+
+#[derive(Serialize)]
+pub(super) struct Status {
+    version: &'static str,
+    endpoints: BTreeMap<String, EndpointStatus>,
+}
+
+#[derive(Serialize)]
+pub(super) struct EndpointStatus {
+    /// `active`, `degraded`, `resting`, `paused` or `disabled`.
+    state: &'static str,
+    #[serde(flatten)]
+    counts: Counts,
+    health: EndpointHealth,
+    disabled: Option<DisableReason>,
+    paused_until: Option<Stamp>,
+    note: Option<String>,
+}
+
+fn state_name(state: &EndpointState, now: Stamp) -> &'static str {
+    let is_later = |at: Option<Stamp>| at.is_some_and(|at| at > now);
+    if state.disabled.is_some() {
+        "disabled"
+    } else if is_later(state.paused_until) {
+        "paused"
+    } else if is_later(state.health.rests_until) {
+        "resting"
+    } else if state.health.is_degraded(now) {
+        "degraded"
+    } else {
+        "active"
+    }
+}
+
+pub(super) async fn status(State(api): State<Arc<Api>>, headers: HeaderMap) -> Answer<Status> {
+    api.may_read(&headers)?;
+    let mut states = api.store.endpoints().await?;
+    let mut endpoints = BTreeMap::new();
+    let now = stamp();
+    for name in api.intake.endpoints() {
+        let counts = api.store.counts(name).await?;
+        let endpoint = states.remove(&**name).unwrap_or_default();
+        let state = state_name(&endpoint, now);
+        let EndpointState { health, disabled, paused_until, note } = endpoint;
+        let status = EndpointStatus { state, counts, health, disabled, paused_until, note };
+        endpoints.insert(name.to_string(), status);
+    }
+    Ok(Json(Status { version: env!("CARGO_PKG_VERSION"), endpoints }))
+}
+
+/// With each change.
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Change {
+    /// How long a pause lasts; until it is ended otherwise.
+    seconds: Option<u64>,
+    /// Why.
+    note: Option<String>,
+    /// Of the head that is skipped.
+    position: Option<i64>,
+}
+
+impl Change {
+    /// # Errors
+    ///
+    /// If the note cannot be shown in a line.
+    fn check(self) -> Result<Self, Refused> {
+        let is_good = |note: &String| note.len() <= NOTIFIER_NAME_BYTES_MAX && !note.contains(char::is_control);
+        if self.note.as_ref().is_none_or(is_good) {
+            Ok(self)
+        } else {
+            Err(Refused::bad_request(format!(
+                "note: at most {NOTIFIER_NAME_BYTES_MAX} bytes, and no control characters"
+            )))
+        }
+    }
+
+    fn until(&self) -> Stamp {
+        self.seconds.map_or(Stamp(i64::MAX), |seconds| stamp().plus(Duration::from_secs(seconds)))
+    }
+}
+
+pub(super) async fn change_endpoint(
+    State(api): State<Arc<Api>>,
+    Path((name, action)): Path<(String, String)>,
+    headers: HeaderMap,
+    change: Option<Json<Change>>,
+) -> Answer<Value> {
+    api.may_write(&headers)?;
+    let Some(endpoint) = api.intake.endpoints().find(|one| ***one == *name).cloned() else {
+        return Err(Refused::not_found(format!("no endpoint {name:?}")));
+    };
+    let change = change.map(|Json(change)| change).unwrap_or_default().check()?;
+    let done = match action.as_str() {
+        "pause" => EndpointChange::Pause { until: change.until() },
+        "resume" => EndpointChange::Resume,
+        "disable" => EndpointChange::Disable(DisableReason::ByOperator),
+        "enable" => EndpointChange::Enable,
+        "redeliver" => EndpointChange::Redeliver,
+        "test" => {
+            api.intake.accept_for(&endpoint, test_event()).await?;
+            return Ok(Json(json!({ "endpoint": name, "sent": "notifier.test" })));
+        }
+        _ => return Err(Refused::not_found(format!("no action {action:?} of an endpoint"))),
+    };
+    api.store.change_endpoint(&endpoint, done, change.note, stamp()).await?;
+    Ok(Json(json!({ "endpoint": name, "done": action })))
+}
+
+/// In a lane of its own.
+fn test_event() -> Event {
+    let id = Uuid::new_v4().to_string();
+    let data = to_raw_value(&json!({ "test": true })).unwrap_or_else(|_| RawValue::NULL.to_owned());
+    let (source, r#type, key) = ("journeyman".to_owned(), "notifier.test".to_owned(), format!("test-{id}"));
+    Event { source, id, r#type, key, epoch: None, time: None, last: true, data }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Rows {
+    endpoint: Option<String>,
+    key: Option<String>,
+    lane: Option<i64>,
+    #[serde(default = "rows_shown")]
+    limit: usize,
+}
+
+const fn rows_shown() -> usize {
+    NOTIFIER_ROWS_SHOWN
+}
+
+pub(super) async fn lanes(
+    State(api): State<Arc<Api>>,
+    headers: HeaderMap,
+    Query(rows): Query<Rows>,
+) -> Answer<Vec<LaneRow>> {
+    api.may_read(&headers)?;
+    Ok(Json(api.store.lanes(rows.endpoint, rows.key, rows.limit.min(NOTIFIER_ROWS_MAX)).await?))
+}
+
+pub(super) async fn attempts(
+    State(api): State<Arc<Api>>,
+    headers: HeaderMap,
+    Query(rows): Query<Rows>,
+) -> Answer<Vec<AttemptRow>> {
+    api.may_read(&headers)?;
+    Ok(Json(api.store.attempts(rows.endpoint, rows.lane, rows.limit.min(NOTIFIER_ROWS_MAX)).await?))
+}
+
+pub(super) async fn change_lane(
+    State(api): State<Arc<Api>>,
+    Path((id, action)): Path<(i64, String)>,
+    headers: HeaderMap,
+    change: Option<Json<Change>>,
+) -> Answer<Value> {
+    api.may_write(&headers)?;
+    let change = change.map(|Json(change)| change).unwrap_or_default().check()?;
+    let lane = LaneId(id);
+    let is_done = match action.as_str() {
+        "pause" => api.store.pause_lane(lane, change.until(), change.note).await?,
+        "resume" => api.store.resume_lane(lane, change.note, stamp()).await?,
+        "skip-head" => {
+            let (Some(position), Some(note)) = (change.position, change.note) else {
+                return Err(Refused::bad_request(
+                    "skip-head needs the `position` of the head, and a `note` that says why",
+                ));
+            };
+            api.store.skip_head(lane, position, note, stamp()).await?
+        }
+        _ => return Err(Refused::not_found(format!("no action {action:?} of a lane"))),
+    };
+    if is_done {
+        Ok(Json(json!({ "lane": id, "done": action })))
+    } else {
+        Err(Refused::not_found(format!("no lane {id}, or the message is not its head")))
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Replay {
+    endpoint: String,
+    since: Option<Timestamp>,
+    until: Option<Timestamp>,
+    key: Option<String>,
+    r#type: Option<String>,
+    event_id: Option<String>,
+    outcome: Option<String>,
+    #[serde(default)]
+    dry_run: bool,
+}
+
+pub(super) async fn replay(
+    State(api): State<Arc<Api>>,
+    headers: HeaderMap,
+    Json(replay): Json<Replay>,
+) -> Answer<Value> {
+    api.may_write(&headers)?;
+    let at = |time: Option<Timestamp>| time.map(|time| Stamp(time.as_millisecond()));
+    let filter = ReplayFilter {
+        since: at(replay.since),
+        until: at(replay.until),
+        endpoint: replay.endpoint,
+        key: replay.key,
+        r#type: replay.r#type,
+        event_id: replay.event_id,
+        outcome: replay.outcome,
+    };
+    let messages = api.store.replay(filter, replay.dry_run, stamp()).await?;
+    Ok(Json(json!({ "messages": messages, "dry_run": replay.dry_run })))
+}

@@ -1,0 +1,357 @@
+//! The statements of operators: the state of endpoints, what is in the lanes, and what is changed by hand.
+
+use std::collections::BTreeMap;
+
+use super::sql::{Row, Sql, SqlError, values};
+use crate::domain::lane::dispatcher::LaneId;
+use crate::domain::lane::endpoint::{DisableReason, EndpointHealth};
+use crate::domain::staged::Stamp;
+
+type Result<T> = std::result::Result<T, SqlError>;
+
+/// What the store knows of an endpoint.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct EndpointState {
+    pub(crate) health: EndpointHealth,
+    pub(crate) disabled: Option<DisableReason>,
+    pub(crate) paused_until: Option<Stamp>,
+    /// An operator's words.
+    pub(crate) note: Option<String>,
+}
+
+/// What an operator does with an endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum EndpointChange {
+    Pause {
+        until: Stamp,
+    },
+    Resume,
+    Disable(DisableReason),
+    /// It is healthy again until it is tried.
+    Enable,
+    /// Its heads are tried at once; it is enabled if it was disabled, and resumed if it was paused.
+    Redeliver,
+}
+
+/// How many lanes have messages, and how many messages wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
+pub(crate) struct Counts {
+    pub(crate) lanes: i64,
+    /// Of them, those that are parked or paused.
+    pub(crate) stopped: i64,
+    pub(crate) messages: i64,
+    /// Since when the oldest head waits, in milliseconds since 1970.
+    pub(crate) oldest: Option<i64>,
+}
+
+/// A lane, as operators see it.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub(crate) struct LaneRow {
+    pub(crate) id: i64,
+    pub(crate) endpoint: String,
+    pub(crate) key: String,
+    /// `open`, `parked` or `paused`.
+    pub(crate) state: String,
+    pub(crate) note: Option<String>,
+    pub(crate) epoch: u32,
+    /// Of the last message.
+    pub(crate) seq: i64,
+    /// The first message that waits.
+    pub(crate) head: i64,
+    pub(crate) waiting: i64,
+    pub(crate) attempts: u32,
+    pub(crate) due_at: Option<i64>,
+    /// When the head came.
+    pub(crate) head_since: Option<i64>,
+    pub(crate) head_type: Option<String>,
+}
+
+/// An attempt, as operators see it.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub(crate) struct AttemptRow {
+    pub(crate) lane: i64,
+    pub(crate) position: i64,
+    pub(crate) epoch: u32,
+    pub(crate) seq: i64,
+    pub(crate) event_id: String,
+    pub(crate) r#type: String,
+    pub(crate) number: i64,
+    pub(crate) started_at: i64,
+    pub(crate) took_ms: i64,
+    pub(crate) status: Option<i64>,
+    pub(crate) error: Option<String>,
+    pub(crate) detail: String,
+}
+
+/// Messages of a time, by what they are.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ReplayFilter {
+    pub(crate) endpoint: String,
+    /// When their events came, in milliseconds since 1970.
+    pub(crate) since: Option<Stamp>,
+    pub(crate) until: Option<Stamp>,
+    pub(crate) key: Option<String>,
+    pub(crate) r#type: Option<String>,
+    pub(crate) event_id: Option<String>,
+    /// Such as `exhausted`; any outcome otherwise.
+    pub(crate) outcome: Option<String>,
+}
+
+pub(super) async fn endpoints(db: &mut impl Sql) -> Result<BTreeMap<String, EndpointState>> {
+    let select = "SELECT name, health, disabled, paused_until, note FROM endpoint";
+    let mut all = BTreeMap::new();
+    for mut row in db.query(select, values![]).await? {
+        let name = row.take()?;
+        let state = EndpointState {
+            health: row.take::<Option<String>>()?.map_or_else(|| Ok(EndpointHealth::default()), |text| parse(&text))?,
+            disabled: row.take::<Option<String>>()?.map(|text| parse(&format!("\"{text}\""))).transpose()?,
+            paused_until: row.take()?,
+            note: row.take()?,
+        };
+        all.insert(name, state);
+    }
+    Ok(all)
+}
+
+fn parse<T: serde::de::DeserializeOwned>(text: &str) -> Result<T> {
+    serde_json::from_str(text).map_err(|error| SqlError::Unexpected(error.into()))
+}
+
+/// An endpoint that is disabled keeps its first reason.
+pub(super) async fn change_endpoint(
+    db: &mut impl Sql,
+    endpoint: &str,
+    change: EndpointChange,
+    note: Option<&str>,
+    now: Stamp,
+) -> Result<()> {
+    db.execute("INSERT INTO endpoint (name) VALUES ($1) ON CONFLICT DO NOTHING", values![endpoint]).await?;
+    match change {
+        EndpointChange::Pause { until } => {
+            let update = "UPDATE endpoint SET paused_until = $2, note = $3 WHERE name = $1";
+            db.execute(update, values![endpoint, until, note]).await?;
+        }
+        EndpointChange::Resume => {
+            let update = "UPDATE endpoint SET paused_until = NULL, note = $2 WHERE name = $1";
+            db.execute(update, values![endpoint, note]).await?;
+        }
+        EndpointChange::Disable(reason) => {
+            let update =
+                "UPDATE endpoint SET disabled = $2, note = coalesce($3, note) WHERE name = $1 AND disabled IS NULL";
+            db.execute(update, values![endpoint, reason.name(), note]).await?;
+        }
+        EndpointChange::Enable => {
+            let update = "UPDATE endpoint SET disabled = NULL, health = NULL, note = $2 WHERE name = $1";
+            db.execute(update, values![endpoint, note]).await?;
+        }
+        EndpointChange::Redeliver => {
+            let update =
+                "UPDATE endpoint SET disabled = NULL, paused_until = NULL, health = NULL, note = $2 WHERE name = $1";
+            db.execute(update, values![endpoint, note]).await?;
+            let update = "UPDATE lane SET due_at = $2 WHERE endpoint = $1 AND due_at > $2";
+            db.execute(update, values![endpoint, now]).await?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) async fn counts(db: &mut impl Sql, endpoint: &str) -> Result<Counts> {
+    let row = db
+        .first(
+            "SELECT count(*), CAST(coalesce(sum(CASE WHEN state = 'open' THEN 0 ELSE 1 END), 0) AS BIGINT),
+                    CAST(coalesce(sum(tail - head + 1), 0) AS BIGINT),
+                    min((SELECT event.received_at FROM message JOIN event ON event.id = message.event
+                         WHERE message.lane = lane.id AND message.position = lane.head))
+             FROM lane WHERE endpoint = $1 AND head <= tail",
+            values![endpoint],
+        )
+        .await?;
+    let read = |mut row: Row| {
+        Ok(Counts { lanes: row.take()?, stopped: row.take()?, messages: row.take()?, oldest: row.take()? })
+    };
+    row.map_or_else(|| Ok(Counts::default()), read)
+}
+
+/// The lanes of an endpoint that have messages or are stopped, those with the oldest heads first; or the lanes of one key.
+pub(super) async fn lanes(
+    db: &mut impl Sql,
+    endpoint: Option<&str>,
+    key: Option<&str>,
+    max: usize,
+) -> Result<Vec<LaneRow>> {
+    let rows = db
+        .query(
+            "SELECT lane.id, lane.endpoint, lane.key, lane.state, lane.note, lane.epoch, lane.seq, lane.head,
+                    lane.tail - lane.head + 1, lane.attempts, lane.due_at, event.received_at, event.type
+             FROM lane
+             LEFT JOIN message ON message.lane = lane.id AND message.position = lane.head
+             LEFT JOIN event ON event.id = message.event
+             WHERE (CAST($1 AS TEXT) IS NULL OR lane.endpoint = $1)
+                 AND (CAST($2 AS TEXT) IS NOT NULL OR lane.head <= lane.tail OR lane.state <> 'open')
+                 AND (CAST($2 AS TEXT) IS NULL OR lane.key = $2)
+             ORDER BY coalesce(event.received_at, CAST(9223372036854775807 AS BIGINT)), lane.id LIMIT $3",
+            values![endpoint, key, max],
+        )
+        .await?;
+    let read = |mut row: Row| {
+        Ok(LaneRow {
+            id: row.take()?,
+            endpoint: row.take()?,
+            key: row.take()?,
+            state: row.take()?,
+            note: row.take()?,
+            epoch: row.take()?,
+            seq: row.take()?,
+            head: row.take()?,
+            waiting: row.take()?,
+            attempts: row.take()?,
+            due_at: row.take()?,
+            head_since: row.take()?,
+            head_type: row.take()?,
+        })
+    };
+    rows.into_iter().map(read).collect()
+}
+
+/// The last attempts of an endpoint or a lane, the latest first.
+pub(super) async fn attempts(
+    db: &mut impl Sql,
+    endpoint: Option<&str>,
+    lane: Option<i64>,
+    max: usize,
+) -> Result<Vec<AttemptRow>> {
+    let rows = db
+        .query(
+            "SELECT attempt.lane, attempt.position, message.epoch, message.seq, event.source_id, event.type,
+                    attempt.number, attempt.started_at, attempt.took_ms, attempt.status, attempt.error, attempt.detail
+             FROM attempt
+             JOIN lane ON lane.id = attempt.lane
+             JOIN message ON message.lane = attempt.lane AND message.position = attempt.position
+             JOIN event ON event.id = message.event
+             WHERE (CAST($1 AS TEXT) IS NULL OR lane.endpoint = $1)
+                 AND (CAST($2 AS BIGINT) IS NULL OR attempt.lane = $2)
+             ORDER BY attempt.started_at DESC LIMIT $3",
+            values![endpoint, lane, max],
+        )
+        .await?;
+    let read = |mut row: Row| {
+        Ok(AttemptRow {
+            lane: row.take()?,
+            position: row.take()?,
+            epoch: row.take()?,
+            seq: row.take()?,
+            event_id: row.take()?,
+            r#type: row.take()?,
+            number: row.take()?,
+            started_at: row.take()?,
+            took_ms: row.take()?,
+            status: row.take()?,
+            error: row.take()?,
+            detail: String::from_utf8_lossy(&row.take::<Vec<u8>>()?).into_owned(),
+        })
+    };
+    rows.into_iter().map(read).collect()
+}
+
+/// Ends the head of a lane, if it still is that message. Returns whether it was.
+pub(super) async fn skip_head(
+    db: &mut impl Sql,
+    lane: LaneId,
+    position: i64,
+    reason: &str,
+    now: Stamp,
+) -> Result<bool> {
+    let updated = db
+        .execute(
+            "UPDATE lane SET head = head + 1, attempts = 0, first_attempt_at = NULL,
+                 state = CASE WHEN state = 'parked' THEN 'open' ELSE state END,
+                 due_at = CASE WHEN state <> 'paused' AND (head < tail
+                     OR EXISTS (SELECT 1 FROM replay WHERE replay.lane = lane.id)) THEN CAST($3 AS BIGINT) END
+             WHERE id = $1 AND head = $2 AND head <= tail",
+            values![lane.0, position, now],
+        )
+        .await?;
+    if updated > 0 {
+        db.execute(
+            "UPDATE message SET outcome = 'skipped-by-operator', note = $3, ended_at = $4
+             WHERE lane = $1 AND position = $2",
+            values![lane.0, position, reason, now],
+        )
+        .await?;
+    }
+    Ok(updated > 0)
+}
+
+/// Returns whether there is such a lane.
+pub(super) async fn pause_lane(db: &mut impl Sql, lane: LaneId, until: Stamp, note: Option<&str>) -> Result<bool> {
+    let update = "UPDATE lane SET state = 'paused', paused_until = $2, note = $3, due_at = NULL WHERE id = $1";
+    Ok(db.execute(update, values![lane.0, until, note]).await? > 0)
+}
+
+/// Opens a lane that is paused or parked.
+pub(super) async fn resume_lane(db: &mut impl Sql, lane: LaneId, note: Option<&str>, now: Stamp) -> Result<bool> {
+    let updated = db
+        .execute(
+            "UPDATE lane SET state = 'open', paused_until = NULL, note = $2, first_attempt_at = NULL,
+                 due_at = CASE WHEN head <= tail OR EXISTS (SELECT 1 FROM replay WHERE replay.lane = lane.id)
+                     THEN CAST($3 AS BIGINT) END
+             WHERE id = $1",
+            values![lane.0, note, now],
+        )
+        .await?;
+    Ok(updated > 0)
+}
+
+/// Opens the lanes whose pause has ended.
+pub(super) async fn end_pauses(db: &mut impl Sql, now: Stamp) -> Result<u64> {
+    db.execute(
+        "UPDATE lane SET state = 'open', paused_until = NULL, note = NULL,
+             due_at = CASE WHEN head <= tail OR EXISTS (SELECT 1 FROM replay WHERE replay.lane = lane.id)
+                 THEN CAST($1 AS BIGINT) END
+         WHERE state = 'paused' AND paused_until <= $1",
+        values![now],
+    )
+    .await
+}
+
+/// From these tables, where these conditions hold.
+macro_rules! matching {
+    () => {
+        "lane JOIN message ON message.lane = lane.id JOIN event ON event.id = message.event
+         WHERE lane.endpoint = $1 AND message.outcome IS NOT NULL
+             AND (CAST($2 AS BIGINT) IS NULL OR event.received_at >= $2)
+             AND (CAST($3 AS BIGINT) IS NULL OR event.received_at < $3)
+             AND (CAST($4 AS TEXT) IS NULL OR lane.key = $4)
+             AND (CAST($5 AS TEXT) IS NULL OR event.type = $5)
+             AND (CAST($6 AS TEXT) IS NULL OR event.source_id = $6)
+             AND (CAST($7 AS TEXT) IS NULL OR message.outcome = $7)"
+    };
+}
+
+/// How many messages that have ended a filter is true for. They are sent once more, each lane's in their order, unless it is a dry
+/// run.
+pub(super) async fn replay(db: &mut impl Sql, filter: &ReplayFilter, is_dry_run: bool, now: Stamp) -> Result<i64> {
+    let condition = values![
+        &filter.endpoint,
+        filter.since,
+        filter.until,
+        filter.key.as_ref(),
+        filter.r#type.as_ref(),
+        filter.event_id.as_ref(),
+        filter.outcome.as_ref(),
+    ];
+    if is_dry_run {
+        let row = db.first(concat!("SELECT count(*) FROM ", matching!()), condition).await?;
+        return row.map_or(Ok(0), |mut row| row.take());
+    }
+    let insert = concat!(
+        "INSERT INTO replay (lane, position) SELECT message.lane, message.position FROM ",
+        matching!(),
+        " ON CONFLICT DO NOTHING"
+    );
+    let inserted = db.execute(insert, condition).await?;
+    let update = "UPDATE lane SET due_at = $2 WHERE endpoint = $1 AND state = 'open'
+                      AND EXISTS (SELECT 1 FROM replay WHERE replay.lane = lane.id)";
+    db.execute(update, values![&filter.endpoint, now]).await?;
+    Ok(i64::try_from(inserted).unwrap_or(i64::MAX))
+}

@@ -1,0 +1,129 @@
+//! The store in SQLite: the thread that owns the database runs each transaction to its end.
+
+use futures_util::FutureExt as _;
+use rusqlite::types::{ToSqlOutput, ValueRef};
+use rusqlite::{Connection, ErrorCode, Statement, ToSql};
+use uuid::Uuid;
+
+use super::StoreFailure;
+use super::sql::{Row, Sql, SqlError, Value};
+use crate::domain::staged::Stamp;
+use crate::notifier::stamp;
+use crate::sqlite::{Batch, JobError, Owner, Schema, Writer};
+
+pub(super) const SCHEMA: Schema = Schema {
+    // `jrnn`.
+    application_id: 0x6a72_6e6e,
+    format: 1,
+    sql: include_str!("schema.sql"),
+    migrations: &[],
+    owner: "notifier",
+    key: "notifier.db",
+};
+
+#[derive(Debug)]
+pub(super) struct Tables;
+
+impl Owner for Tables {
+    type Tx<'a> = &'a Connection;
+    type Error = StoreFailure;
+    type Effects = ();
+
+    fn store_error(cause: Option<&rusqlite::Error>, incident: Uuid) -> StoreFailure {
+        match cause.and_then(rusqlite::Error::sqlite_error_code) {
+            Some(ErrorCode::DiskFull) => StoreFailure::DiskFull,
+            Some(_) | None => StoreFailure::Failed(incident),
+        }
+    }
+
+    fn begin<'a>(&'a self, conn: &'a Connection) -> &'a Connection {
+        conn
+    }
+
+    fn collect_effects(_: &Connection, (): &mut ()) {}
+
+    fn end_batch(_: &mut Writer<Self>, _: &mut Batch<Self>) {}
+
+    fn committed(&mut self, (): ()) {}
+}
+
+pub(super) struct SqliteTx<'a>(pub(super) &'a Connection);
+
+impl SqliteTx<'_> {
+    fn statement(&self, sql: &'static str, values: &[Value]) -> Result<rusqlite::CachedStatement<'_>, SqlError> {
+        // SQLite takes `$1` for a name.
+        let mut statement = self.0.prepare_cached(&sql.replace('$', "?"))?;
+        bind(&mut statement, values)?;
+        Ok(statement)
+    }
+}
+
+fn bind(statement: &mut Statement<'_>, values: &[Value]) -> rusqlite::Result<()> {
+    values.iter().enumerate().try_for_each(|(index, value)| statement.raw_bind_parameter(index + 1, value))
+}
+
+impl Sql for SqliteTx<'_> {
+    async fn query(&mut self, sql: &'static str, values: &[Value]) -> Result<Vec<Row>, SqlError> {
+        let mut statement = self.statement(sql, values)?;
+        let columns = statement.column_count();
+        let mut rows = statement.raw_query();
+        let mut all = Vec::new();
+        while let Some(row) = rows.next()? {
+            let fields = (0..columns).map(|index| row.get_ref(index).map(value_of));
+            all.push(Row::new(fields.collect::<rusqlite::Result<_>>()?));
+        }
+        Ok(all)
+    }
+
+    async fn execute(&mut self, sql: &'static str, values: &[Value]) -> Result<u64, SqlError> {
+        let changed = self.statement(sql, values)?.raw_execute()?;
+        Ok(u64::try_from(changed).unwrap_or(u64::MAX))
+    }
+
+    /// There is one writer.
+    async fn lock_leases(&mut self) -> Result<(), SqlError> {
+        Ok(())
+    }
+
+    async fn now(&mut self) -> Result<Stamp, SqlError> {
+        Ok(stamp())
+    }
+}
+
+impl ToSql for Value {
+    fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
+        Ok(ToSqlOutput::Borrowed(match self {
+            Self::Null => ValueRef::Null,
+            Self::Int(number) => ValueRef::Integer(*number),
+            Self::Text(text) => ValueRef::Text(text.as_bytes()),
+            Self::Bytes(bytes) => ValueRef::Blob(bytes),
+        }))
+    }
+}
+
+fn value_of(value: ValueRef<'_>) -> Value {
+    match value {
+        ValueRef::Null => Value::Null,
+        ValueRef::Integer(number) => Value::Int(number),
+        // The schema has no such column.
+        ValueRef::Real(number) => Value::Text(number.to_string()),
+        ValueRef::Text(text) => Value::Text(String::from_utf8_lossy(text).into_owned()),
+        ValueRef::Blob(bytes) => Value::Bytes(bytes.to_vec()),
+    }
+}
+
+impl From<SqlError> for JobError<StoreFailure> {
+    fn from(error: SqlError) -> Self {
+        Self::Sql(if let SqlError::Sqlite(error) = error {
+            error
+        } else {
+            rusqlite::Error::ToSqlConversionFailure(Box::new(error))
+        })
+    }
+}
+
+/// Runs work that never waits, because each statement has ended when it returns.
+pub(super) fn run<T>(work: impl Future<Output = Result<T, SqlError>>) -> Result<T, JobError<StoreFailure>> {
+    let done = work.now_or_never();
+    Ok(done.unwrap_or_else(|| Err(SqlError::Unexpected("a statement waits".into())))?)
+}

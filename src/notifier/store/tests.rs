@@ -1,0 +1,334 @@
+//! One suite for every database.
+
+use serde_json::value::RawValue;
+
+use super::*;
+use crate::domain::lane::endpoint::DisableReason;
+use crate::domain::lane::retry::MessageOutcome;
+use crate::limits::NOTIFIER_PARTITIONS;
+
+/// Makes a test of SQLite and one of PostgreSQL.
+macro_rules! on_each_database {
+    ($($(#[$attribute:meta])* async fn $name:ident($store:ident: Store) $body:block)*) => {
+        $($(#[$attribute])* async fn $name($store: Store) $body)*
+
+        mod on_sqlite {
+            $(#[tokio::test]
+            async fn $name() {
+                let (store, _status) = super::Store::open(&super::Db::Memory).unwrap();
+                store.keep_lease(Vec::new()).await.unwrap();
+                super::$name(store).await;
+            })*
+        }
+
+        mod on_postgres {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() {
+                let Some(url) = super::fresh_database().await else { return };
+                let store = super::Store::of(super::Postgres::open(&url, super::ca().as_deref()).await.unwrap());
+                store.keep_lease(Vec::new()).await.unwrap();
+                super::$name(store).await;
+            })*
+        }
+    };
+}
+
+/// The URL of an empty database; none without a server.
+#[expect(clippy::disallowed_methods, reason = "tests/run says where the server is")]
+async fn fresh_database() -> Option<String> {
+    let server = std::env::var("JOURNEYMAN_TEST_POSTGRES").ok().filter(|url| !url.is_empty());
+    let is_needed = std::env::var("CI").is_ok_and(|ci| ci == "true");
+    assert!(server.is_some() || !is_needed, "JOURNEYMAN_TEST_POSTGRES names no server; tests/run starts one");
+    let Some(server) = server else {
+        eprintln!("NOT TESTED: JOURNEYMAN_TEST_POSTGRES names no server; tests/run starts one");
+        return None;
+    };
+    let (client, connection) = tokio_postgres::connect(&server, tokio_postgres::NoTls).await.unwrap();
+    let name = format!("test_{}", Uuid::new_v4().simple());
+    let create = format!("CREATE DATABASE {name}");
+    tokio::select! {
+        created = client.batch_execute(&create) => created.unwrap(),
+        ended = connection => panic!("the connection has ended: {ended:?}"),
+    }
+    let (base, _) = server.rsplit_once('/').unwrap();
+    Some(format!("{base}/{name}"))
+}
+
+/// Of the server.
+fn ca() -> Option<std::path::PathBuf> {
+    std::env::var_os("JOURNEYMAN_TEST_POSTGRES_CA").map(Into::into)
+}
+
+fn names(all: &[&str]) -> Vec<Arc<str>> {
+    all.iter().map(|name| Arc::from(*name)).collect()
+}
+
+fn event(id: &str, key: &str, epoch: Option<u32>) -> Event {
+    let data = RawValue::from_string("{ \"a\":  1}".to_owned()).unwrap();
+    let (source, r#type) = ("test".to_owned(), "build.finished".to_owned());
+    Event { source, id: id.to_owned(), r#type, key: key.to_owned(), epoch, time: None, last: false, data }
+}
+
+async fn add(store: &Store, event: Event, endpoints: &[&str], at: i64) -> Added {
+    store.add(vec![(event, names(endpoints))], Stamp(at)).await.unwrap()[0]
+}
+
+async fn due(store: &Store, endpoint: &str, at: i64) -> Vec<LaneId> {
+    store.due(&Arc::from(endpoint), Stamp(at), 9).await.unwrap().into_iter().map(|lane| lane.id).collect()
+}
+
+async fn next_due(store: &Store, endpoint: &str, at: i64) -> Option<i64> {
+    store.next_due(&Arc::from(endpoint), Stamp(at)).await.unwrap().map(|at| at.0)
+}
+
+async fn end(store: &Store, head: Head, verdict: HeadVerdict) -> Committed {
+    let mut state = head.state;
+    state.attempts += 1;
+    state.first_attempt_at.get_or_insert(Stamp(1));
+    let attempt =
+        AttemptRecord { started_at: Stamp(1), took_ms: 1, status: Some(200), error: None, detail: Vec::new() };
+    store.end_attempt(head, state, attempt, verdict, Stamp(7)).await.unwrap()
+}
+
+async fn head(store: &Store, lane: LaneId) -> Head {
+    store.head(lane).await.unwrap().unwrap()
+}
+
+const DELIVERED: HeadVerdict = HeadVerdict::Ended(MessageOutcome::Delivered);
+
+async fn deliver(store: &Store, lane: LaneId) -> Committed {
+    end(store, head(store, lane).await, DELIVERED).await
+}
+
+fn filter(endpoint: &str) -> ReplayFilter {
+    ReplayFilter { endpoint: endpoint.to_owned(), ..ReplayFilter::default() }
+}
+
+on_each_database! {
+    async fn an_event_is_stored_once_and_in_the_lane_of_each_endpoint(store: Store) {
+        assert_eq!(add(&store, event("1", "k", None), &["a", "b"], 5).await, Added::Stored { lanes: 2 });
+        assert_eq!(add(&store, event("1", "k", None), &["a", "b"], 6).await, Added::Duplicate);
+        let (a, b) = (due(&store, "a", 5).await, due(&store, "b", 5).await);
+        assert_eq!((a.len(), b.len(), due(&store, "a", 4).await.len()), (1, 1, 0));
+        let head = head(&store, a[0]).await;
+        assert_eq!((head.key.as_str(), head.data.as_slice()), ("k", b"{ \"a\":  1}".as_slice()), "byte for byte");
+        let counts = store.counts("a").await.unwrap();
+        assert_eq!(counts, Counts { lanes: 1, stopped: 0, messages: 1, oldest: Some(5) });
+        let both = vec![(event("2", "z", None), names(&["a"])), (event("1", "a", None), names(&["a"]))];
+        let added = store.add(both, Stamp(9)).await.unwrap();
+        assert_eq!(added, [Added::Stored { lanes: 1 }, Added::Duplicate], "in the order of the events");
+    }
+
+    async fn p1_a_lane_goes_on_only_from_a_head_that_has_ended_and_counts_without_gaps(store: Store) {
+        for (id, epoch) in [("1", None), ("2", None), ("3", Some(1)), ("4", Some(0)), ("5", Some(1))] {
+            add(&store, event(id, "k", epoch), &["a"], 5).await;
+        }
+        let [lane] = due(&store, "a", 5).await[..] else { panic!("one lane") };
+        let again = HeadVerdict::TryAgain { at: Stamp(99) };
+        let first = head(&store, lane).await;
+        assert_eq!(end(&store, first, again).await, Committed::Due(Some(Stamp(99))));
+        assert_eq!(next_due(&store, "a", 5).await, Some(99));
+        let mut seen = Vec::new();
+        loop {
+            let head = head(&store, lane).await;
+            seen.push((head.event_id.parse::<u32>().unwrap(), head.epoch, head.seq, head.state.attempts));
+            if end(&store, head, DELIVERED).await == Committed::Due(None) {
+                break;
+            }
+        }
+        assert_eq!(seen, [(1, 0, 1, 1), (2, 0, 2, 0), (3, 1, 1, 0), (4, 1, 2, 0), (5, 1, 3, 0)]);
+        assert_eq!((next_due(&store, "a", 5).await, store.counts("a").await.unwrap().messages), (None, 0));
+        add(&store, event("6", "k", None), &["a"], 50).await;
+        assert_eq!(due(&store, "a", 50).await, [lane], "an empty lane begins again");
+        let attempts = store.attempts(Some("a".to_owned()), None, 9).await.unwrap();
+        assert_eq!((attempts.len(), attempts[0].status), (6, Some(200)));
+    }
+
+    async fn an_attempt_of_a_message_that_is_no_head_any_more_is_refused(store: Store) {
+        for id in ["1", "2"] {
+            add(&store, event(id, "k", None), &["a"], 5).await;
+        }
+        let lane = due(&store, "a", 5).await[0];
+        let (one, same) = (head(&store, lane).await, head(&store, lane).await);
+        assert_eq!(end(&store, one, DELIVERED).await, Committed::Due(Some(Stamp(7))));
+        assert_eq!(end(&store, same, DELIVERED).await, Committed::Refused);
+        assert_eq!(head(&store, lane).await.seq, 2);
+        let second = head(&store, lane).await;
+        assert!(!store.skip_head(lane, 1, "no head".to_owned(), Stamp(8)).await.unwrap());
+        assert!(store.skip_head(lane, 2, "poison".to_owned(), Stamp(8)).await.unwrap());
+        assert_eq!(end(&store, second, DELIVERED).await, Committed::Refused);
+        assert_eq!(store.attempts(None, Some(lane.0), 9).await.unwrap().len(), 1, "nothing of a refused one is stored");
+    }
+
+    async fn a_lane_that_is_parked_or_paused_is_not_due_and_keeps_what_follows(store: Store) {
+        add(&store, event("1", "k", None), &["a"], 5).await;
+        let lane = due(&store, "a", 5).await[0];
+        assert_eq!(end(&store, head(&store, lane).await, HeadVerdict::Park).await, Committed::Due(None));
+        add(&store, event("2", "k", None), &["a"], 6).await;
+        let counts = store.counts("a").await.unwrap();
+        assert_eq!((due(&store, "a", 99).await.len(), counts.messages, counts.stopped), (0, 2, 1));
+        assert!(store.resume_lane(lane, None, Stamp(9)).await.unwrap());
+        assert_eq!(due(&store, "a", 9).await, [lane]);
+        assert!(store.pause_lane(lane, Stamp(20), Some("maintenance".to_owned())).await.unwrap());
+        assert_eq!(store.end_pauses(Stamp(19)).await.unwrap(), 0);
+        let shown = &store.lanes(None, None, 9).await.unwrap()[0];
+        assert_eq!((shown.state.as_str(), shown.note.as_deref(), shown.waiting), ("paused", Some("maintenance"), 2));
+        assert_eq!(store.end_pauses(Stamp(20)).await.unwrap(), 1);
+        assert_eq!(due(&store, "a", 20).await, [lane]);
+        assert!(!store.resume_lane(LaneId(77), None, Stamp(9)).await.unwrap());
+    }
+
+    async fn what_is_replayed_goes_before_the_head_in_its_order(store: Store) {
+        for id in ["1", "2", "3"] {
+            add(&store, event(id, "k", None), &["a"], 5).await;
+        }
+        let lane = due(&store, "a", 5).await[0];
+        deliver(&store, lane).await;
+        deliver(&store, lane).await;
+        assert_eq!(store.replay(filter("a"), true, Stamp(9)).await.unwrap(), 2);
+        assert_eq!(store.replay(filter("a"), false, Stamp(9)).await.unwrap(), 2);
+        assert_eq!(store.replay(filter("a"), false, Stamp(9)).await.unwrap(), 0, "once at a time");
+        let first = head(&store, lane).await;
+        assert_eq!((first.is_replay, first.seq), (true, 1));
+        end(&store, first, HeadVerdict::TryAgain { at: Stamp(30) }).await;
+        let mut seen = Vec::new();
+        while let Some(head) = store.head(lane).await.unwrap() {
+            seen.push((head.is_replay, head.seq, head.state.attempts));
+            end(&store, head, DELIVERED).await;
+        }
+        assert_eq!(seen, [(true, 1, 1), (true, 2, 0), (false, 3, 0)]);
+        let one = ReplayFilter { event_id: Some("3".to_owned()), ..filter("a") };
+        assert_eq!(store.replay(one, false, Stamp(9)).await.unwrap(), 1);
+        assert_eq!((due(&store, "a", 9).await, head(&store, lane).await.seq), (vec![lane], 3));
+        assert_eq!(deliver(&store, lane).await, Committed::Due(None), "an empty lane is empty again");
+        let none = ReplayFilter { since: Some(Stamp(6)), ..filter("a") };
+        assert_eq!(store.replay(none, true, Stamp(9)).await.unwrap(), 0);
+    }
+
+    async fn the_state_of_an_endpoint_is_kept(store: Store) {
+        let a = Arc::from("a");
+        let failing = EndpointHealth { failures: 3, failing_since: Some(Stamp(4)), ..EndpointHealth::default() };
+        assert_eq!(store.endpoints().await.unwrap(), BTreeMap::new());
+        store.set_health(&a, failing).await.unwrap();
+        let pause = EndpointChange::Pause { until: Stamp(9) };
+        store.change_endpoint("a", pause, Some("upgrade".to_owned()), Stamp(7)).await.unwrap();
+        store.change_endpoint("a", EndpointChange::Disable(DisableReason::Gone), None, Stamp(7)).await.unwrap();
+        store.change_endpoint("a", EndpointChange::Disable(DisableReason::Failing), None, Stamp(7)).await.unwrap();
+        let state = EndpointState {
+            health: failing,
+            disabled: Some(DisableReason::Gone),
+            paused_until: Some(Stamp(9)),
+            note: Some("upgrade".to_owned()),
+        };
+        assert_eq!(store.endpoints().await.unwrap()["a"], state);
+        store.change_endpoint("a", EndpointChange::Resume, None, Stamp(7)).await.unwrap();
+        store.change_endpoint("a", EndpointChange::Enable, None, Stamp(7)).await.unwrap();
+        assert_eq!(store.endpoints().await.unwrap()["a"], EndpointState::default());
+        add(&store, event("1", "k", None), &["a"], 5).await;
+        let lane = due(&store, "a", 5).await[0];
+        end(&store, head(&store, lane).await, HeadVerdict::TryAgain { at: Stamp(99) }).await;
+        store.change_endpoint("a", EndpointChange::Disable(DisableReason::Gone), None, Stamp(7)).await.unwrap();
+        store.change_endpoint("a", EndpointChange::Redeliver, None, Stamp(8)).await.unwrap();
+        assert_eq!(due(&store, "a", 8).await, [lane]);
+        assert_eq!(store.endpoints().await.unwrap()["a"], EndpointState::default());
+    }
+
+    async fn what_ended_long_ago_is_removed_and_nothing_else(store: Store) {
+        for (id, key) in [("1", "k"), ("2", "k"), ("3", "other")] {
+            add(&store, event(id, key, None), &["a"], 5).await;
+        }
+        for lane in due(&store, "a", 5).await {
+            deliver(&store, lane).await;
+        }
+        assert_eq!(store.clean_up(Stamp(5)).await.unwrap(), 0);
+        // Two messages with their attempts and events, and the lane that is empty.
+        assert_eq!(store.clean_up(Stamp(8)).await.unwrap(), 7);
+        assert_eq!(store.clean_up(Stamp(8)).await.unwrap(), 0);
+        let [lane] = due(&store, "a", 9).await[..] else { panic!("one lane") };
+        assert_eq!(head(&store, lane).await.seq, 2);
+        assert_eq!(add(&store, event("1", "k", None), &["a"], 9).await, Added::Stored { lanes: 1 });
+    }
+
+    async fn a_node_has_every_partition_until_it_lets_it_go(store: Store) {
+        let (lease, _) = store.keep_lease(Vec::new()).await.unwrap();
+        assert_eq!((lease.has.len(), lease.nodes), (usize::from(NOTIFIER_PARTITIONS), 1));
+        add(&store, event("1", "k", None), &["a"], 5).await;
+        let lane = due(&store, "a", 5).await[0];
+        let under_way = head(&store, lane).await;
+        store.end_lease().await.unwrap();
+        assert!(due(&store, "a", 5).await.is_empty() && store.head(lane).await.unwrap().is_none());
+        assert_eq!(end(&store, under_way, DELIVERED).await, Committed::Refused);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn p3_nodes_share_the_lanes_and_what_a_former_owner_stores_is_refused() {
+    let Some(url) = fresh_database().await else { return };
+    let open = async || Store::of(Postgres::open(&url, ca().as_deref()).await.unwrap());
+    let (one, two) = (open().await, open().await);
+    let keys: Vec<String> = (0..40).map(|n| format!("key-{n}")).collect();
+    for key in &keys {
+        add(&one, event(key, key, None), &["a"], 5).await;
+    }
+    let lanes = async |store: &Store| store.due(&Arc::from("a"), Stamp(9), 99).await.unwrap();
+    assert!(lanes(&one).await.is_empty(), "a node without a lease delivers nothing");
+    one.keep_lease(Vec::new()).await.unwrap();
+    assert_eq!(lanes(&one).await.len(), keys.len());
+    let stalled = {
+        let lane = lanes(&one).await[0].id;
+        head(&one, lane).await
+    };
+    let (lease, _) = two.keep_lease(Vec::new()).await.unwrap();
+    assert_eq!((lease.has.len(), lease.nodes), (0, 2), "the other one has them");
+    let (lease, _) = one.keep_lease(Vec::new()).await.unwrap();
+    assert_eq!(lease.drain.len(), 32);
+    one.keep_lease(lease.drain.into_iter().collect()).await.unwrap();
+    two.keep_lease(Vec::new()).await.unwrap();
+    let (of_one, of_two) = (lanes(&one).await, lanes(&two).await);
+    assert!(!of_one.is_empty() && !of_two.is_empty() && of_one.len() + of_two.len() == keys.len());
+    assert!(of_one.iter().all(|lane| !of_two.contains(lane)));
+
+    // The first one is dead for the second one, which takes its lanes; then it wakes up.
+    one.end_lease().await.unwrap();
+    two.keep_lease(Vec::new()).await.unwrap();
+    assert_eq!(lanes(&two).await.len(), keys.len());
+    assert_eq!(end(&one, stalled, DELIVERED).await, Committed::Refused);
+    two.end_lease().await.unwrap();
+    one.keep_lease(Vec::new()).await.unwrap();
+    let lane = lanes(&one).await[0].id;
+    let old = head(&one, lane).await;
+    one.end_lease().await.unwrap();
+    two.keep_lease(Vec::new()).await.unwrap();
+    two.end_lease().await.unwrap();
+    one.keep_lease(Vec::new()).await.unwrap();
+    assert_eq!(end(&one, old, DELIVERED).await, Committed::Refused, "its own lane, with an old token");
+    assert_eq!(deliver(&one, lane).await, Committed::Due(None));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn events_of_many_callers_wait_for_each_other_and_never_in_a_circle() {
+    let Some(url) = fresh_database().await else { return };
+    let store = Store::of(Postgres::open(&url, ca().as_deref()).await.unwrap());
+    let mut callers = tokio::task::JoinSet::new();
+    for caller in 0..8_u32 {
+        let store = store.clone();
+        callers.spawn(async move {
+            for call in 0..10_u32 {
+                let mut keys: Vec<u32> = (0..8).collect();
+                keys.rotate_left(usize::try_from(caller).unwrap());
+                let batch = keys.iter().map(|key| {
+                    (event(&format!("{caller}-{call}-{key}"), &format!("k{key}"), None), names(&["a", "b"]))
+                });
+                store.add(batch.collect(), Stamp(5)).await.unwrap();
+            }
+        });
+    }
+    while let Some(done) = callers.join_next().await {
+        done.unwrap();
+    }
+    for endpoint in ["a", "b"] {
+        let lanes = store.lanes(Some(endpoint.to_owned()), None, 99).await.unwrap();
+        assert_eq!(lanes.len(), 8);
+        assert!(lanes.iter().all(|lane| (lane.seq, lane.waiting) == (80, 80)), "{lanes:?}");
+    }
+}

@@ -1,0 +1,48 @@
+//! The statements that remove what is old.
+
+use super::sql::{Sql, SqlError, values};
+use crate::domain::staged::Stamp;
+use crate::limits::NOTIFIER_UPKEEP_BATCH;
+
+/// Removes a bounded number of messages that ended before this time, then events and lanes that nothing refers to. Returns how many
+/// rows are gone.
+///
+/// A lane of a finished epoch is removed once its messages are. Its key begins anew with the first number after that.
+pub(super) async fn clean_up(db: &mut impl Sql, before: Stamp) -> Result<u64, SqlError> {
+    let mut removed = 0;
+    let old = db
+        .query(
+            "SELECT lane, position FROM message WHERE ended_at < $1
+                 AND NOT EXISTS (SELECT 1 FROM replay
+                     WHERE replay.lane = message.lane AND replay.position = message.position)
+             ORDER BY ended_at LIMIT $2",
+            values![before, NOTIFIER_UPKEEP_BATCH],
+        )
+        .await?;
+    for mut row in old {
+        let (lane, position): (i64, i64) = (row.take()?, row.take()?);
+        for delete in [
+            "DELETE FROM attempt WHERE lane = $1 AND position = $2",
+            "DELETE FROM message WHERE lane = $1 AND position = $2",
+        ] {
+            removed += db.execute(delete, values![lane, position]).await?;
+        }
+    }
+    removed += db
+        .execute(
+            "DELETE FROM event WHERE id IN (SELECT id FROM event WHERE received_at < $1
+                 AND NOT EXISTS (SELECT 1 FROM message WHERE message.event = event.id)
+             ORDER BY received_at LIMIT $2)",
+            values![before, NOTIFIER_UPKEEP_BATCH],
+        )
+        .await?;
+    removed += db
+        .execute(
+            "DELETE FROM lane WHERE id IN (SELECT id FROM lane WHERE last_at < $1 AND head > tail AND state = 'open'
+                 AND NOT EXISTS (SELECT 1 FROM message WHERE message.lane = lane.id)
+             ORDER BY last_at LIMIT $2)",
+            values![before, NOTIFIER_UPKEEP_BATCH],
+        )
+        .await?;
+    Ok(removed)
+}
