@@ -13,7 +13,7 @@ use crate::config::{Environment, schema};
 use crate::domain::lane::retry::RetryPolicy;
 use crate::http::BearerToken;
 use crate::notifier::{
-    Endpoint, Notifier, NotifierConfig, NotifierError, Sender, SenderConfig, SigningKey, TypePattern,
+    Endpoint, Notifier, NotifierConfig, NotifierError, SealKey, SealKeys, Sender, SenderConfig, SigningKey, TypePattern,
 };
 use crate::observe::log;
 use crate::sqlite::Db;
@@ -65,6 +65,11 @@ fn notifier_config(config: &schema::Notifier, environment: &Environment) -> Resu
         });
         allowed_networks.push(parsed?);
     }
+    let mut seal_keys = Vec::new();
+    for file in &config.seal_key_files {
+        let key: Result<SealKey, _> = file.load("a seal key", environment)?.reveal().parse();
+        seal_keys.push(key.map_err(|error| invalid("notifier.seal_key_files", &error))?);
+    }
     let sender = SenderConfig { allowed_networks, ..SenderConfig::default() };
     let sender = Sender::new(sender).map_err(|error| invalid("notifier", &error))?;
     let mut endpoints = BTreeMap::new();
@@ -88,5 +93,6 @@ fn notifier_config(config: &schema::Notifier, environment: &Environment) -> Resu
         };
         endpoints.insert(Arc::from(name.as_str()), (endpoint, patterns));
     }
-    Ok(NotifierConfig { db: Db::File(config.db.0.clone()), listen: config.listen.0, token, sender, endpoints })
+    let (db, listen, seal_keys) = (Db::File(config.db.0.clone()), config.listen.0, SealKeys(seal_keys));
+    Ok(NotifierConfig { db, listen, token, sender, seal_keys, endpoints })
 }

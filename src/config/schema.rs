@@ -906,6 +906,8 @@ pub struct Notifier {
     pub token_file: Option<SecretFile>,
     /// Networks that webhooks may reach although they are not public, such as `10.0.0.0/8`.
     pub allowed_networks: Vec<String>,
+    /// Files with the keys that encrypt secrets in the database, each the base64 of 32 bytes. The first one encrypts, and all of them decrypt, so that keys can be replaced.
+    pub seal_key_files: Vec<SecretFile>,
     /// Where events are delivered, by name.
     pub endpoint: BTreeMap<String, NotifierEndpoint>,
 }
@@ -917,6 +919,7 @@ impl Default for Notifier {
             listen: built_in("127.0.0.1:7090"),
             token_file: None,
             allowed_networks: Vec::new(),
+            seal_key_files: Vec::new(),
             endpoint: BTreeMap::new(),
         }
     }

@@ -7,6 +7,7 @@ mod event;
 mod format;
 mod intake;
 mod pattern;
+mod seal;
 mod store;
 
 use std::collections::BTreeMap;
@@ -23,6 +24,7 @@ use self::engine::Engine;
 use self::intake::Intake;
 use self::intake::http::Api;
 pub(crate) use self::pattern::TypePattern;
+pub(crate) use self::seal::{SealKey, SealKeys};
 use self::store::{Store, StoreFailure};
 use crate::domain::lane::dispatcher::AttemptLimits;
 use crate::domain::staged::Stamp;
@@ -38,6 +40,8 @@ pub(crate) struct NotifierConfig {
     pub(crate) listen: SocketAddr,
     pub(crate) token: BearerToken,
     pub(crate) sender: Sender,
+    #[expect(dead_code, reason = "used once endpoints are made by the API")]
+    pub(crate) seal_keys: SealKeys,
     /// With the types of events that each wants.
     pub(crate) endpoints: BTreeMap<Arc<str>, (Endpoint, Vec<TypePattern>)>,
 }
