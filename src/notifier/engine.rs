@@ -14,12 +14,12 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::delivery::{AttemptResult, DeliveryRequest, Sender, SigningKey};
-use super::format;
+use super::format::{self, Format};
 use super::stamp;
 use super::store::{AttemptRecord, Head, Store, StoreFailure};
 use crate::domain::jitter::Jitter;
 use crate::domain::lane::Reply;
-use crate::domain::lane::dispatcher::{AttemptLimits, Dispatcher, LaneId, NextAttempt};
+use crate::domain::lane::dispatcher::{AttemptLimits, Dispatcher, EndpointLimits, LaneId, NextAttempt};
 use crate::domain::lane::endpoint::EndpointHealth;
 use crate::domain::lane::retry::RetryPolicy;
 use crate::domain::staged::Stamp;
@@ -35,6 +35,8 @@ pub(crate) struct Endpoint {
     pub(crate) keys: Arc<[SigningKey]>,
     pub(crate) timeout: Duration,
     pub(crate) retry: RetryPolicy,
+    pub(crate) format: Format,
+    pub(crate) limits: EndpointLimits,
 }
 
 pub(crate) struct Engine {
@@ -83,10 +85,11 @@ impl Engine {
         limits: AttemptLimits,
         stored: Arc<Notify>,
     ) -> Result<Self, StoreFailure> {
-        let mut entries = BTreeMap::new();
+        let (mut entries, mut dispatcher) = (BTreeMap::new(), Dispatcher::new(limits));
         for (name, config) in endpoints {
             let health = store.health(&name).await?;
             let origin = config.url.origin().ascii_serialization().into();
+            dispatcher.limit(&name, &origin, config.limits);
             let entry = EndpointEntry { config: Arc::new(config), origin, health, is_behind: true, next_due: None };
             entries.insert(name, entry);
         }
@@ -94,7 +97,7 @@ impl Engine {
             store,
             sender: Arc::new(sender),
             endpoints: entries,
-            dispatcher: Dispatcher::new(limits),
+            dispatcher,
             taken: HashSet::new(),
             tasks: JoinSet::new(),
             jitter: Jitter::seeded(uuid::Uuid::new_v4().as_u64_pair().0),
@@ -292,8 +295,8 @@ fn request(head: &Head, endpoint: &Endpoint, at: Stamp) -> DeliveryRequest {
         webhook_id: format::webhook_id(&head.source, &head.event_id),
         at: Duration::from_millis(u64::try_from(at.0).unwrap_or_default()),
         headers,
-        content_type: HeaderValue::from_static("application/json"),
-        body: format::standard(head).into(),
+        content_type: endpoint.format.content_type(),
+        body: endpoint.format.body(head).into(),
         keys: Arc::clone(&endpoint.keys),
         timeout: endpoint.timeout,
     }

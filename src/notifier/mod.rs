@@ -7,6 +7,7 @@ mod event;
 mod format;
 mod intake;
 mod pattern;
+mod publisher;
 mod seal;
 mod store;
 
@@ -18,19 +19,22 @@ use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use self::delivery::{Sender, SenderConfig, SigningKey};
+pub(crate) use self::delivery::{ClientCertificate, Sender, SenderConfig, Signed, SigningKey, parse_headers, verify};
 pub(crate) use self::engine::Endpoint;
 use self::engine::Engine;
+pub(crate) use self::event::Event;
+pub(crate) use self::format::Format;
 use self::intake::Intake;
 use self::intake::http::Api;
 pub(crate) use self::pattern::TypePattern;
+pub(crate) use self::publisher::{PublishError, Publisher};
 pub(crate) use self::seal::{SealKey, SealKeys};
 use self::store::{Store, StoreFailure};
 use crate::domain::lane::dispatcher::AttemptLimits;
 use crate::domain::staged::Stamp;
 use crate::http::{self, BearerToken, Limits};
 use crate::limits::{
-    HTTP_CONNECTIONS_MAX, HTTP_HEAD_TIMEOUT, NOTIFIER_ATTEMPTS_MAX, NOTIFIER_ATTEMPTS_PER_ENDPOINT_MAX,
+    HTTP_CONNECTIONS_MAX, HTTP_HEAD_TIMEOUT, NOTIFIER_ATTEMPTS_MAX, NOTIFIER_ATTEMPTS_PER_ENDPOINT,
     NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX, NOTIFIER_STOP_TIMEOUT,
 };
 use crate::sqlite::{Db, OpenError, StoreStatus, store_ended};
@@ -42,9 +46,11 @@ pub(crate) struct NotifierConfig {
     pub(crate) sender: Sender,
     #[expect(dead_code, reason = "used once endpoints are made by the API")]
     pub(crate) seal_keys: SealKeys,
-    /// With the types of events that each wants.
-    pub(crate) endpoints: BTreeMap<Arc<str>, (Endpoint, Vec<TypePattern>)>,
+    pub(crate) endpoints: Endpoints,
 }
+
+/// With the types of events that each wants.
+pub(crate) type Endpoints = BTreeMap<Arc<str>, (Endpoint, Vec<TypePattern>)>;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NotifierError {
@@ -83,8 +89,8 @@ impl Notifier {
         }
         let limits = AttemptLimits {
             in_all: NOTIFIER_ATTEMPTS_MAX,
-            per_endpoint: NOTIFIER_ATTEMPTS_PER_ENDPOINT_MAX,
-            per_origin: NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX,
+            per_endpoint: NOTIFIER_ATTEMPTS_PER_ENDPOINT.into(),
+            per_origin: NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX.into(),
         };
         let engine = Engine::new(store.clone(), config.sender, endpoints, limits, Arc::clone(&stored)).await?;
         let intake = Arc::new(Intake::new(store, wanted, stored));

@@ -134,6 +134,10 @@ impl Place {
         self.start_with(&[]).await
     }
 
+    pub(crate) fn folder(&self) -> &std::path::Path {
+        self.folder.path()
+    }
+
     pub(crate) async fn start_with(&self, variables: &[(&str, &str)]) -> Running<'_> {
         let folder = self.folder.path();
         let mut command = Command::new(env!("CARGO_BIN_EXE_journeyman"));
@@ -179,6 +183,11 @@ impl Running<'_> {
         let call = self.place.client.get(format!("{}/status", self.url)).bearer_auth(TOKEN).send();
         let answer = within("a status", call).await.expect("it answers");
         answer.json::<Value>().await.expect("JSON")["endpoints"][endpoint].clone()
+    }
+
+    /// Without its path.
+    pub(crate) fn address(&self) -> &str {
+        self.url.trim_end_matches("/v1")
     }
 
     pub(crate) async fn kill(self) {
