@@ -6,7 +6,7 @@ use std::path::Path;
 use super::taskcluster_setup::build_credentials;
 use crate::config::pool::PoolConfig;
 use crate::config::problem::{Problem, ValueOrigin};
-use crate::config::schema::{Handler, Source, TaskclusterSource};
+use crate::config::schema::{Handler, Notifier, Source, TaskclusterSource};
 use crate::config::secrets;
 use crate::config::values::{File, SecretFile};
 use crate::config::{Environment, LoadedConfig};
@@ -36,6 +36,7 @@ pub(super) fn check_files(loaded: &LoadedConfig, environment: &Environment) -> V
     {
         checks.world_readable("amqp.key_file", path, "a private key");
     }
+    checks.notifier(&loaded.config.notifier);
     for (name, pool) in &loaded.config.pool {
         checks.pool(&format!("pool.{name}"), pool);
     }
@@ -65,6 +66,23 @@ impl FileChecks<'_> {
         let Ok(Some(credentials)) = source.read_credentials(self.environment) else { return };
         if let Err(failure) = build_credentials(&credentials) {
             self.unusable(&format!("{key}.client_id"), format!("[{key}] cannot sign: {}", failure.message), "");
+        }
+    }
+
+    fn notifier(&mut self, config: &Notifier) {
+        self.secret("notifier.token_file", config.token_file.as_ref(), "a token");
+        self.secret("notifier.proxy_file", config.proxy_file.as_ref(), "a proxy's URL");
+        self.secret("notifier.client_key_file", config.client_key_file.as_ref(), "a private key");
+        for file in &config.seal_key_files {
+            self.secret("notifier.seal_key_files", Some(file), "a seal key");
+        }
+        for (name, endpoint) in &config.endpoint {
+            let key = |name_of_key| format!("notifier.endpoint.{name}.{name_of_key}");
+            self.secret(&key("url_file"), endpoint.url_file.as_ref(), "a URL");
+            self.secret(&key("headers_file"), endpoint.headers_file.as_ref(), "headers");
+            for file in &endpoint.key_files {
+                self.secret(&key("key_files"), Some(file), "a signing key");
+            }
         }
     }
 

@@ -12,7 +12,7 @@ use toml::de::{DeTable, DeValue};
 use toml::{Table, Value};
 
 use super::environment::variable;
-use super::problem::{Document, Problem, ValueOrigin, holds_password, is_secret_name, suggest};
+use super::problem::{Document, Problem, ValueOrigin, holds_password, is_secret_name, suggest, without_path};
 use crate::limits::{CONFIG_DEPTH_MAX, CONFIG_PROBLEMS_MAX};
 
 /// A value that a variable or a flag sets.
@@ -317,6 +317,7 @@ impl<'a> Loader<'a> {
         if is_secret_name(key) || holds_password(&text) {
             return "this value".to_owned();
         }
+        let text = if key.ends_with(".url") { without_path(&text) } else { text };
         let short: String = text.chars().take(CHARS_MAX).collect();
         if short.len() < text.len() { format!("{short}…") } else { text }
     }

@@ -221,9 +221,27 @@ fn mask_secret(line: &str) -> Cow<'_, str> {
     let names_file = key.trim_end().ends_with("_file");
     if (is_secret_name(&lower) && !names_file) || holds_password(line) {
         Cow::Owned(format!("{key}= {MASK}"))
+    } else if let Some(start) = url_start(line) {
+        Cow::Owned([&line[..start], &without_path(&line[start..])].concat())
     } else {
         Cow::Borrowed(line)
     }
+}
+
+/// Where the value of the key `url` begins in a line, which may be an inline table.
+fn url_start(line: &str) -> Option<usize> {
+    let is_end = |at: &(usize, &str)| !line[..at.0].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == '-');
+    let (at, _) = line.match_indices("url").find(is_end)?;
+    let rest = line[at + 3..].trim_start_matches(['"', '\'']).trim_start();
+    rest.strip_prefix('=').map(|value| line.len() - value.len())
+}
+
+/// A URL up to its path, which may be a secret.
+pub(super) fn without_path(url: &str) -> String {
+    let host = url.find("://").map_or(0, |at| at + 3);
+    let path = url[host..].find(['/', '?', '#', '\\']).map(|at| host + at);
+    let quote = url.trim_start().chars().next().filter(|first| matches!(first, '"' | '\'')).map(String::from);
+    path.map_or_else(|| url.to_owned(), |path| format!("{}/{MASK}{}", &url[..path], quote.unwrap_or_default()))
 }
 
 /// Whether a key or a line names a secret.

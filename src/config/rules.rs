@@ -34,6 +34,12 @@ pub(super) fn check(config: &Config, origins: &BTreeMap<String, ValueOrigin>, pr
     for (name, demand) in &config.demand {
         rules.demand(config, &format!("demand.{name}"), demand);
     }
+    for (name, endpoint) in &config.notifier.endpoint {
+        if endpoint.url.is_some() == endpoint.url_file.is_some() {
+            let key = format!("notifier.endpoint.{name}");
+            rules.error(&key, "url", format!("[{key}] needs either `url` or `url_file`"), "");
+        }
+    }
     rules.broker(config);
     if let Some(listen) = config.worker.live_log
         && config.worker.live_log_url.is_none()

@@ -9,15 +9,18 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::pool::{DemandConfig, PoolConfig};
 use super::values::{
-    File, Filter, Listen, OptionalSpan, Queue as TaskQueue, SecretFile, ServiceAddress, Size, Span, Url, WebhookUrl,
-    WorkerName,
+    AttemptRate, File, Filter, Listen, OptionalSpan, Queue as TaskQueue, SecretFile, ServiceAddress, Size, Span, Url,
+    WebhookUrl, WorkerName,
 };
+use crate::domain::lane::retry::OnExhausted;
 use crate::host::containment::Requirement;
 use crate::host::termination_notice::MetadataProvider;
 use crate::limits::{
-    CLAIM_TIMEOUT_MIN_MS, LAUNCHED_MAX, RUN_TIME_MIN_MS, SERVICE_PROBE_INTERVAL_MIN_MS, SERVICE_STARTUP_TIMEOUT_MIN_MS,
-    STATUS_POLL_MIN_MS, TASK_LOG_BYTES_MIN,
+    CLAIM_TIMEOUT_MIN_MS, LAUNCHED_MAX, NOTIFIER_ATTEMPTS_PER_ENDPOINT, NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX,
+    RUN_TIME_MIN_MS, SERVICE_PROBE_INTERVAL_MIN_MS, SERVICE_STARTUP_TIMEOUT_MIN_MS, STATUS_POLL_MIN_MS,
+    TASK_LOG_BYTES_MIN, WEBHOOK_TIMEOUT_MAX,
 };
+use crate::notifier::Format;
 use crate::queue::Auth;
 use crate::source::amqp::OnAttemptsExhausted;
 use crate::source::taskcluster::{ArtifactStorage, Dialect};
@@ -912,6 +915,18 @@ pub struct Notifier {
     pub retention: Span<1_000>,
     /// Networks that webhooks may reach although they are not public, such as `10.0.0.0/8`.
     pub allowed_networks: Vec<String>,
+    /// Refuses endpoints without TLS.
+    pub https_only: bool,
+    /// File with the URL of the proxy that webhooks go through, such as `http://user:password@proxy.example.com:3128`; `https` and `socks5` work too. The proxy resolves names, so it has to judge their addresses.
+    pub proxy_file: Option<SecretFile>,
+    /// File with CA certificates (PEM) that verify receivers, beside the system's.
+    pub ca_file: Option<File>,
+    /// File with the certificate chain (PEM) for receivers that ask for one.
+    pub client_certificate_file: Option<File>,
+    /// File with the private key of that certificate (PEM).
+    pub client_key_file: Option<SecretFile>,
+    /// Files with the keys that encrypt secrets in the database, each the base64 of 32 bytes. The first one encrypts, and all of them decrypt, so that keys can be replaced.
+    pub seal_key_files: Vec<SecretFile>,
     /// Where events are delivered, by name.
     pub endpoint: BTreeMap<String, NotifierEndpoint>,
 }
@@ -926,6 +941,12 @@ impl Default for Notifier {
             read_token_file: None,
             retention: built_in("720h"),
             allowed_networks: Vec::new(),
+            https_only: false,
+            proxy_file: None,
+            ca_file: None,
+            client_certificate_file: None,
+            client_key_file: None,
+            seal_key_files: Vec::new(),
             endpoint: BTreeMap::new(),
         }
     }
@@ -945,17 +966,50 @@ pub struct NotifierPostgres {
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NotifierEndpoint {
-    /// Where its webhooks are sent.
-    pub url: WebhookUrl,
+    /// Where its webhooks are sent. Messages and `config show` have no more of it than its origin.
+    pub url: Option<WebhookUrl>,
+    /// File with the URL, instead of `url`.
+    pub url_file: Option<SecretFile>,
     /// Types of the events that it gets. A `*` at the end stands for the rest.
     #[serde(default = "every_event")]
     pub events: Vec<String>,
     /// Files with the keys that sign its webhooks, each `whsec_…` or `whsk_…`. All of them sign, so that a receiver can change its key at any time.
     #[serde(default)]
     pub key_files: Vec<SecretFile>,
+    /// File with headers that its webhooks have, one `Name: value` in each line.
+    pub headers_file: Option<SecretFile>,
+    /// What it gets of an event.
+    #[serde(default)]
+    pub format: Format,
+    /// What happens to an event that was tried for 5 days.
+    #[serde(default)]
+    #[schemars(with = "String", extend("enum" = ["block", "skip", "park"]))]
+    pub on_exhausted: OnExhausted,
+    /// How many attempts may be under way at once.
+    #[schemars(range(min = 1, max = 64))]
+    #[serde(default = "webhook_attempts_max", deserialize_with = "attempts_max")]
+    pub attempts_max: u16,
+    /// How many attempts may begin within a second, a minute or an hour, such as `10/s` [built-in: no limit].
+    pub rate: Option<AttemptRate>,
     /// How long one attempt may take, up to 60s.
-    #[serde(default = "webhook_timeout")]
+    #[serde(default = "webhook_timeout", deserialize_with = "timeout_within_limit")]
     pub timeout: Span<1_000>,
+}
+
+const fn webhook_attempts_max() -> u16 {
+    NOTIFIER_ATTEMPTS_PER_ENDPOINT
+}
+
+fn attempts_max<'de, D: Deserializer<'de>>(from: D) -> Result<u16, D::Error> {
+    let max = i64::deserialize(from)?;
+    let max = u16::try_from(max).ok().filter(|max| (1..=NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX).contains(max));
+    max.ok_or_else(|| D::Error::custom(format!("a whole number from 1 to {NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX}")))
+}
+
+fn timeout_within_limit<'de, D: Deserializer<'de>>(from: D) -> Result<Span<1_000>, D::Error> {
+    let timeout = Span::deserialize(from)?;
+    let longest = Span::<1_000>(WEBHOOK_TIMEOUT_MAX);
+    if timeout.0 <= longest.0 { Ok(timeout) } else { Err(D::Error::custom(format!("\"{longest}\" or less"))) }
 }
 
 fn every_event() -> Vec<String> {

@@ -14,6 +14,8 @@ use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use tracing_subscriber::filter::LevelFilter;
 
+use crate::domain::lane::dispatcher::Rate;
+use crate::limits::WEBHOOK_RATE_ATTEMPTS_MAX;
 use crate::redact;
 
 /// A value that is written as text.
@@ -99,6 +101,7 @@ text_value! {
     [] Queue, "provisioner/worker-type", "build/linux-large";
     [] Url, "web address", "https://tc.example.com";
     [] WebhookUrl, "web address", "https://example.com/hook";
+    [] AttemptRate, "attempts and a time", "10/s";
     [] ServiceAddress, "web address or unix:PATH", "http://127.0.0.1:8080";
     [] Listen, "address and port", "127.0.0.1:7070";
     [] File, "path", "/path/to/it";
@@ -325,9 +328,15 @@ impl Text for Url {
     }
 }
 
-/// The URL of a webhook, which may have a query.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The URL of a webhook, which may have a query. It is shown without its path, which may be a secret.
+#[derive(Clone, PartialEq, Eq)]
 pub struct WebhookUrl(url::Url);
+
+impl fmt::Debug for WebhookUrl {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.write())
+    }
+}
 
 impl WebhookUrl {
     pub const fn parts(&self) -> &url::Url {
@@ -346,7 +355,35 @@ impl Text for WebhookUrl {
     }
 
     fn write(&self) -> String {
-        self.0.as_str().to_owned()
+        let (url, origin) = (self.0.as_str(), self.0.origin().ascii_serialization());
+        if url.len() <= origin.len() + 1 { url.to_owned() } else { format!("{origin}/{MASK}") }
+    }
+}
+
+/// How many attempts may begin within a second, a minute or an hour, such as `10/s`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AttemptRate(pub Rate);
+
+const RATE_UNITS: [(&str, Duration); 3] =
+    [("s", Duration::from_secs(1)), ("m", Duration::from_secs(60)), ("h", Duration::from_secs(3600))];
+
+impl Text for AttemptRate {
+    fn read(text: &str) -> Result<Self, String> {
+        let expected = || {
+            format!(
+                "1 to {WEBHOOK_RATE_ATTEMPTS_MAX} attempts within a second, a minute or an hour, such as \"10/s\", \
+                 \"100/m\" or \"1000/h\""
+            )
+        };
+        let (attempts, unit) = text.split_once('/').ok_or_else(expected)?;
+        let attempts = attempts.trim().parse().ok().filter(|count| (1..=WEBHOOK_RATE_ATTEMPTS_MAX).contains(count));
+        let per = RATE_UNITS.iter().find(|(name, _)| *name == unit.trim()).map(|(_, per)| *per);
+        attempts.zip(per).map(|(attempts, per)| Self(Rate { attempts, per })).ok_or_else(expected)
+    }
+
+    fn write(&self) -> String {
+        let unit = RATE_UNITS.iter().find(|(_, per)| *per == self.0.per).map_or("s", |(name, _)| name);
+        format!("{}/{unit}", self.0.attempts)
     }
 }
 

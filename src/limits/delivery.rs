@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Of an attempt, from the look-up of the host to the end of the answer.
+/// Of an attempt, from the look-up of the host to the end of the answer. Longer ones are refused.
 pub const WEBHOOK_TIMEOUT_MAX: Duration = Duration::from_secs(60);
 /// Look-up, connection and TLS handshake.
 pub const WEBHOOK_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -10,6 +10,8 @@ pub const WEBHOOK_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 pub const WEBHOOK_DNS_TIMEOUT: Duration = Duration::from_secs(4);
 /// Node.js closes idle connections after 5 s; a request on one that is being closed fails.
 pub const WEBHOOK_IDLE_TIMEOUT: Duration = Duration::from_secs(4);
+/// Of an endpoint's rate; the times of so many attempts are kept.
+pub const WEBHOOK_RATE_ATTEMPTS_MAX: usize = 10_000;
 /// The beginning of an answer that is kept.
 pub const WEBHOOK_ANSWER_BYTES_MAX: usize = 16 << 10;
 pub const WEBHOOK_ID_BYTES_MAX: usize = 255;

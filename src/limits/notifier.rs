@@ -16,8 +16,16 @@ pub const NOTIFIER_CALLS_MAX: usize = 1_024;
 pub const NOTIFIER_LANES_WAITING_MAX: usize = 512;
 /// Attempts under way.
 pub const NOTIFIER_ATTEMPTS_MAX: usize = 256;
-pub const NOTIFIER_ATTEMPTS_PER_ENDPOINT_MAX: usize = 32;
-pub const NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX: usize = 64;
+/// Unless the endpoint says otherwise.
+pub const NOTIFIER_ATTEMPTS_PER_ENDPOINT: u16 = 32;
+pub const NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX: u16 = 64;
+/// Of what a notifier answers to a publisher.
+pub const NOTIFY_ANSWER_BYTES_MAX: usize = 64 * 1024;
+pub const NOTIFY_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Of one call of a publisher.
+pub const NOTIFY_CALL_TIMEOUT: Duration = Duration::from_secs(20);
+/// Lanes whose order `notifier listen` follows.
+pub const NOTIFIER_LISTEN_LANES_MAX: usize = 100_000;
 /// How often the store is asked for due lanes that nothing has announced.
 pub const NOTIFIER_REFILL_INTERVAL: Duration = Duration::from_secs(30);
 /// After an error of the store.

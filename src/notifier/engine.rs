@@ -13,14 +13,14 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::delivery::{AttemptResult, DeliveryRequest, Sender, SigningKey};
-use super::format;
+use super::format::{self, Format};
 use super::stamp;
 use super::store::{
     AttemptRecord, Committed, DueLane, EndpointChange, EndpointState, Head, Lease, Store, StoreFailure,
 };
 use crate::domain::jitter::Jitter;
 use crate::domain::lane::Reply;
-use crate::domain::lane::dispatcher::{AttemptLimits, Dispatcher, LaneId, NextAttempt};
+use crate::domain::lane::dispatcher::{AttemptLimits, Dispatcher, EndpointLimits, LaneId, NextAttempt};
 use crate::domain::lane::partitions::Partition;
 use crate::domain::lane::retry::RetryPolicy;
 use crate::domain::staged::Stamp;
@@ -38,6 +38,8 @@ pub(crate) struct Endpoint {
     pub(crate) keys: Arc<[SigningKey]>,
     pub(crate) timeout: Duration,
     pub(crate) retry: RetryPolicy,
+    pub(crate) format: Format,
+    pub(crate) limits: EndpointLimits,
 }
 
 pub(crate) struct Engine {
@@ -108,9 +110,10 @@ impl Engine {
         endpoints: BTreeMap<Arc<str>, Endpoint>,
         limits: AttemptLimits,
     ) -> Result<Self, StoreFailure> {
-        let mut entries = BTreeMap::new();
+        let (mut entries, mut dispatcher) = (BTreeMap::new(), Dispatcher::new(limits));
         for (name, config) in endpoints {
             let origin = config.url.origin().ascii_serialization().into();
+            dispatcher.limit(&name, &origin, config.limits);
             let entry = EndpointEntry {
                 config: Arc::new(config),
                 origin,
@@ -126,7 +129,7 @@ impl Engine {
             store,
             sender: Arc::new(sender),
             endpoints: entries,
-            dispatcher: Dispatcher::new(limits),
+            dispatcher,
             taken: HashMap::new(),
             lease: HeldLease::default(),
             tasks: JoinSet::new(),
@@ -468,8 +471,8 @@ fn request(head: &Head, endpoint: &Endpoint, at: Stamp) -> DeliveryRequest {
         webhook_id: format::webhook_id(&head.source, &head.event_id),
         at: Duration::from_millis(u64::try_from(at.0).unwrap_or_default()),
         headers,
-        content_type: HeaderValue::from_static("application/json"),
-        body: format::standard(head).into(),
+        content_type: endpoint.format.content_type(),
+        body: endpoint.format.body(head).into(),
         keys: Arc::clone(&endpoint.keys),
         timeout: endpoint.timeout,
     }

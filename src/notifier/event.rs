@@ -1,13 +1,13 @@
 //! Events, as their sources send them.
 
 use jiff::Timestamp;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::limits::{NOTIFIER_DATA_BYTES_MAX, NOTIFIER_NAME_BYTES_MAX};
 
 /// Something that has happened, for the endpoints that want its type.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Event {
     /// Who sends it, and under which id: the same one twice is one event.

@@ -8,6 +8,8 @@ mod event;
 mod format;
 mod intake;
 mod pattern;
+mod publisher;
+mod seal;
 mod store;
 
 use std::collections::BTreeMap;
@@ -23,18 +25,22 @@ use tokio_util::sync::CancellationToken;
 
 use self::api::Api;
 pub(crate) use self::api::Tokens;
-pub(crate) use self::delivery::{Sender, SenderConfig, SigningKey};
+pub(crate) use self::delivery::{ClientCertificate, Sender, SenderConfig, Signed, SigningKey, parse_headers, verify};
 pub(crate) use self::engine::Endpoint;
 use self::engine::Engine;
+pub(crate) use self::event::Event;
+pub(crate) use self::format::Format;
 use self::intake::Intake;
 pub(crate) use self::pattern::TypePattern;
 use self::store::{Postgres, PostgresError};
+pub(crate) use self::publisher::{PublishError, Publisher};
+pub(crate) use self::seal::{SealKey, SealKeys};
 use self::store::{Store, StoreFailure};
 use crate::domain::lane::dispatcher::AttemptLimits;
 use crate::domain::staged::Stamp;
 use crate::http::{self, Limits};
 use crate::limits::{
-    HTTP_CONNECTIONS_MAX, HTTP_HEAD_TIMEOUT, NOTIFIER_ATTEMPTS_MAX, NOTIFIER_ATTEMPTS_PER_ENDPOINT_MAX,
+    HTTP_CONNECTIONS_MAX, HTTP_HEAD_TIMEOUT, NOTIFIER_ATTEMPTS_MAX, NOTIFIER_ATTEMPTS_PER_ENDPOINT,
     NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX, NOTIFIER_STOP_TIMEOUT, NOTIFIER_UPKEEP_INTERVAL, NOTIFIER_UPKEEP_PAUSE,
 };
 use crate::sqlite::{Db, OpenError, StoreStatus, store_ended};
@@ -53,9 +59,13 @@ pub(crate) struct NotifierConfig {
     /// How long messages are kept after they have ended.
     pub(crate) retention: Duration,
     pub(crate) sender: Sender,
-    /// With the types of events that each wants.
-    pub(crate) endpoints: BTreeMap<Arc<str>, (Endpoint, Vec<TypePattern>)>,
+    #[expect(dead_code, reason = "used once endpoints are made by the API")]
+    pub(crate) seal_keys: SealKeys,
+    pub(crate) endpoints: Endpoints,
 }
+
+/// With the types of events that each wants.
+pub(crate) type Endpoints = BTreeMap<Arc<str>, (Endpoint, Vec<TypePattern>)>;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NotifierError {
@@ -103,8 +113,8 @@ impl Notifier {
         }
         let limits = AttemptLimits {
             in_all: NOTIFIER_ATTEMPTS_MAX,
-            per_endpoint: NOTIFIER_ATTEMPTS_PER_ENDPOINT_MAX,
-            per_origin: NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX,
+            per_endpoint: NOTIFIER_ATTEMPTS_PER_ENDPOINT.into(),
+            per_origin: NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX.into(),
         };
         let engine = Engine::new(store.clone(), config.sender, endpoints, limits).await?;
         let intake = Arc::new(Intake::new(store.clone(), wanted));

@@ -234,6 +234,11 @@ fn a_secret_is_never_repeated_by_an_error() {
         "[queue.clients.a]\naccess_token = \"hunter2\"",
         "[source.ci]\nroot_url = \"https://me:hunter2@tc.example.com\"",
         "[source.ci]\nrooturl = \"https://me:hunter2@tc.example.com\"",
+        "[notifier.endpoint.a]\nurl = \"https://me@example.com/hunter2\"",
+        "[notifier.endpoint.a]\nurl = \"example.com/hunter2\"",
+        "[notifier.endpoint.a]\nurl = \"https://example.com/hunter2\"\nurl_file = \"b\"",
+        "[notifier]\nendpoint = { a = { url = \"ftp://example.com/hunter2\" } }",
+        "[notifier.endpoint]\na.url = \"ftp://example.com/hunter2\"",
     ] {
         let said = check(&["-"], &[("JOURNEYMAN__SOURCE__CI__ACCES_TOKEN", "hunter2")], file);
         assert_eq!(said.code, CONFIG_INVALID, "{file}");

@@ -19,3 +19,4 @@ mod process;
 
 mod delivery;
 mod support;
+mod tools;

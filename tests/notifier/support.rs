@@ -134,6 +134,10 @@ impl Place {
         self.start_with(&[]).await
     }
 
+    pub(crate) fn folder(&self) -> &std::path::Path {
+        self.folder.path()
+    }
+
     pub(crate) async fn start_with(&self, variables: &[(&str, &str)]) -> Running<'_> {
         let folder = self.folder.path();
         let mut command = Command::new(env!("CARGO_BIN_EXE_journeyman"));
@@ -191,6 +195,11 @@ impl Running<'_> {
         if tokio::time::timeout(TEST_TIMEOUT, asking).await.is_err() {
             panic!("not so in {TEST_TIMEOUT:?}: {}", self.status(endpoint).await);
         }
+    }
+
+    /// Without its path.
+    pub(crate) fn address(&self) -> &str {
+        self.url.trim_end_matches("/v1")
     }
 
     pub(crate) async fn kill(self) {

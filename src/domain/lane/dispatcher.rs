@@ -2,6 +2,7 @@
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
+use core::time::Duration;
 
 use super::Reply;
 use super::breaker::{Breaker, Pass};
@@ -17,6 +18,22 @@ pub struct AttemptLimits {
     pub in_all: usize,
     pub per_endpoint: usize,
     pub per_origin: usize,
+}
+
+/// Of one endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EndpointLimits {
+    /// That may be under way.
+    pub attempts_max: usize,
+    pub rate: Option<Rate>,
+}
+
+/// At most so many attempts begin within each `per`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rate {
+    /// At least 1.
+    pub attempts: usize,
+    pub per: Duration,
 }
 
 /// An attempt that may begin.
@@ -43,6 +60,26 @@ struct Endpoint {
     waiting: VecDeque<LaneId>,
     under_way: usize,
     rests_until: Option<Instant>,
+    limits: EndpointLimits,
+    /// When the last attempts have begun, as many as the rate counts.
+    begun: VecDeque<Instant>,
+}
+
+impl Endpoint {
+    /// When its rate lets the next attempt begin.
+    fn next_by_rate(&self) -> Option<Instant> {
+        let rate = self.limits.rate?;
+        let first = self.begun.len().checked_sub(rate.attempts)?;
+        Some(self.begun.get(first)?.plus(rate.per))
+    }
+
+    fn count_attempt(&mut self, now: Instant) {
+        let Some(rate) = self.limits.rate else { return };
+        self.begun.push_back(now);
+        while self.begun.len() > rate.attempts {
+            self.begun.pop_front();
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -58,16 +95,28 @@ impl Dispatcher {
 
     /// Adds a lane whose head is due. Each lane is added once, and again after its attempt has ended.
     pub fn add(&mut self, endpoint: &Arc<str>, origin: &Arc<str>, lane: LaneId) {
-        let entry = self.endpoints.entry(Arc::clone(endpoint)).or_insert_with(|| Endpoint {
+        let entry = self.entry(endpoint, origin);
+        entry.waiting.push_back(lane);
+        if entry.waiting.len() == 1 {
+            self.turns.push_back(Arc::clone(endpoint));
+        }
+    }
+
+    /// An endpoint without limits of its own has those of all endpoints.
+    pub fn limit(&mut self, endpoint: &Arc<str>, origin: &Arc<str>, limits: EndpointLimits) {
+        self.entry(endpoint, origin).limits = limits;
+    }
+
+    fn entry(&mut self, endpoint: &Arc<str>, origin: &Arc<str>) -> &mut Endpoint {
+        let limits = EndpointLimits { attempts_max: self.limits.per_endpoint, rate: None };
+        self.endpoints.entry(Arc::clone(endpoint)).or_insert_with(|| Endpoint {
             origin: Arc::clone(origin),
             waiting: VecDeque::new(),
             under_way: 0,
             rests_until: None,
-        });
-        if entry.waiting.is_empty() {
-            self.turns.push_back(Arc::clone(endpoint));
-        }
-        entry.waiting.push_back(lane);
+            limits,
+            begun: VecDeque::new(),
+        })
     }
 
     /// Drops the waiting lanes of an endpoint that is disabled, and returns them.
@@ -107,7 +156,8 @@ impl Dispatcher {
 
     fn begin_of(&mut self, name: &Arc<str>, now: Instant) -> Option<NextAttempt> {
         let endpoint = self.endpoints.get_mut(name)?;
-        if endpoint.under_way >= self.limits.per_endpoint || endpoint.rests_until.is_some_and(|until| now < until) {
+        let rests_until = endpoint.rests_until.max(endpoint.next_by_rate());
+        if endpoint.under_way >= endpoint.limits.attempts_max || rests_until.is_some_and(|until| now < until) {
             return None;
         }
         let origin = self.origins.entry(Arc::clone(&endpoint.origin)).or_default();
@@ -117,6 +167,7 @@ impl Dispatcher {
         let &lane = endpoint.waiting.front()?;
         let pass = origin.breaker.begin(now)?;
         endpoint.waiting.pop_front();
+        endpoint.count_attempt(now);
         endpoint.under_way += 1;
         origin.under_way += 1;
         self.under_way += 1;
@@ -146,8 +197,12 @@ impl Dispatcher {
     pub fn next_deadline(&self) -> Option<Instant> {
         let of = |name: &Arc<str>| {
             let endpoint = self.endpoints.get(name)?;
+            // The end of an attempt is awaited anyway.
+            if endpoint.under_way >= endpoint.limits.attempts_max {
+                return None;
+            }
             let probe = self.origins.get(&endpoint.origin).and_then(|origin| origin.breaker.next_probe());
-            endpoint.rests_until.max(probe)
+            endpoint.rests_until.max(endpoint.next_by_rate()).max(probe)
         };
         self.turns.iter().filter_map(of).min()
     }
@@ -226,6 +281,34 @@ mod tests {
         assert_eq!(delivered, 50);
         assert!((10..=15).contains(&tries), "ten at once, then probes after 5, 15 and 35 s: {tries}");
         assert_eq!(dispatcher.next_deadline(), Some(Instant::at(Duration::from_secs(75))));
+    }
+
+    #[test]
+    fn an_endpoint_has_limits_of_its_own() {
+        let limits = AttemptLimits { in_all: 9, per_endpoint: 9, per_origin: 9 };
+        let mut dispatcher = dispatcher(limits, &[("a", "x", 9), ("b", "x", 3)]);
+        dispatcher.limit(&Arc::from("a"), &Arc::from("x"), EndpointLimits { attempts_max: 1, rate: None });
+        assert_eq!(begin_all(&mut dispatcher, Instant::ORIGIN), named(&[("a", 1), ("b", 10), ("b", 11), ("b", 12)]));
+        assert_eq!(dispatcher.next_deadline(), None);
+        dispatcher.end("a", Pass::Free, WELL, Instant::ORIGIN);
+        assert_eq!(begin_all(&mut dispatcher, Instant::ORIGIN), named(&[("a", 2)]));
+    }
+
+    #[test]
+    fn a_rate_limits_the_attempts_of_an_endpoint_within_any_time_of_its_length() {
+        let limits = AttemptLimits { in_all: 99, per_endpoint: 99, per_origin: 99 };
+        let mut dispatcher = dispatcher(limits, &[("a", "x", 50)]);
+        let rate = Some(Rate { attempts: 3, per: Duration::from_secs(1) });
+        dispatcher.limit(&Arc::from("a"), &Arc::from("x"), EndpointLimits { attempts_max: 99, rate });
+        let mut begun: VecDeque<u64> = VecDeque::new();
+        for ms in (0..4_000).step_by(100) {
+            let now = Instant::at(Duration::from_millis(ms));
+            // The first ones end at different times.
+            let wanted = if ms < 1_000 { 1 } else { 9 };
+            begun.extend((0..wanted).filter_map(|_| dispatcher.begin(now)).map(|_| ms));
+        }
+        assert_eq!(begun, [0, 100, 200, 1_000, 1_100, 1_200, 2_000, 2_100, 2_200, 3_000, 3_100, 3_200]);
+        assert_eq!(dispatcher.next_deadline(), Some(Instant::at(Duration::from_secs(4))));
     }
 
     #[test]

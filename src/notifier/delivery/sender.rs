@@ -27,10 +27,7 @@ use super::resolver::{Lookup, PolicyResolver, ResolveError, system_lookup};
 use super::signature::{SigningKey, WebhookId, sign};
 use crate::domain::lane::{Control, ErrorClass};
 use crate::http::client::{client_builder, plain_port_hint, root_cause};
-use crate::limits::{
-    WEBHOOK_ANSWER_BYTES_MAX, WEBHOOK_CONNECT_TIMEOUT, WEBHOOK_ERROR_CHARS_MAX, WEBHOOK_IDLE_TIMEOUT,
-    WEBHOOK_TIMEOUT_MAX,
-};
+use crate::limits::{WEBHOOK_ANSWER_BYTES_MAX, WEBHOOK_CONNECT_TIMEOUT, WEBHOOK_ERROR_CHARS_MAX, WEBHOOK_IDLE_TIMEOUT};
 
 const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
 const WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");
@@ -38,7 +35,7 @@ const WEBHOOK_SIGNATURE: HeaderName = HeaderName::from_static("webhook-signature
 const WEBHOOK_DELIVERY: HeaderName = HeaderName::from_static("webhook-delivery");
 
 /// Headers that describe the connection, the body or the message.
-const RESERVED: [HeaderName; 11] = [
+pub(super) const RESERVED: [HeaderName; 11] = [
     CONNECTION,
     CONTENT_LENGTH,
     EXPECT,
@@ -68,7 +65,7 @@ pub(crate) struct SenderConfig {
 pub(crate) struct ClientCertificate {
     /// The certificate and its intermediates.
     pub(crate) certificate: PathBuf,
-    pub(crate) key: PathBuf,
+    pub(crate) key: SecretString,
 }
 
 /// Settings that cannot be used. Holds no credential.
@@ -153,10 +150,10 @@ impl Sender {
             builder = builder.tls_certs_merge(certificates);
         }
         if let Some(own) = &config.client_certificate {
-            let pem = [read(&own.certificate)?, read(&own.key)?].join(&b'\n');
+            let pem = [&read(&own.certificate)?, own.key.expose_secret().as_bytes()].join(&b'\n');
             let identity = Identity::from_pem(&pem).map_err(|error| {
-                let (certificate, key) = (own.certificate.display(), own.key.display());
-                InvalidSenderConfig(format!("cannot use {certificate} with the key {key}: {}", root_cause(&error)))
+                let certificate = own.certificate.display();
+                InvalidSenderConfig(format!("cannot use {certificate} with its key: {}", root_cause(&error)))
             })?;
             builder = builder.identity(identity);
         }
@@ -173,7 +170,7 @@ impl Sender {
     /// Cancel safe; the endpoint may have received the message.
     pub(crate) async fn send(&self, request: &DeliveryRequest) -> AttemptResult {
         let begun = Instant::now();
-        let deadline = begun + request.timeout.min(WEBHOOK_TIMEOUT_MAX);
+        let deadline = begun + request.timeout;
         let result = match self.judge(&request.url) {
             Ok(()) => self.attempt(request, deadline).await,
             Err(text) => Err((ErrorClass::Policy, text)),

@@ -493,7 +493,8 @@ impl Pki {
     }
 
     fn client_certificate(&self) -> Option<ClientCertificate> {
-        Some(ClientCertificate { certificate: self.path("client.pem")?, key: self.path("client.key")? })
+        let key = self.client.signing_key.serialize_pem().into();
+        Some(ClientCertificate { certificate: self.path("client.pem")?, key })
     }
 
     /// A receiver that asks for the client's certificate if `mutual`.
@@ -640,13 +641,13 @@ async fn a_socks_proxy_resolves_names() {
 #[test]
 fn settings_that_cannot_be_used_are_refused_without_credentials() {
     let pki = Pki::generate();
-    let both = |name: &str| Some(ClientCertificate { certificate: pki.path(name)?, key: pki.path(name)? });
+    let keyless = ClientCertificate { certificate: pki.path("client.pem").expect("a path"), key: "secret".into() };
     let configs = [
         (SenderConfig { proxy: Some("ftp://user:secret@proxy".into()), ..SenderConfig::default() }, "proxy"),
         (SenderConfig { proxy: Some("user:secret".into()), ..SenderConfig::default() }, "proxy"),
         (SenderConfig { ca: pki.path("absent.pem"), ..SenderConfig::default() }, "absent.pem"),
         (SenderConfig { ca: pki.path("client.key"), ..SenderConfig::default() }, "no certificate"),
-        (SenderConfig { client_certificate: both("client.pem"), ..SenderConfig::default() }, "client.pem"),
+        (SenderConfig { client_certificate: Some(keyless), ..SenderConfig::default() }, "client.pem"),
     ];
     for (config, part) in configs {
         let error = Sender::new(config).err().expect("it is invalid").to_string();

@@ -9,11 +9,14 @@ use base64::alphabet::STANDARD;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use ed25519_dalek::Signer as _;
 use hmac::{Hmac, KeyInit as _, Mac as _};
-use reqwest::header::{HeaderValue, InvalidHeaderValue};
+use reqwest::header::{HeaderMap, HeaderValue, InvalidHeaderValue};
 use secrecy::{ExposeSecret as _, SecretSlice};
 use sha2::Sha256;
 
 use crate::limits::WEBHOOK_ID_BYTES_MAX;
+
+/// How old or new a signature may be.
+const TOLERANCE: Duration = Duration::from_secs(5 * 60);
 
 /// Keys are pasted with and without padding.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
@@ -135,6 +138,30 @@ pub(super) fn sign(
     HeaderValue::try_from(signatures.join(" "))
 }
 
+/// What a receiver finds out about a signature.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Signed {
+    /// By one of its keys, in this version.
+    By(&'static str),
+    Wrongly,
+    TooOld,
+    Not,
+}
+
+/// Compares the signatures with what the keys sign: both algorithms sign the same content the same way each time.
+pub(crate) fn verify(keys: &[SigningKey], headers: &HeaderMap, body: &[u8], now: i64) -> Signed {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    let (Some(id), Some(at)) = (text("webhook-id"), text("webhook-timestamp")) else { return Signed::Not };
+    let Some(signatures) = text("webhook-signature") else { return Signed::Not };
+    let content = [id.as_bytes(), b".", at.as_bytes(), b".", body].concat();
+    let own = keys.iter().map(|key| key.sign(&content)).find(|own| signatures.split(' ').any(|one| one == own));
+    match (own, at.parse::<i64>()) {
+        (Some(_), Ok(at)) if at.abs_diff(now) > TOLERANCE.as_secs() => Signed::TooOld,
+        (Some(own), Ok(_)) => Signed::By(if own.starts_with("v1a,") { "v1a" } else { "v1" }),
+        (None, _) | (_, Err(_)) => Signed::Wrongly,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -177,6 +204,30 @@ mod tests {
         let keys: Vec<_> = vectors.iter().map(|vector| vector.key.parse().expect("a key")).collect();
         let expected: Vec<_> = vectors.iter().map(|vector| vector.signature.clone()).collect();
         assert_eq!(signed(&keys, &vectors[0]), expected.join(" "));
+    }
+
+    #[test]
+    fn a_signature_is_verified_with_one_of_the_keys_and_its_time() {
+        for vector in vectors() {
+            let key = || vector.key.parse::<SigningKey>().expect("a key");
+            let other = || "whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIz".parse::<SigningKey>().expect("a key");
+            let at = vector.timestamp.cast_signed();
+            let version = if vector.key.starts_with("whsk_") { "v1a" } else { "v1" };
+            let mut headers = HeaderMap::new();
+            let signatures = format!("v1,AAAA {} v2,x", vector.signature);
+            for (name, text) in
+                [("webhook-id", &vector.id), ("webhook-timestamp", &at.to_string()), ("webhook-signature", &signatures)]
+            {
+                headers.insert(name, text.parse().expect("a value"));
+            }
+            let body = vector.body.as_bytes();
+            assert_eq!(verify(&[other(), key()], &headers, body, at + 300), Signed::By(version));
+            assert_eq!(verify(&[key()], &headers, body, at + 301), Signed::TooOld);
+            assert_eq!(verify(&[key()], &headers, b"other", at), Signed::Wrongly);
+            assert_eq!(verify(&[other()], &headers, body, at), Signed::Wrongly);
+            headers.remove("webhook-signature");
+            assert_eq!(verify(&[key()], &headers, body, at), Signed::Not);
+        }
     }
 
     #[test]

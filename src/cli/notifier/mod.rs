@@ -1,24 +1,49 @@
 //! `journeyman notifier`: delivers webhooks until a signal stops it.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
+mod endpoints;
+mod listen;
+mod send;
 
-use reqwest::header::HeaderMap;
+use clap::{Args, Subcommand};
 use tokio_util::sync::CancellationToken;
 
 use super::config_args::{self, ConfigArgs, NotifierFlags};
 use super::exit::{Exit, ExitResult, Failure};
 use super::signals::ExitSignals;
 use crate::config::{Environment, schema};
-use crate::domain::lane::retry::RetryPolicy;
 use crate::http::BearerToken;
-use crate::notifier::{
-    Database, Endpoint, Notifier, NotifierConfig, NotifierError, Sender, SenderConfig, SigningKey, Tokens, TypePattern,
-};
+use crate::notifier::{Database, Notifier, NotifierConfig, NotifierError, SealKey, SealKeys, Tokens};
 use crate::observe::log;
 use crate::sqlite::Db;
+use endpoints::{endpoints, invalid, sender};
 
-pub(super) async fn run(settings: ConfigArgs<NotifierFlags>, environment: &Environment) -> ExitResult {
+/// `journeyman notifier`
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(super) struct NotifierArgs {
+    #[command(subcommand)]
+    command: Option<NotifierCommand>,
+    #[command(flatten)]
+    settings: ConfigArgs<NotifierFlags>,
+}
+
+#[derive(Debug, Subcommand)]
+enum NotifierCommand {
+    /// Send an event to a running notifier
+    Send(Box<send::SendArgs>),
+    /// Receive webhooks on this machine, show and check them, and fail some on request
+    Listen(listen::ListenArgs),
+}
+
+pub(super) async fn run(arguments: NotifierArgs, environment: &Environment) -> ExitResult {
+    match arguments.command {
+        Some(NotifierCommand::Send(arguments)) => send::run(*arguments, environment).await,
+        Some(NotifierCommand::Listen(arguments)) => listen::run(arguments, environment).await,
+        None => deliver(arguments.settings, environment).await,
+    }
+}
+
+async fn deliver(settings: ConfigArgs<NotifierFlags>, environment: &Environment) -> ExitResult {
     let loaded = settings.load(&environment.without_controller_variables())?;
     log::start(&loaded.config.log, environment);
     config_args::log_warnings(&loaded);
@@ -50,7 +75,6 @@ pub(super) async fn run(settings: ConfigArgs<NotifierFlags>, environment: &Envir
 }
 
 fn notifier_config(config: &schema::Notifier, environment: &Environment) -> Result<NotifierConfig, Failure> {
-    let invalid = |key: &str, error: &dyn std::fmt::Display| Failure::new(Exit::Config, format!("{key}: {error}"));
     let Some(token) = &config.token_file else {
         return Err(Failure::new(
             Exit::Config,
@@ -63,40 +87,15 @@ fn notifier_config(config: &schema::Notifier, environment: &Environment) -> Resu
         None => None,
     };
     let tokens = Tokens { write, read };
-    let mut allowed_networks = Vec::new();
-    for network in &config.allowed_networks {
-        let parsed = network.parse().map_err(|_| {
-            let expected = format!("{network:?} is no network such as \"10.0.0.0/8\"");
-            invalid("notifier.allowed_networks", &expected)
-        });
-        allowed_networks.push(parsed?);
+    let mut seal_keys = Vec::new();
+    for file in &config.seal_key_files {
+        let key: Result<SealKey, _> = file.load("a seal key", environment)?.reveal().parse();
+        seal_keys.push(key.map_err(|error| invalid("notifier.seal_key_files", &error))?);
     }
-    let sender = SenderConfig { allowed_networks, ..SenderConfig::default() };
-    let sender = Sender::new(sender).map_err(|error| invalid("notifier", &error))?;
-    let mut endpoints = BTreeMap::new();
-    for (name, endpoint) in &config.endpoint {
-        let mut keys = Vec::new();
-        for file in &endpoint.key_files {
-            let key = file.load("a signing key", environment)?;
-            let key: SigningKey = key
-                .reveal()
-                .parse()
-                .map_err(|error| invalid(&format!("notifier.endpoint.{name}.key_files"), &error))?;
-            keys.push(key);
-        }
-        let patterns = endpoint.events.iter().map(|text| TypePattern::new(text)).collect();
-        let endpoint = Endpoint {
-            url: endpoint.url.parts().clone(),
-            headers: HeaderMap::new(),
-            keys: keys.into(),
-            timeout: endpoint.timeout.0,
-            retry: RetryPolicy::default(),
-        };
-        endpoints.insert(Arc::from(name.as_str()), (endpoint, patterns));
-    }
-    let database = database(config, environment)?;
-    let retention = config.retention.0;
-    Ok(NotifierConfig { database, listen: config.listen.0, tokens, retention, sender, endpoints })
+    let (sender, endpoints) = (sender(config, environment)?, endpoints(config, environment)?);
+    let (database, retention) = (database(config, environment)?, config.retention.0);
+    let seal_keys = SealKeys(seal_keys);
+    Ok(NotifierConfig { database, listen: config.listen.0, tokens, retention, sender, seal_keys, endpoints })
 }
 
 fn database(config: &schema::Notifier, environment: &Environment) -> Result<Database, Failure> {

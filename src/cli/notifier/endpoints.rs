@@ -1,0 +1,99 @@
+//! Builds the sender and the endpoints of a notifier from its configuration.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::sync::Arc;
+
+use reqwest::header::HeaderMap;
+
+use crate::cli::exit::{Exit, Failure};
+use crate::config::values::{Secret, SecretFile, WebhookUrl};
+use crate::config::{Environment, schema};
+use crate::domain::lane::dispatcher::EndpointLimits;
+use crate::domain::lane::retry::RetryPolicy;
+use crate::notifier::{
+    ClientCertificate, Endpoint, Endpoints, Sender, SenderConfig, SigningKey, TypePattern, parse_headers,
+};
+
+pub(super) fn invalid(key: &str, error: &dyn Display) -> Failure {
+    Failure::new(Exit::Config, format!("{key}: {error}"))
+}
+
+pub(super) fn sender(config: &schema::Notifier, environment: &Environment) -> Result<Sender, Failure> {
+    let mut allowed_networks = Vec::new();
+    for network in &config.allowed_networks {
+        let parsed = network.parse().map_err(|_| {
+            let expected = format!("{network:?} is no network such as \"10.0.0.0/8\"");
+            invalid("notifier.allowed_networks", &expected)
+        });
+        allowed_networks.push(parsed?);
+    }
+    let load = |file: &SecretFile, what| file.load(what, environment).map(|secret| secret.reveal().to_owned().into());
+    let client_certificate = match (&config.client_certificate_file, &config.client_key_file) {
+        (Some(certificate), Some(key)) => {
+            Some(ClientCertificate { certificate: certificate.0.clone(), key: load(key, "a private key")? })
+        }
+        (Some(_), None) | (None, Some(_)) => {
+            let message = "`client_certificate_file` and `client_key_file` belong together: set both or none";
+            return Err(invalid("notifier", &message));
+        }
+        (None, None) => None,
+    };
+    let config = SenderConfig {
+        allowed_networks,
+        https_only: config.https_only,
+        proxy: config.proxy_file.as_ref().map(|file| load(file, "a proxy's URL")).transpose()?,
+        ca: config.ca_file.as_ref().map(|file| file.0.clone()),
+        client_certificate,
+    };
+    Sender::new(config).map_err(|error| invalid("notifier", &error))
+}
+
+pub(super) fn endpoints(config: &schema::Notifier, environment: &Environment) -> Result<Endpoints, Failure> {
+    let mut endpoints = BTreeMap::new();
+    for (name, endpoint) in &config.endpoint {
+        let key = format!("notifier.endpoint.{name}");
+        let patterns = endpoint.events.iter().map(|text| TypePattern::new(text)).collect();
+        let built = build(&key, endpoint, environment)?;
+        if config.https_only && built.url.scheme() != "https" {
+            return Err(invalid(&key, &"its URL has no TLS, and `notifier.https_only` is set"));
+        }
+        endpoints.insert(Arc::from(name.as_str()), (built, patterns));
+    }
+    Ok(endpoints)
+}
+
+fn build(key: &str, endpoint: &schema::NotifierEndpoint, environment: &Environment) -> Result<Endpoint, Failure> {
+    let url = match (&endpoint.url, &endpoint.url_file) {
+        (Some(url), None) => url.clone(),
+        (None, Some(file)) => file
+            .load("a URL", environment)?
+            .reveal()
+            .parse::<WebhookUrl>()
+            .map_err(|expected| invalid(&format!("{key}.url_file"), &format!("expected {expected} in it")))?,
+        (Some(_), Some(_)) | (None, None) => return Err(invalid(key, &"set either `url` or `url_file`")),
+    };
+    let headers = match &endpoint.headers_file {
+        Some(file) => parse_headers(file.load("headers", environment)?.reveal())
+            .map_err(|error| invalid(&format!("{key}.headers_file"), &error))?,
+        None => HeaderMap::new(),
+    };
+    Ok(Endpoint {
+        url: url.parts().clone(),
+        headers,
+        keys: signing_keys(&format!("{key}.key_files"), &endpoint.key_files, environment)?.into(),
+        timeout: endpoint.timeout.0,
+        retry: RetryPolicy { on_exhausted: endpoint.on_exhausted, ..RetryPolicy::default() },
+        format: endpoint.format,
+        limits: EndpointLimits { attempts_max: endpoint.attempts_max.into(), rate: endpoint.rate.map(|rate| rate.0) },
+    })
+}
+
+pub(super) fn signing_keys(
+    key: &str,
+    files: &[SecretFile],
+    environment: &Environment,
+) -> Result<Vec<SigningKey>, Failure> {
+    let parse = |secret: Secret| secret.reveal().parse().map_err(|error| invalid(key, &error));
+    files.iter().map(|file| parse(file.load("a signing key", environment)?)).collect()
+}
