@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::delivery::{AttemptResult, DeliveryRequest, Sender, SigningKey};
 use super::format::{self, Format};
+use super::registry::Registry;
 use super::stamp;
 use super::store::{
     AttemptRecord, Committed, DueLane, EndpointChange, EndpointState, Head, Lease, Store, StoreFailure,
@@ -45,6 +46,7 @@ pub(crate) struct Endpoint {
 pub(crate) struct Engine {
     store: Store,
     sender: Arc<Sender>,
+    registry: Arc<Registry>,
     endpoints: BTreeMap<Arc<str>, EndpointEntry>,
     dispatcher: Dispatcher,
     /// The lanes that the dispatcher has, or whose attempts are under way.
@@ -59,6 +61,7 @@ struct EndpointEntry {
     config: Arc<Endpoint>,
     origin: Arc<str>,
     state: EndpointState,
+    is_removed: bool,
     /// What attempts have changed is not in the store yet.
     is_unsaved: bool,
     is_saving: bool,
@@ -96,7 +99,7 @@ struct Sent {
 
 impl EndpointEntry {
     fn may_deliver(&self, now: Stamp) -> bool {
-        self.state.disabled.is_none() && self.state.paused_until.is_none_or(|until| until <= now)
+        !self.is_removed && self.state.disabled.is_none() && self.state.paused_until.is_none_or(|until| until <= now)
     }
 }
 
@@ -107,29 +110,15 @@ impl Engine {
     pub(crate) async fn new(
         store: Store,
         sender: Sender,
-        endpoints: BTreeMap<Arc<str>, Endpoint>,
+        registry: Arc<Registry>,
         limits: AttemptLimits,
     ) -> Result<Self, StoreFailure> {
-        let (mut entries, mut dispatcher) = (BTreeMap::new(), Dispatcher::new(limits));
-        for (name, config) in endpoints {
-            let origin = config.url.origin().ascii_serialization().into();
-            dispatcher.limit(&name, &origin, config.limits);
-            let entry = EndpointEntry {
-                config: Arc::new(config),
-                origin,
-                state: EndpointState::default(),
-                is_unsaved: false,
-                is_saving: false,
-                is_behind: true,
-                next_due: None,
-            };
-            entries.insert(name, entry);
-        }
         let mut engine = Self {
             store,
             sender: Arc::new(sender),
-            endpoints: entries,
-            dispatcher,
+            registry,
+            endpoints: BTreeMap::new(),
+            dispatcher: Dispatcher::new(limits),
             taken: HashMap::new(),
             lease: HeldLease::default(),
             tasks: JoinSet::new(),
@@ -197,12 +186,17 @@ impl Engine {
     /// Follows what operators and other nodes have changed.
     async fn read_endpoints(&mut self) -> Result<(), StoreFailure> {
         let mut states = self.store.endpoints().await?;
+        self.registry.refresh(&states);
+        let registered = self.registry.current();
+        for (name, entry) in &*registered {
+            self.configure(name, &entry.endpoint);
+        }
         let now = stamp();
         for (name, entry) in &mut self.endpoints {
-            if entry.is_unsaved || entry.is_saving {
-                continue;
+            if !entry.is_unsaved && !entry.is_saving {
+                entry.state = states.remove(&**name).unwrap_or_default();
             }
-            entry.state = states.remove(&**name).unwrap_or_default();
+            entry.is_removed = !registered.contains_key(name);
             if !entry.may_deliver(now) {
                 for lane in self.dispatcher.remove(name) {
                     self.taken.remove(&lane);
@@ -210,6 +204,29 @@ impl Engine {
             }
         }
         Ok(())
+    }
+
+    fn configure(&mut self, name: &Arc<str>, config: &Arc<Endpoint>) {
+        let origin: Arc<str> = config.url.origin().ascii_serialization().into();
+        if let Some(entry) = self.endpoints.get_mut(name) {
+            if Arc::ptr_eq(&entry.config, config) {
+                return;
+            }
+            (entry.config, entry.origin) = (Arc::clone(config), Arc::clone(&origin));
+        } else {
+            let entry = EndpointEntry {
+                config: Arc::clone(config),
+                origin: Arc::clone(&origin),
+                state: EndpointState::default(),
+                is_removed: false,
+                is_unsaved: false,
+                is_saving: false,
+                is_behind: true,
+                next_due: None,
+            };
+            self.endpoints.insert(Arc::clone(name), entry);
+        }
+        self.dispatcher.limit(name, &origin, config.limits);
     }
 
     /// Renews the lease when it is time, and ends what is under way if it could not be renewed in time.
@@ -296,7 +313,7 @@ impl Engine {
             let partition = self.taken.get(&next.lane);
             let is_drained = partition.is_none_or(|partition| self.lease.lease.drain.contains(partition));
             if is_drained {
-                self.dispatcher.forget(&next.endpoint, next.pass);
+                self.dispatcher.forget(&next);
                 self.taken.remove(&next.lane);
             } else {
                 self.begin(next);
@@ -328,7 +345,7 @@ impl Engine {
                 if let Err(error) = sent {
                     tracing::error!("cannot read the head of a lane, retrying: {error}");
                 }
-                self.dispatcher.forget(&next.endpoint, next.pass);
+                self.dispatcher.forget(&next);
                 self.give_back(&next);
             }
             Step::Committed { next, committed: Ok(Committed::Due(Some(due))) } if due <= stamp() => {
@@ -391,7 +408,7 @@ impl Engine {
         let now = stamp();
         let Sent { head, started_at, result } = sent;
         let reply = reply_of(&result);
-        self.dispatcher.end(&next.endpoint, next.pass, reply, self.clock.now());
+        self.dispatcher.end(&next, reply, self.clock.now());
         let Some(entry) = self.endpoints.get_mut(&next.endpoint) else { return };
         let mut state = head.state;
         let verdict = state.on_reply(reply, &entry.config.retry, now, &mut self.jitter);

@@ -9,10 +9,10 @@ mod format;
 mod intake;
 mod pattern;
 mod publisher;
+mod registry;
 mod seal;
 mod store;
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -32,9 +32,11 @@ pub(crate) use self::event::Event;
 pub(crate) use self::format::Format;
 use self::intake::Intake;
 pub(crate) use self::pattern::TypePattern;
-use self::store::{Postgres, PostgresError};
 pub(crate) use self::publisher::{PublishError, Publisher};
+pub(crate) use self::registry::Endpoints;
+use self::registry::Registry;
 pub(crate) use self::seal::{SealKey, SealKeys};
+use self::store::{Postgres, PostgresError};
 use self::store::{Store, StoreFailure};
 use crate::domain::lane::dispatcher::AttemptLimits;
 use crate::domain::staged::Stamp;
@@ -59,13 +61,9 @@ pub(crate) struct NotifierConfig {
     /// How long messages are kept after they have ended.
     pub(crate) retention: Duration,
     pub(crate) sender: Sender,
-    #[expect(dead_code, reason = "used once endpoints are made by the API")]
     pub(crate) seal_keys: SealKeys,
     pub(crate) endpoints: Endpoints,
 }
-
-/// With the types of events that each wants.
-pub(crate) type Endpoints = BTreeMap<Arc<str>, (Endpoint, Vec<TypePattern>)>;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NotifierError {
@@ -106,18 +104,14 @@ impl Notifier {
         let address = config.listen;
         let failed = |source| NotifierError::Listen { address, source };
         let listener = TcpListener::bind(address).await.map_err(failed)?;
-        let (mut endpoints, mut wanted) = (BTreeMap::new(), BTreeMap::new());
-        for (name, (endpoint, patterns)) in config.endpoints {
-            wanted.insert(Arc::clone(&name), patterns);
-            endpoints.insert(name, endpoint);
-        }
+        let registry = Arc::new(Registry::new(config.endpoints, config.seal_keys));
         let limits = AttemptLimits {
             in_all: NOTIFIER_ATTEMPTS_MAX,
             per_endpoint: NOTIFIER_ATTEMPTS_PER_ENDPOINT.into(),
             per_origin: NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX.into(),
         };
-        let engine = Engine::new(store.clone(), config.sender, endpoints, limits).await?;
-        let intake = Arc::new(Intake::new(store.clone(), wanted));
+        let engine = Engine::new(store.clone(), config.sender, Arc::clone(&registry), limits).await?;
+        let intake = Arc::new(Intake::new(store.clone(), registry));
         let api = Api::new(intake, store.clone(), config.tokens);
         Ok(Self { engine, api, listener, store, retention: config.retention, status })
     }

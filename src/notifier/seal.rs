@@ -52,7 +52,6 @@ pub(crate) enum SealError {
     WrongKey,
 }
 
-#[cfg_attr(not(test), expect(dead_code, reason = "used once endpoints are made by the API"))]
 impl SealKeys {
     /// `context` says whose secret it is, such as the name of the endpoint: it is opened with the same one only.
     pub(crate) fn seal(&self, context: &str, clear: &[u8]) -> Result<Vec<u8>, SealError> {

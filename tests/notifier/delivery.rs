@@ -125,3 +125,29 @@ async fn bad_events_are_refused_with_a_reason_and_none_of_a_batch_is_stored() {
     assert_eq!(notifier.status("ci").await["messages"], 0);
     notifier.stop().await;
 }
+
+#[tokio::test]
+async fn an_endpoint_is_made_changed_and_removed_while_the_notifier_runs() {
+    let (first, second) = (Receiver::answering(200).await, Receiver::answering(200).await);
+    let place = Place::new(&[]);
+    let notifier = place.start().await;
+    let url = |receiver: &Receiver| json!({ "url": format!("{}/s3cret", receiver.0.url()), "events": ["build.*"] });
+    assert_eq!(notifier.call("PUT", "endpoints/made", &url(&first)).await.0, 200);
+    notifier.publish_all(&[event("1", "a")]).await;
+    first.wait_for(1).await;
+    notifier.kill().await;
+    let notifier = place.start().await;
+    notifier.publish_all(&[event("2", "a")]).await;
+    first.wait_for(2).await;
+    assert_eq!(notifier.call("PUT", "endpoints/made", &url(&second)).await.0, 200);
+    notifier.publish_all(&[event("3", "a")]).await;
+    second.wait_for(1).await;
+    assert_eq!(notifier.call("DELETE", "endpoints/made", &json!({})).await.0, 200);
+    notifier.publish_all(&[event("4", "a")]).await;
+    assert_eq!(notifier.status("made").await, Value::Null);
+    let log = notifier.stop().await;
+    assert!(!log.contains("s3cret"), "{log}");
+    let stored = place.database();
+    assert!(!stored.windows(6).any(|bytes| bytes == b"s3cret"), "it is sealed");
+    assert_eq!((first.check_order(), second.got().len()), (2, 1));
+}

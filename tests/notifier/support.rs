@@ -14,6 +14,7 @@ use crate::process::Process;
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 const TOKEN: &str = "token-of-the-test";
+const SEAL_KEY: &str = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=";
 /// Of the receiver.
 pub(crate) const KEY: &str = "whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIz";
 
@@ -114,7 +115,7 @@ impl Place {
     pub(crate) fn new(endpoints: &[(&str, &Receiver)]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let mut config = "[notifier]\ndb = \"notifier.db\"\nlisten = \"127.0.0.1:0\"\ntoken_file = \"token\"\n\
-             allowed_networks = [\"127.0.0.0/8\"]\n"
+             allowed_networks = [\"127.0.0.0/8\"]\nseal_key_files = [\"seal\"]\n"
             .to_owned();
         for (name, receiver) in endpoints {
             config.push_str(&format!(
@@ -122,12 +123,18 @@ impl Place {
                 receiver.0.url()
             ));
         }
-        for (name, text) in [("journeyman.toml", config.as_str()), ("token", TOKEN), ("key", KEY)] {
+        for (name, text) in [("journeyman.toml", config.as_str()), ("token", TOKEN), ("key", KEY), ("seal", SEAL_KEY)] {
             std::fs::write(folder.path().join(name), text).expect("it is written");
         }
         rustls::crypto::ring::default_provider().install_default().ok();
         let client = reqwest::Client::builder().no_proxy().build().expect("a client");
         Self { folder, client }
+    }
+
+    /// What is in the files of the database.
+    pub(crate) fn database(&self) -> Vec<u8> {
+        let files = ["notifier.db", "notifier.db-wal"].map(|name| std::fs::read(self.folder.path().join(name)));
+        files.into_iter().flat_map(Result::unwrap_or_default).collect()
     }
 
     pub(crate) async fn start(&self) -> Running<'_> {
@@ -177,6 +184,14 @@ impl Running<'_> {
         let answer = self.publish(json!(events).to_string()).await;
         let expected = json!({ "accepted": events.len(), "duplicates": 0 });
         assert_eq!(answer, Some((202, expected)));
+    }
+
+    /// The status and body of an operator's call.
+    pub(crate) async fn call(&self, method: &str, path: &str, body: &Value) -> (u16, Value) {
+        let method = method.parse().expect("a method");
+        let call = self.place.client.request(method, format!("{}/{path}", self.url)).bearer_auth(TOKEN).json(body);
+        let answer = within("an answer", call.send()).await.expect("it answers");
+        (answer.status().as_u16(), answer.json().await.expect("JSON"))
     }
 
     pub(crate) async fn status(&self, endpoint: &str) -> Value {

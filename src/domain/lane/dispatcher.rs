@@ -40,6 +40,7 @@ pub struct Rate {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NextAttempt {
     pub endpoint: Arc<str>,
+    pub origin: Arc<str>,
     pub lane: LaneId,
     pub pass: Pass,
 }
@@ -102,9 +103,11 @@ impl Dispatcher {
         }
     }
 
-    /// An endpoint without limits of its own has those of all endpoints.
+    /// Sets the origin and the limits of an endpoint. One without limits of its own has those of all endpoints.
     pub fn limit(&mut self, endpoint: &Arc<str>, origin: &Arc<str>, limits: EndpointLimits) {
-        self.entry(endpoint, origin).limits = limits;
+        let entry = self.entry(endpoint, origin);
+        entry.origin = Arc::clone(origin);
+        entry.limits = limits;
     }
 
     fn entry(&mut self, endpoint: &Arc<str>, origin: &Arc<str>) -> &mut Endpoint {
@@ -171,24 +174,24 @@ impl Dispatcher {
         endpoint.under_way += 1;
         origin.under_way += 1;
         self.under_way += 1;
-        Some(NextAttempt { endpoint: Arc::clone(name), lane, pass })
+        Some(NextAttempt { endpoint: Arc::clone(name), origin: Arc::clone(&endpoint.origin), lane, pass })
     }
 
     /// An attempt has ended.
-    pub fn end(&mut self, endpoint: &str, pass: Pass, reply: Reply, now: Instant) {
-        self.end_with(endpoint, |breaker| breaker.on_reply(pass, reply, now));
+    pub fn end(&mut self, attempt: &NextAttempt, reply: Reply, now: Instant) {
+        self.end_with(attempt, |breaker| breaker.on_reply(attempt.pass, reply, now));
     }
 
     /// An attempt was not made.
-    pub fn forget(&mut self, endpoint: &str, pass: Pass) {
-        self.end_with(endpoint, |breaker| breaker.forget(pass));
+    pub fn forget(&mut self, attempt: &NextAttempt) {
+        self.end_with(attempt, |breaker| breaker.forget(attempt.pass));
     }
 
-    fn end_with(&mut self, endpoint: &str, tell: impl FnOnce(&mut Breaker)) {
-        let Some(entry) = self.endpoints.get_mut(endpoint) else { return };
-        entry.under_way = entry.under_way.saturating_sub(1);
+    fn end_with(&mut self, attempt: &NextAttempt, tell: impl FnOnce(&mut Breaker)) {
+        let Some(endpoint) = self.endpoints.get_mut(&attempt.endpoint) else { return };
+        endpoint.under_way = endpoint.under_way.saturating_sub(1);
         self.under_way = self.under_way.saturating_sub(1);
-        let origin = self.origins.entry(Arc::clone(&entry.origin)).or_default();
+        let origin = self.origins.entry(Arc::clone(&attempt.origin)).or_default();
         origin.under_way = origin.under_way.saturating_sub(1);
         tell(&mut origin.breaker);
     }
@@ -239,13 +242,17 @@ mod tests {
         all.iter().map(|(endpoint, lane)| (Arc::from(*endpoint), *lane)).collect()
     }
 
+    fn free(endpoint: &str, origin: &str) -> NextAttempt {
+        NextAttempt { endpoint: Arc::from(endpoint), origin: Arc::from(origin), lane: LaneId(0), pass: Pass::Free }
+    }
+
     #[test]
     fn endpoints_take_turns_and_their_lanes_keep_their_order() {
         let mut dispatcher = dispatcher(LIMITS, &[("a", "x", 3), ("b", "y", 1), ("c", "z", 3)]);
         let begun = begin_all(&mut dispatcher, Instant::ORIGIN);
         assert_eq!(begun, named(&[("a", 1), ("b", 4), ("c", 5), ("a", 2)]));
-        dispatcher.end("a", Pass::Free, WELL, Instant::ORIGIN);
-        dispatcher.end("b", Pass::Free, WELL, Instant::ORIGIN);
+        dispatcher.end(&free("a", "x"), WELL, Instant::ORIGIN);
+        dispatcher.end(&free("b", "y"), WELL, Instant::ORIGIN);
         assert_eq!(begin_all(&mut dispatcher, Instant::ORIGIN), named(&[("c", 6), ("a", 3)]));
         assert_eq!(dispatcher.waiting("c"), 1);
     }
@@ -271,9 +278,9 @@ mod tests {
         let (mut now, mut tries, mut delivered) = (Instant::ORIGIN, 0, 0);
         for _ in 0..60 {
             let begun: Vec<_> = core::iter::from_fn(|| dispatcher.begin(now)).collect();
-            for NextAttempt { endpoint, pass, .. } in begun {
-                let is_dead = &*endpoint == "dead";
-                dispatcher.end(&endpoint, pass, if is_dead { dead } else { WELL }, now);
+            for next in begun {
+                let is_dead = &*next.endpoint == "dead";
+                dispatcher.end(&next, if is_dead { dead } else { WELL }, now);
                 *(if is_dead { &mut tries } else { &mut delivered }) += 1;
             }
             now = now.plus(Duration::from_secs(1));
@@ -290,7 +297,7 @@ mod tests {
         dispatcher.limit(&Arc::from("a"), &Arc::from("x"), EndpointLimits { attempts_max: 1, rate: None });
         assert_eq!(begin_all(&mut dispatcher, Instant::ORIGIN), named(&[("a", 1), ("b", 10), ("b", 11), ("b", 12)]));
         assert_eq!(dispatcher.next_deadline(), None);
-        dispatcher.end("a", Pass::Free, WELL, Instant::ORIGIN);
+        dispatcher.end(&free("a", "x"), WELL, Instant::ORIGIN);
         assert_eq!(begin_all(&mut dispatcher, Instant::ORIGIN), named(&[("a", 2)]));
     }
 

@@ -8,12 +8,13 @@ use std::sync::Arc;
 use axum::extract::DefaultBodyLimit;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{get, post, put};
 use axum::{Json, Router};
 use serde_json::json;
 use tokio::sync::Semaphore;
 
-use super::intake::Intake;
+use super::intake::{EndpointError, Intake};
+use super::registry::InvalidEndpoint;
 use super::store::{Store, StoreFailure};
 use crate::http::BearerToken;
 use crate::limits::{NOTIFIER_BODY_BYTES_MAX, NOTIFIER_CALLS_MAX};
@@ -68,6 +69,19 @@ impl From<StoreFailure> for Refused {
     }
 }
 
+impl From<EndpointError> for Refused {
+    fn from(error: EndpointError) -> Self {
+        match error {
+            EndpointError::Invalid(error) => {
+                let is_conflict = matches!(error, InvalidEndpoint::Configured(_) | InvalidEndpoint::Seal(_));
+                let status = if is_conflict { StatusCode::CONFLICT } else { StatusCode::BAD_REQUEST };
+                Self(status, error.to_string())
+            }
+            EndpointError::Store(failure) => failure.into(),
+        }
+    }
+}
+
 impl Api {
     pub(super) fn new(intake: Arc<Intake>, store: Store, tokens: Tokens) -> Self {
         Self { intake, store, tokens, calls: Semaphore::new(NOTIFIER_CALLS_MAX) }
@@ -77,6 +91,7 @@ impl Api {
         Router::new()
             .route("/v1/events", post(events::accept))
             .route("/v1/status", get(operators::status))
+            .route("/v1/endpoints/{name}", put(operators::put_endpoint).delete(operators::remove_endpoint))
             .route("/v1/endpoints/{name}/{action}", post(operators::change_endpoint))
             .route("/v1/lanes", get(operators::lanes))
             .route("/v1/lanes/{id}/{action}", post(operators::change_lane))

@@ -19,6 +19,7 @@ use crate::domain::lane::endpoint::{DisableReason, EndpointHealth};
 use crate::domain::staged::Stamp;
 use crate::limits::{NOTIFIER_NAME_BYTES_MAX, NOTIFIER_ROWS_MAX, NOTIFIER_ROWS_SHOWN};
 use crate::notifier::event::Event;
+use crate::notifier::registry::EndpointSettings;
 use crate::notifier::stamp;
 use crate::notifier::store::{AttemptRow, Counts, EndpointChange, EndpointState, LaneRow, ReplayFilter};
 
@@ -62,11 +63,11 @@ pub(super) async fn status(State(api): State<Arc<Api>>, headers: HeaderMap) -> A
     let mut states = api.store.endpoints().await?;
     let mut endpoints = BTreeMap::new();
     let now = stamp();
-    for name in api.intake.endpoints() {
+    for name in api.intake.endpoints().keys() {
         let counts = api.store.counts(name).await?;
         let endpoint = states.remove(&**name).unwrap_or_default();
         let state = state_name(&endpoint, now);
-        let EndpointState { health, disabled, paused_until, note } = endpoint;
+        let EndpointState { health, disabled, paused_until, note, .. } = endpoint;
         let status = EndpointStatus { state, counts, health, disabled, paused_until, note };
         endpoints.insert(name.to_string(), status);
     }
@@ -112,7 +113,8 @@ pub(super) async fn change_endpoint(
     change: Option<Json<Change>>,
 ) -> Answer<Value> {
     api.may_write(&headers)?;
-    let Some(endpoint) = api.intake.endpoints().find(|one| ***one == *name).cloned() else {
+    let endpoints = api.intake.endpoints();
+    let Some((endpoint, _)) = endpoints.get_key_value(name.as_str()) else {
         return Err(Refused::not_found(format!("no endpoint {name:?}")));
     };
     let change = change.map(|Json(change)| change).unwrap_or_default().check()?;
@@ -123,13 +125,34 @@ pub(super) async fn change_endpoint(
         "enable" => EndpointChange::Enable,
         "redeliver" => EndpointChange::Redeliver,
         "test" => {
-            api.intake.accept_for(&endpoint, test_event()).await?;
+            api.intake.accept_for(endpoint, test_event()).await?;
             return Ok(Json(json!({ "endpoint": name, "sent": "notifier.test" })));
         }
         _ => return Err(Refused::not_found(format!("no action {action:?} of an endpoint"))),
     };
-    api.store.change_endpoint(&endpoint, done, change.note, stamp()).await?;
+    api.store.change_endpoint(endpoint, done, change.note, stamp()).await?;
     Ok(Json(json!({ "endpoint": name, "done": action })))
+}
+
+pub(super) async fn put_endpoint(
+    State(api): State<Arc<Api>>,
+    Path(name): Path<String>,
+    headers: HeaderMap,
+    Json(settings): Json<EndpointSettings>,
+) -> Answer<Value> {
+    api.may_write(&headers)?;
+    api.intake.put_endpoint(&name, &settings).await?;
+    Ok(Json(json!({ "endpoint": name, "done": "put" })))
+}
+
+pub(super) async fn remove_endpoint(
+    State(api): State<Arc<Api>>,
+    Path(name): Path<String>,
+    headers: HeaderMap,
+) -> Answer<Value> {
+    api.may_write(&headers)?;
+    api.intake.remove_endpoint(&name).await?;
+    Ok(Json(json!({ "endpoint": name, "done": "removed" })))
 }
 
 /// In a lane of its own.

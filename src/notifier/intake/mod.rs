@@ -1,30 +1,30 @@
 //! Takes events from their sources. Each source hands them to [`Intake::accept`], and acknowledges them once it returns.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::event::Event;
-use super::pattern::TypePattern;
+use super::registry::{EndpointSettings, InvalidEndpoint, Registered, Registry};
 use super::stamp;
 use super::store::{Added, Store, StoreFailure};
 use crate::host::crash_points::crash_point;
 
 pub(super) struct Intake {
     store: Store,
-    /// The types of events that each endpoint wants.
-    wanted: BTreeMap<Arc<str>, Vec<TypePattern>>,
+    registry: Arc<Registry>,
 }
 
 impl Intake {
-    pub(super) fn new(store: Store, wanted: BTreeMap<Arc<str>, Vec<TypePattern>>) -> Self {
-        Self { store, wanted }
+    pub(super) fn new(store: Store, registry: Arc<Registry>) -> Self {
+        Self { store, registry }
     }
 
     /// Stores events that were checked, all or none. They are on disk when it returns.
     pub(super) async fn accept(&self, events: Vec<Event>) -> Result<Vec<Added>, StoreFailure> {
+        let endpoints = self.registry.current();
         let events = events.into_iter().map(|event| {
-            let endpoints = self.endpoints_for(&event);
-            (event, endpoints)
+            let wanting = endpoints.iter().filter(|(_, entry)| entry.wants(&event.r#type));
+            let names = wanting.map(|(name, _)| Arc::clone(name)).collect();
+            (event, names)
         });
         self.store(events.collect()).await
     }
@@ -40,12 +40,34 @@ impl Intake {
         Ok(added)
     }
 
-    pub(super) fn endpoints(&self) -> impl Iterator<Item = &Arc<str>> {
-        self.wanted.keys()
+    pub(super) fn endpoints(&self) -> Arc<Registered> {
+        self.registry.current()
     }
 
-    fn endpoints_for(&self, event: &Event) -> Vec<Arc<str>> {
-        let wants = |patterns: &[TypePattern]| patterns.iter().any(|pattern| pattern.matches(&event.r#type));
-        self.wanted.iter().filter(|(_, patterns)| wants(patterns)).map(|(name, _)| Arc::clone(name)).collect()
+    /// Keeps an endpoint in the store.
+    pub(super) async fn put_endpoint(&self, name: &str, settings: &EndpointSettings) -> Result<(), EndpointError> {
+        let sealed = self.registry.seal(name, settings)?;
+        self.set_endpoint(name, Some(sealed)).await
     }
+
+    /// Its lanes stay.
+    pub(super) async fn remove_endpoint(&self, name: &str) -> Result<(), EndpointError> {
+        self.registry.may_store(name)?;
+        self.set_endpoint(name, None).await
+    }
+
+    /// This node knows of it when it returns.
+    async fn set_endpoint(&self, name: &str, sealed: Option<Vec<u8>>) -> Result<(), EndpointError> {
+        self.store.set_settings(name, sealed).await?;
+        self.registry.refresh(&self.store.endpoints().await?);
+        Ok(())
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum EndpointError {
+    #[error(transparent)]
+    Invalid(#[from] InvalidEndpoint),
+    #[error(transparent)]
+    Store(#[from] StoreFailure),
 }

@@ -219,6 +219,14 @@ impl Store {
         Ok(())
     }
 
+    /// `None` removes an endpoint that is in no configuration; its lanes stay.
+    pub(crate) async fn set_settings(&self, endpoint: &str, settings: Option<Vec<u8>>) -> Result<(), StoreFailure> {
+        let endpoint = endpoint.to_owned();
+        transaction!(self, move |db| operators::set_settings(db, &endpoint, settings.as_deref()))?;
+        self.tell_changed();
+        Ok(())
+    }
+
     pub(crate) async fn counts(&self, endpoint: &str) -> Result<Counts, StoreFailure> {
         let endpoint = endpoint.to_owned();
         transaction!(self, move |db| operators::counts(db, &endpoint))

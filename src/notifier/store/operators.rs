@@ -17,6 +17,8 @@ pub(crate) struct EndpointState {
     pub(crate) paused_until: Option<Stamp>,
     /// An operator's words.
     pub(crate) note: Option<String>,
+    /// Sealed, of an endpoint that is in no configuration.
+    pub(crate) settings: Option<Vec<u8>>,
 }
 
 /// What an operator does with an endpoint.
@@ -98,7 +100,7 @@ pub(crate) struct ReplayFilter {
 }
 
 pub(super) async fn endpoints(db: &mut impl Sql) -> Result<BTreeMap<String, EndpointState>> {
-    let select = "SELECT name, health, disabled, paused_until, note FROM endpoint";
+    let select = "SELECT name, health, disabled, paused_until, note, settings FROM endpoint";
     let mut all = BTreeMap::new();
     for mut row in db.query(select, values![]).await? {
         let name = row.take()?;
@@ -107,6 +109,7 @@ pub(super) async fn endpoints(db: &mut impl Sql) -> Result<BTreeMap<String, Endp
             disabled: row.take::<Option<String>>()?.map(|text| parse(&format!("\"{text}\""))).transpose()?,
             paused_until: row.take()?,
             note: row.take()?,
+            settings: row.take()?,
         };
         all.insert(name, state);
     }
@@ -153,6 +156,16 @@ pub(super) async fn change_endpoint(
         }
     }
     Ok(())
+}
+
+/// `None` removes an endpoint that is in no configuration; its lanes stay.
+pub(super) async fn set_settings(db: &mut impl Sql, endpoint: &str, settings: Option<&[u8]>) -> Result<()> {
+    db.execute(
+        "INSERT INTO endpoint (name, settings) VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET settings = $2",
+        values![endpoint, settings],
+    )
+    .await
+    .map(drop)
 }
 
 pub(super) async fn counts(db: &mut impl Sql, endpoint: &str) -> Result<Counts> {

@@ -84,6 +84,8 @@ CREATE TABLE attempt (
 
 CREATE TABLE endpoint (
     name TEXT PRIMARY KEY,
+    -- JSON, sealed, of an endpoint that is in no configuration.
+    settings BLOB,
     -- What attempts have shown of it, as JSON.
     health TEXT,
     disabled TEXT,

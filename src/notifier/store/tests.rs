@@ -214,15 +214,18 @@ on_each_database! {
         store.change_endpoint("a", pause, Some("upgrade".to_owned()), Stamp(7)).await.unwrap();
         store.change_endpoint("a", EndpointChange::Disable(DisableReason::Gone), None, Stamp(7)).await.unwrap();
         store.change_endpoint("a", EndpointChange::Disable(DisableReason::Failing), None, Stamp(7)).await.unwrap();
+        store.set_settings("a", Some(vec![1])).await.unwrap();
         let state = EndpointState {
             health: failing,
             disabled: Some(DisableReason::Gone),
             paused_until: Some(Stamp(9)),
             note: Some("upgrade".to_owned()),
+            settings: Some(vec![1]),
         };
         assert_eq!(store.endpoints().await.unwrap()["a"], state);
         store.change_endpoint("a", EndpointChange::Resume, None, Stamp(7)).await.unwrap();
         store.change_endpoint("a", EndpointChange::Enable, None, Stamp(7)).await.unwrap();
+        store.set_settings("a", None).await.unwrap();
         assert_eq!(store.endpoints().await.unwrap()["a"], EndpointState::default());
         add(&store, event("1", "k", None), &["a"], 5).await;
         let lane = due(&store, "a", 5).await[0];

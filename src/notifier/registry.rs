@@ -1,0 +1,235 @@
+//! The endpoints: those of the configuration, and those that are kept in the store, sealed.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::RwLock;
+use secrecy::ExposeSecret as _;
+use serde::{Deserialize, Serialize};
+
+use super::delivery::{SigningKey, parse_headers};
+use super::engine::Endpoint;
+use super::format::Format;
+use super::pattern::TypePattern;
+use super::seal::{SealError, SealKeys};
+use super::store::EndpointState;
+use crate::config::values::WebhookUrl;
+use crate::domain::lane::dispatcher::EndpointLimits;
+use crate::domain::lane::retry::{OnExhausted, RetryPolicy};
+use crate::limits::{NOTIFIER_ATTEMPTS_PER_ENDPOINT, WEBHOOK_TIMEOUT_MAX};
+
+/// By name, each with the types of events that it wants.
+pub(crate) type Endpoints = BTreeMap<Arc<str>, (Endpoint, Vec<TypePattern>)>;
+
+pub(super) struct Registry {
+    seal_keys: SealKeys,
+    current: RwLock<Arc<Registered>>,
+}
+
+/// The endpoints of a moment.
+pub(super) type Registered = BTreeMap<Arc<str>, Entry>;
+
+#[derive(Clone)]
+pub(super) struct Entry {
+    pub(super) endpoint: Arc<Endpoint>,
+    wants: Arc<[TypePattern]>,
+    /// As the store has it; none for one of the configuration.
+    sealed: Option<Vec<u8>>,
+}
+
+/// An endpoint that is made while the notifier runs. All of it may be secret.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct EndpointSettings {
+    pub(super) url: String,
+    #[serde(default)]
+    pub(super) events: Vec<String>,
+    /// One `Name: value` in a line.
+    #[serde(default)]
+    pub(super) headers: String,
+    #[serde(default)]
+    pub(super) keys: Vec<String>,
+    #[serde(default)]
+    pub(super) format: Format,
+    #[serde(default)]
+    pub(super) on_exhausted: OnExhausted,
+    #[serde(default = "timeout_seconds")]
+    pub(super) timeout_seconds: u64,
+}
+
+const fn timeout_seconds() -> u64 {
+    20
+}
+
+/// Holds nothing of the settings.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum InvalidEndpoint {
+    #[error("endpoint {0} is in the configuration, which has the last word: change it there")]
+    Configured(String),
+    #[error("an endpoint's name has 1 to 64 letters, digits, `-`, `_` and `.`")]
+    Name,
+    #[error("{0}")]
+    Settings(String),
+    #[error(transparent)]
+    Seal(#[from] SealError),
+}
+
+impl EndpointSettings {
+    fn build(&self) -> Result<(Endpoint, Vec<TypePattern>), InvalidEndpoint> {
+        let invalid = |what: &str, error: &dyn std::fmt::Display| InvalidEndpoint::Settings(format!("{what}: {error}"));
+        let url: WebhookUrl = self.url.parse().map_err(|error| invalid("url", &format!("expected {error}")))?;
+        let headers = parse_headers(&self.headers).map_err(|error| invalid("headers", &error))?;
+        let keys: Result<Vec<SigningKey>, _> = self.keys.iter().map(|key| key.parse()).collect();
+        let timeout = Duration::from_secs(self.timeout_seconds);
+        if timeout.is_zero() || timeout > WEBHOOK_TIMEOUT_MAX {
+            return Err(invalid("timeout_seconds", &format!("expected 1 to {}", WEBHOOK_TIMEOUT_MAX.as_secs())));
+        }
+        let endpoint = Endpoint {
+            url: url.parts().clone(),
+            headers,
+            keys: keys.map_err(|error| invalid("keys", &error))?.into(),
+            timeout,
+            retry: RetryPolicy { on_exhausted: self.on_exhausted, ..RetryPolicy::default() },
+            format: self.format,
+            limits: EndpointLimits { attempts_max: NOTIFIER_ATTEMPTS_PER_ENDPOINT.into(), rate: None },
+        };
+        Ok((endpoint, self.events.iter().map(|text| TypePattern::new(text)).collect()))
+    }
+}
+
+impl Entry {
+    fn new((endpoint, wants): (Endpoint, Vec<TypePattern>), sealed: Option<Vec<u8>>) -> Self {
+        Self { endpoint: Arc::new(endpoint), wants: wants.into(), sealed }
+    }
+
+    pub(super) fn wants(&self, event_type: &str) -> bool {
+        self.wants.iter().any(|pattern| pattern.matches(event_type))
+    }
+
+    pub(super) const fn is_configured(&self) -> bool {
+        self.sealed.is_none()
+    }
+}
+
+impl Registry {
+    pub(super) fn new(configured: Endpoints, seal_keys: SealKeys) -> Self {
+        let entries = configured.into_iter().map(|(name, endpoint)| (name, Entry::new(endpoint, None)));
+        Self { seal_keys, current: RwLock::new(Arc::new(entries.collect())) }
+    }
+
+    pub(super) fn current(&self) -> Arc<Registered> {
+        Arc::clone(&self.current.read())
+    }
+
+    /// Seals an endpoint for the store.
+    pub(super) fn seal(&self, name: &str, settings: &EndpointSettings) -> Result<Vec<u8>, InvalidEndpoint> {
+        self.may_store(name)?;
+        settings.build()?;
+        let json = serde_json::to_vec(settings).map_err(|error| InvalidEndpoint::Settings(error.to_string()))?;
+        Ok(self.seal_keys.seal(name, &json)?)
+    }
+
+    /// Whether the store may have an endpoint of this name.
+    pub(super) fn may_store(&self, name: &str) -> Result<(), InvalidEndpoint> {
+        let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        if !(1..=64).contains(&name.len()) || !name.bytes().all(is_part) {
+            return Err(InvalidEndpoint::Name);
+        }
+        match self.current().get(name) {
+            Some(entry) if entry.is_configured() => Err(InvalidEndpoint::Configured(name.to_owned())),
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// Follows the store.
+    pub(super) fn refresh(&self, states: &BTreeMap<String, EndpointState>) {
+        let before = self.current();
+        let configured = before.iter().filter(|(_, entry)| entry.is_configured());
+        let mut entries: Registered = configured.map(|(name, entry)| (Arc::clone(name), entry.clone())).collect();
+        for (name, state) in states {
+            let Some(sealed) = &state.settings else { continue };
+            if entries.contains_key(name.as_str()) {
+                continue;
+            }
+            match before.get(name.as_str()) {
+                Some(entry) if entry.sealed.as_ref() == Some(sealed) => {
+                    entries.insert(Arc::from(name.as_str()), entry.clone());
+                }
+                Some(_) | None => match self.open(name, sealed) {
+                    Ok(endpoint) => {
+                        entries.insert(Arc::from(name.as_str()), Entry::new(endpoint, Some(sealed.clone())));
+                    }
+                    Err(error) => tracing::error!("endpoint {name} of the store cannot be used: {error}"),
+                },
+            }
+        }
+        *self.current.write() = Arc::new(entries);
+    }
+
+    fn open(&self, name: &str, sealed: &[u8]) -> Result<(Endpoint, Vec<TypePattern>), InvalidEndpoint> {
+        let json = self.seal_keys.open(name, sealed)?;
+        let settings: EndpointSettings = serde_json::from_slice(json.expose_secret())
+            .map_err(|_| InvalidEndpoint::Settings("not written by this version".to_owned()))?;
+        settings.build()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(url: &str) -> EndpointSettings {
+        serde_json::from_value(serde_json::json!({ "url": url, "events": ["a.*"], "headers": "x-token: 1" })).unwrap()
+    }
+
+    fn registry() -> Registry {
+        let key = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=".parse().unwrap();
+        let configured = settings("https://configured.example").build().unwrap();
+        Registry::new([(Arc::from("file"), configured)].into(), SealKeys(vec![key]))
+    }
+
+    fn stored(name: &str, sealed: Vec<u8>) -> BTreeMap<String, EndpointState> {
+        [(name.to_owned(), EndpointState { settings: Some(sealed), ..EndpointState::default() })].into()
+    }
+
+    #[test]
+    fn an_endpoint_of_the_store_comes_changes_and_goes() {
+        let registry = registry();
+        let sealed = registry.seal("api", &settings("https://a.example/secret")).unwrap();
+        assert!(!String::from_utf8_lossy(&sealed).contains("secret"));
+        registry.refresh(&stored("api", sealed.clone()));
+        let first = registry.current();
+        assert_eq!(first["api"].endpoint.url.as_str(), "https://a.example/secret");
+        assert!(first["api"].wants("a.b") && !first["api"].wants("b"));
+        registry.refresh(&stored("api", sealed));
+        assert!(Arc::ptr_eq(&registry.current()["api"].endpoint, &first["api"].endpoint), "it is not opened again");
+        let other = registry.seal("api", &settings("https://b.example")).unwrap();
+        registry.refresh(&stored("api", other.clone()));
+        assert_eq!(registry.current()["api"].endpoint.url.as_str(), "https://b.example/");
+        registry.refresh(&stored("other-name", other));
+        assert_eq!(registry.current().keys().map(|name| &**name).collect::<Vec<_>>(), ["file"], "sealed for its name");
+    }
+
+    #[test]
+    fn settings_that_cannot_be_used_are_refused_without_their_values() {
+        let registry = registry();
+        let mut long = settings("https://a.example");
+        long.timeout_seconds = 61;
+        let mut bad_key = settings("https://a.example");
+        bad_key.keys = vec!["whsec_s3cret!".to_owned()];
+        for (name, settings, words) in [
+            ("file", settings("https://a.example"), "in the configuration"),
+            ("no name", settings("https://a.example"), "an endpoint's name"),
+            ("api", settings("ftp://s3cret.example"), "url: expected"),
+            ("api", long, "expected 1 to 60"),
+            ("api", bad_key, "keys"),
+        ] {
+            let error = registry.seal(name, &settings).unwrap_err().to_string();
+            assert!(error.contains(words) && !error.contains("s3cret"), "{error}");
+        }
+        let without = Registry::new(Endpoints::new(), SealKeys(Vec::new()));
+        let error = without.seal("api", &settings("https://a.example")).unwrap_err().to_string();
+        assert!(error.contains("notifier.seal_key_files"), "{error}");
+    }
+}
