@@ -17,8 +17,8 @@ use crate::host::containment::Requirement;
 use crate::host::termination_notice::MetadataProvider;
 use crate::limits::{
     CLAIM_TIMEOUT_MIN_MS, LAUNCHED_MAX, NOTIFIER_ATTEMPTS_PER_ENDPOINT, NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX,
-    RUN_TIME_MIN_MS, SERVICE_PROBE_INTERVAL_MIN_MS, SERVICE_STARTUP_TIMEOUT_MIN_MS, STATUS_POLL_MIN_MS,
-    TASK_LOG_BYTES_MIN, WEBHOOK_TIMEOUT_MAX,
+    NOTIFIER_SHARDS_MAX, RUN_TIME_MIN_MS, SERVICE_PROBE_INTERVAL_MIN_MS, SERVICE_STARTUP_TIMEOUT_MIN_MS,
+    STATUS_POLL_MIN_MS, TASK_LOG_BYTES_MIN, WEBHOOK_TIMEOUT_MAX,
 };
 use crate::notifier::Format;
 use crate::queue::Auth;
@@ -913,6 +913,8 @@ pub struct Notifier {
     pub read_token_file: Option<SecretFile>,
     /// How long a message and its attempts are kept after it has ended. An event that its source sends again later is a new one.
     pub retention: Span<1_000>,
+    /// Takes events from RabbitMQ too [built-in: no].
+    pub amqp: Option<NotifierAmqp>,
     /// Networks that webhooks may reach although they are not public, such as `10.0.0.0/8`.
     pub allowed_networks: Vec<String>,
     /// Refuses endpoints without TLS.
@@ -940,6 +942,7 @@ impl Default for Notifier {
             token_file: None,
             read_token_file: None,
             retention: built_in("720h"),
+            amqp: None,
             allowed_networks: Vec::new(),
             https_only: false,
             proxy_file: None,
@@ -960,6 +963,30 @@ pub struct NotifierPostgres {
     pub url_file: SecretFile,
     /// Certificate of the CA of the server (PEM), in place of the system's.
     pub ca_file: Option<File>,
+}
+
+/// The queues from which the notifier takes events, at the broker of `[amqp]`. `journeyman notifier setup` makes them.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct NotifierAmqp {
+    /// Exchange that events are published to, with their key as the routing key. The names of its queues begin with it.
+    pub queue: String,
+    /// Number of queues over which the exchange spreads the keys. It cannot be changed later. More than one needs RabbitMQ 4.3, or its plugin `rabbitmq_sharding`.
+    #[schemars(range(min = 1, max = 256))]
+    #[serde(deserialize_with = "shards")]
+    pub shards: u16,
+}
+
+impl Default for NotifierAmqp {
+    fn default() -> Self {
+        Self { queue: "journeyman.notify".to_owned(), shards: 16 }
+    }
+}
+
+fn shards<'de, D: Deserializer<'de>>(from: D) -> Result<u16, D::Error> {
+    let shards = u16::deserialize(from)?;
+    let is_good = (1..=NOTIFIER_SHARDS_MAX).contains(&shards);
+    is_good.then_some(shards).ok_or_else(|| D::Error::custom(format!("a whole number from 1 to {NOTIFIER_SHARDS_MAX}")))
 }
 
 /// A receiver of webhooks.

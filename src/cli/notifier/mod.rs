@@ -3,11 +3,12 @@
 mod endpoints;
 mod listen;
 mod send;
+mod setup;
 
 use clap::{Args, Subcommand};
 use tokio_util::sync::CancellationToken;
 
-use super::config_args::{self, ConfigArgs, NotifierFlags};
+use super::config_args::{self, ConfigArgs, NoFlags, NotifierFlags};
 use super::exit::{Exit, ExitResult, Failure};
 use super::signals::ExitSignals;
 use crate::config::{Environment, schema};
@@ -29,6 +30,11 @@ pub(super) struct NotifierArgs {
 
 #[derive(Debug, Subcommand)]
 enum NotifierCommand {
+    /// Make the exchange and the queues of `[notifier.amqp]` in RabbitMQ
+    ///
+    /// The user of the broker's URI needs the right to configure them, which the notifier itself does not. JOURNEYMAN_AMQP_URI
+    /// is the URI of another user. What exists already is kept.
+    Setup(ConfigArgs<NoFlags>),
     /// Send an event to a running notifier
     Send(Box<send::SendArgs>),
     /// Receive webhooks on this machine, show and check them, and fail some on request
@@ -37,9 +43,10 @@ enum NotifierCommand {
 
 pub(super) async fn run(arguments: NotifierArgs, environment: &Environment) -> ExitResult {
     match arguments.command {
+        Some(NotifierCommand::Setup(settings)) => setup::run(settings, environment).await,
         Some(NotifierCommand::Send(arguments)) => send::run(*arguments, environment).await,
         Some(NotifierCommand::Listen(arguments)) => listen::run(arguments, environment).await,
-        None => deliver(arguments.settings, environment).await,
+        None => Box::pin(deliver(arguments.settings, environment)).await,
     }
 }
 
@@ -47,7 +54,10 @@ async fn deliver(settings: ConfigArgs<NotifierFlags>, environment: &Environment)
     let loaded = settings.load(&environment.without_controller_variables())?;
     log::start(&loaded.config.log, environment);
     config_args::log_warnings(&loaded);
-    let config = notifier_config(&loaded.config.notifier, environment)?;
+    let config = NotifierConfig {
+        amqp: setup::amqp_config(&loaded.config, environment)?,
+        ..notifier_config(&loaded.config.notifier, environment)?
+    };
     let mut signals = ExitSignals::listen()?;
     let failure = |error: NotifierError| {
         let exit = match &error {
@@ -95,7 +105,16 @@ fn notifier_config(config: &schema::Notifier, environment: &Environment) -> Resu
     let (sender, endpoints) = (sender(config, environment)?, endpoints(config, environment)?);
     let (database, retention) = (database(config, environment)?, config.retention.0);
     let seal_keys = SealKeys(seal_keys);
-    Ok(NotifierConfig { database, listen: config.listen.0, tokens, retention, sender, seal_keys, endpoints })
+    Ok(NotifierConfig {
+        database,
+        listen: config.listen.0,
+        tokens,
+        retention,
+        sender,
+        amqp: None,
+        seal_keys,
+        endpoints,
+    })
 }
 
 fn database(config: &schema::Notifier, environment: &Environment) -> Result<Database, Failure> {
