@@ -27,5 +27,6 @@ mod wire;
 
 mod amqp;
 mod delivery;
+mod mistral;
 mod support;
 mod tools;

@@ -58,6 +58,19 @@ impl Receiver {
         Self(Gremlin::responding(move |_| Box::pin(std::future::ready(answered(status)))).await)
     }
 
+    /// Answers so many requests with this status, and all others with 200.
+    pub(crate) async fn answering_at_first(status: u16, count: usize) -> Self {
+        let seen = Mutex::new(0);
+        let respond = move |_: &Asked| {
+            let mut seen = seen.lock();
+            *seen += 1;
+            let act: BoxFuture<'static, Act> =
+                Box::pin(std::future::ready(answered(if *seen <= count { status } else { 200 })));
+            act
+        };
+        Self(Gremlin::responding(respond).await)
+    }
+
     /// Answers the first attempt of each third message of a lane with this status, and all others with 200.
     pub(crate) async fn failing_first(status: u16) -> Self {
         let seen = Mutex::new(BTreeSet::new());
@@ -155,11 +168,16 @@ impl Place {
         self.folder.path()
     }
 
+    /// A command with the configuration.
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_journeyman"));
+        command.args(arguments).args(["--config", "journeyman.toml"]).current_dir(self.folder()).env_clear();
+        command
+    }
+
     /// Does not wait until it listens.
     pub(crate) fn spawn(&self, variables: &[(&str, &str)]) -> Process {
-        let folder = self.folder.path();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_journeyman"));
-        command.args(["notifier", "--config", "journeyman.toml"]).current_dir(folder).env_clear();
+        let mut command = self.command(&["notifier"]);
         command.env("JOURNEYMAN__LOG__LEVEL", "debug").envs(variables.iter().copied());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         Process::of(command)
@@ -230,6 +248,20 @@ impl Running<'_> {
     /// Without its path.
     pub(crate) fn address(&self) -> &str {
         self.url.trim_end_matches("/v1")
+    }
+
+    /// The answer of a path beside those of `/v1`.
+    pub(crate) async fn get(&self, path: &str) -> Value {
+        let root = self.url.trim_end_matches("/v1");
+        let call = self.place.client.get(format!("{root}{path}")).bearer_auth(TOKEN).send();
+        within("an answer", call).await.expect("it answers").json().await.expect("JSON")
+    }
+
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        let root = self.url.trim_end_matches("/v1");
+        let call = self.place.client.post(format!("{root}{path}")).bearer_auth(TOKEN).json(body).send();
+        let answer = within("an answer", call).await.expect("it answers");
+        (answer.status().as_u16(), answer.json().await.expect("JSON"))
     }
 
     pub(crate) async fn kill(self) {

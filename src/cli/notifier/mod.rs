@@ -30,10 +30,11 @@ pub(super) struct NotifierArgs {
 
 #[derive(Debug, Subcommand)]
 enum NotifierCommand {
-    /// Make the exchange and the queues of `[notifier.amqp]` in RabbitMQ
+    /// Make in RabbitMQ what `[notifier.amqp]` and `[notifier.mistral]` need
     ///
-    /// The user of the broker's URI needs the right to configure them, which the notifier itself does not. JOURNEYMAN_AMQP_URI
-    /// is the URI of another user. What exists already is kept.
+    /// The user of the broker's URI needs the right to configure queues, which the notifier itself does not. JOURNEYMAN_AMQP_URI is
+    /// the URI of another user. What exists already is kept. The vhost of Mistral needs an administrator; the user of
+    /// `amqp.uri_file` gets all rights there.
     Setup(ConfigArgs<NoFlags>),
     /// Send an event to a running notifier
     Send(Box<send::SendArgs>),
@@ -56,6 +57,7 @@ async fn deliver(settings: ConfigArgs<NotifierFlags>, environment: &Environment)
     config_args::log_warnings(&loaded);
     let config = NotifierConfig {
         amqp: setup::amqp_config(&loaded.config, environment)?,
+        mistral: setup::mistral_config(&loaded.config, environment)?,
         ..notifier_config(&loaded.config.notifier, environment)?
     };
     let mut signals = ExitSignals::listen()?;
@@ -112,6 +114,7 @@ fn notifier_config(config: &schema::Notifier, environment: &Environment) -> Resu
         retention,
         sender,
         amqp: None,
+        mistral: None,
         seal_keys,
         endpoints,
     })

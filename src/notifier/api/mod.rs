@@ -1,6 +1,7 @@
 //! The notifier over HTTP: for those who send events, and for operators.
 
 mod events;
+mod mistral;
 mod operators;
 
 use std::sync::Arc;
@@ -97,6 +98,8 @@ impl Api {
             .route("/v1/lanes/{id}/{action}", post(operators::change_lane))
             .route("/v1/attempts", get(operators::attempts))
             .route("/v1/replay", post(operators::replay))
+            .route("/unavailable", get(mistral::unavailable))
+            .route("/redeliver", post(mistral::redeliver))
             .layer(DefaultBodyLimit::max(NOTIFIER_BODY_BYTES_MAX))
             .with_state(Arc::new(self))
     }
