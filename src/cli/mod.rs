@@ -47,7 +47,7 @@ use clap_complete::Shell;
 use crate::config::Environment;
 use crate::limits::ABORT_TIMEOUT;
 use crate::observe::log;
-use config_args::{ConfigArgs, NotifierFlags, QueueFlags, WorkerFlags};
+use config_args::{ConfigArgs, QueueFlags, WorkerFlags};
 use exit::{Exit, ExitResult, Failure};
 
 #[derive(Debug, Parser)]
@@ -91,7 +91,7 @@ enum CliCommand {
     /// Serve the embedded queue
     Queue(ConfigArgs<QueueFlags>),
     /// Deliver events as webhooks, in order
-    Notifier(ConfigArgs<NotifierFlags>),
+    Notifier(notifier::NotifierArgs),
     /// Create, watch, read, cancel and list tasks
     Task(task::TaskArgs),
     /// Call a worker group over AMQP
@@ -170,7 +170,7 @@ fn dispatch(command: CliCommand, environment: &Environment) -> ExitResult {
     match command {
         CliCommand::Dev(arguments) => run_server(dev::run(*arguments, environment)),
         CliCommand::Queue(settings) => run_server(queue::run(settings, environment)),
-        CliCommand::Notifier(settings) => run_server(notifier::run(settings, environment)),
+        CliCommand::Notifier(arguments) => run_server(notifier::run(arguments, environment)),
         CliCommand::Worker(settings) => run_local(worker::run(settings, environment)),
         CliCommand::Bridge(settings) => run_local(bridge::run(settings, environment)),
         CliCommand::Controller(arguments) => run_server(controller::run(arguments, environment)),

@@ -15,8 +15,8 @@ use super::values::{
 use crate::host::containment::Requirement;
 use crate::host::termination_notice::MetadataProvider;
 use crate::limits::{
-    CLAIM_TIMEOUT_MIN_MS, LAUNCHED_MAX, RUN_TIME_MIN_MS, SERVICE_PROBE_INTERVAL_MIN_MS, SERVICE_STARTUP_TIMEOUT_MIN_MS,
-    STATUS_POLL_MIN_MS, TASK_LOG_BYTES_MIN,
+    CLAIM_TIMEOUT_MIN_MS, LAUNCHED_MAX, NOTIFIER_SHARDS_MAX, RUN_TIME_MIN_MS, SERVICE_PROBE_INTERVAL_MIN_MS,
+    SERVICE_STARTUP_TIMEOUT_MIN_MS, STATUS_POLL_MIN_MS, TASK_LOG_BYTES_MIN,
 };
 use crate::queue::Auth;
 use crate::source::amqp::OnAttemptsExhausted;
@@ -906,6 +906,8 @@ pub struct Notifier {
     pub token_file: Option<SecretFile>,
     /// Networks that webhooks may reach although they are not public, such as `10.0.0.0/8`.
     pub allowed_networks: Vec<String>,
+    /// Takes events from RabbitMQ too [built-in: no].
+    pub amqp: Option<NotifierAmqp>,
     /// Where events are delivered, by name.
     pub endpoint: BTreeMap<String, NotifierEndpoint>,
 }
@@ -917,9 +919,33 @@ impl Default for Notifier {
             listen: built_in("127.0.0.1:7090"),
             token_file: None,
             allowed_networks: Vec::new(),
+            amqp: None,
             endpoint: BTreeMap::new(),
         }
     }
+}
+
+/// The queues from which the notifier takes events, at the broker of `[amqp]`. `journeyman notifier setup` makes them.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct NotifierAmqp {
+    /// Exchange that events are published to, with their key as the routing key. The names of its queues begin with it.
+    pub queue: String,
+    /// Number of queues over which the exchange spreads the keys. It cannot be changed later. More than one needs RabbitMQ 4.3, or its plugin `rabbitmq_sharding`.
+    #[serde(deserialize_with = "shards")]
+    pub shards: u16,
+}
+
+impl Default for NotifierAmqp {
+    fn default() -> Self {
+        Self { queue: "journeyman.notify".to_owned(), shards: 16 }
+    }
+}
+
+fn shards<'de, D: Deserializer<'de>>(from: D) -> Result<u16, D::Error> {
+    let shards = u16::deserialize(from)?;
+    let is_good = (1..=NOTIFIER_SHARDS_MAX).contains(&shards);
+    is_good.then_some(shards).ok_or_else(|| D::Error::custom(format!("a whole number from 1 to {NOTIFIER_SHARDS_MAX}")))
 }
 
 /// A receiver of webhooks.

@@ -24,3 +24,9 @@ pub const NOTIFIER_REFILL_INTERVAL: Duration = Duration::from_secs(30);
 pub const NOTIFIER_STORE_RETRY: Duration = Duration::from_secs(1);
 /// Attempts that are under way may end when the notifier stops.
 pub const NOTIFIER_STOP_TIMEOUT: Duration = Duration::from_secs(30);
+/// Messages of one queue of RabbitMQ that were not acknowledged yet.
+pub const NOTIFIER_PREFETCH: u16 = 64;
+/// Deliveries of one message by RabbitMQ. Each of them but one is a lost connection.
+pub const NOTIFIER_DELIVERY_LIMIT: i32 = 1_000_000;
+/// Queues that RabbitMQ spreads the keys of events over.
+pub const NOTIFIER_SHARDS_MAX: u16 = 256;

@@ -21,7 +21,10 @@ pub(crate) use self::delivery::{Sender, SenderConfig, SigningKey};
 pub(crate) use self::engine::Endpoint;
 use self::engine::Engine;
 use self::intake::Intake;
+pub(crate) use self::intake::amqp::AmqpConfig;
+use self::intake::amqp::AmqpIntake;
 use self::intake::http::Api;
+pub(crate) use self::intake::topology::{Topology, TopologyError};
 pub(crate) use self::pattern::TypePattern;
 use self::store::{Store, StoreFailure};
 use crate::domain::lane::dispatcher::AttemptLimits;
@@ -38,6 +41,8 @@ pub(crate) struct NotifierConfig {
     pub(crate) listen: SocketAddr,
     pub(crate) token: BearerToken,
     pub(crate) sender: Sender,
+    /// Where events are taken besides HTTP.
+    pub(crate) amqp: Option<AmqpConfig>,
     /// With the types of events that each wants.
     pub(crate) endpoints: BTreeMap<Arc<str>, (Endpoint, Vec<TypePattern>)>,
 }
@@ -58,6 +63,7 @@ pub(crate) enum NotifierError {
 pub(crate) struct Notifier {
     engine: Engine,
     api: Api,
+    amqp: Option<AmqpIntake>,
     listener: TcpListener,
     status: watch::Receiver<StoreStatus>,
 }
@@ -84,8 +90,9 @@ impl Notifier {
         };
         let engine = Engine::new(store.clone(), config.sender, endpoints, limits, Arc::clone(&stored)).await?;
         let intake = Arc::new(Intake::new(store, wanted, stored));
+        let amqp = config.amqp.map(|amqp| AmqpIntake::new(amqp, Arc::clone(&intake)));
         let api = Api::new(intake, config.token);
-        Ok(Self { engine, api, listener, status })
+        Ok(Self { engine, api, amqp, listener, status })
     }
 
     pub(crate) fn address(&self) -> std::io::Result<SocketAddr> {
@@ -98,7 +105,7 @@ impl Notifier {
     ///
     /// If the database fails.
     pub(crate) async fn run(self, stop: CancellationToken) -> Result<(), NotifierError> {
-        let Self { engine, api, listener, mut status } = self;
+        let Self { engine, api, amqp, listener, mut status } = self;
         let limits = Limits {
             connections_max: HTTP_CONNECTIONS_MAX,
             connections_per_peer_max: HTTP_CONNECTIONS_MAX,
@@ -106,8 +113,13 @@ impl Notifier {
             connection_age_max: None,
         };
         let serving = http::serve_until(listener, api.routes(), limits, SocketAddr::ip, stop.clone());
+        let consuming = async {
+            if let Some(amqp) = amqp {
+                amqp.run(stop.clone()).await;
+            }
+        };
         let working = async {
-            tokio::join!(serving, engine.run(stop.clone()));
+            tokio::join!(serving, consuming, engine.run(stop.clone()));
         };
         let too_long = async {
             stop.cancelled().await;
