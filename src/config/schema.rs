@@ -17,8 +17,8 @@ use crate::host::containment::Requirement;
 use crate::host::termination_notice::MetadataProvider;
 use crate::limits::{
     CLAIM_TIMEOUT_MIN_MS, LAUNCHED_MAX, NOTIFIER_ATTEMPTS_PER_ENDPOINT, NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX,
-    RUN_TIME_MIN_MS, SERVICE_PROBE_INTERVAL_MIN_MS, SERVICE_STARTUP_TIMEOUT_MIN_MS, STATUS_POLL_MIN_MS,
-    TASK_LOG_BYTES_MIN, WEBHOOK_TIMEOUT_MAX,
+    NOTIFIER_SHARDS_MAX, RUN_TIME_MIN_MS, SERVICE_PROBE_INTERVAL_MIN_MS, SERVICE_STARTUP_TIMEOUT_MIN_MS,
+    STATUS_POLL_MIN_MS, TASK_LOG_BYTES_MIN, WEBHOOK_TIMEOUT_MAX,
 };
 use crate::notifier::Format;
 use crate::queue::Auth;
@@ -927,6 +927,8 @@ pub struct Notifier {
     pub client_key_file: Option<SecretFile>,
     /// Files with the keys that encrypt secrets in the database, each the base64 of 32 bytes. The first one encrypts, and all of them decrypt, so that keys can be replaced.
     pub seal_key_files: Vec<SecretFile>,
+    /// Takes events from RabbitMQ too [built-in: no].
+    pub amqp: Option<NotifierAmqp>,
     /// Where events are delivered, by name.
     pub endpoint: BTreeMap<String, NotifierEndpoint>,
 }
@@ -947,6 +949,7 @@ impl Default for Notifier {
             client_certificate_file: None,
             client_key_file: None,
             seal_key_files: Vec::new(),
+            amqp: None,
             endpoint: BTreeMap::new(),
         }
     }
@@ -960,6 +963,29 @@ pub struct NotifierPostgres {
     pub url_file: SecretFile,
     /// Certificate of the CA of the server (PEM), in place of the system's.
     pub ca_file: Option<File>,
+}
+
+/// The queues from which the notifier takes events, at the broker of `[amqp]`. `journeyman notifier setup` makes them.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct NotifierAmqp {
+    /// Exchange that events are published to, with their key as the routing key. The names of its queues begin with it.
+    pub queue: String,
+    /// Number of queues over which the exchange spreads the keys. It cannot be changed later. More than one needs RabbitMQ 4.3, or its plugin `rabbitmq_sharding`.
+    #[serde(deserialize_with = "shards")]
+    pub shards: u16,
+}
+
+impl Default for NotifierAmqp {
+    fn default() -> Self {
+        Self { queue: "journeyman.notify".to_owned(), shards: 16 }
+    }
+}
+
+fn shards<'de, D: Deserializer<'de>>(from: D) -> Result<u16, D::Error> {
+    let shards = u16::deserialize(from)?;
+    let is_good = (1..=NOTIFIER_SHARDS_MAX).contains(&shards);
+    is_good.then_some(shards).ok_or_else(|| D::Error::custom(format!("a whole number from 1 to {NOTIFIER_SHARDS_MAX}")))
 }
 
 /// A receiver of webhooks.

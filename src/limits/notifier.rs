@@ -57,3 +57,9 @@ pub const NOTIFIER_UPKEEP_INTERVAL: Duration = Duration::from_secs(10 * 60);
 pub const NOTIFIER_ROWS_MAX: usize = 1_000;
 /// Unless more are asked for.
 pub const NOTIFIER_ROWS_SHOWN: usize = 100;
+/// Messages of one queue of RabbitMQ that were not acknowledged yet.
+pub const NOTIFIER_PREFETCH: u16 = 64;
+/// Deliveries of one message by RabbitMQ. Each of them but one is a lost connection.
+pub const NOTIFIER_DELIVERY_LIMIT: i32 = 1_000_000;
+/// Queues that RabbitMQ spreads the keys of events over.
+pub const NOTIFIER_SHARDS_MAX: u16 = 256;

@@ -31,6 +31,9 @@ use self::engine::Engine;
 pub(crate) use self::event::Event;
 pub(crate) use self::format::Format;
 use self::intake::Intake;
+pub(crate) use self::intake::amqp::AmqpConfig;
+use self::intake::amqp::AmqpIntake;
+pub(crate) use self::intake::topology::{Topology, TopologyError};
 pub(crate) use self::pattern::TypePattern;
 pub(crate) use self::publisher::{PublishError, Publisher};
 pub(crate) use self::registry::Endpoints;
@@ -62,6 +65,8 @@ pub(crate) struct NotifierConfig {
     pub(crate) retention: Duration,
     pub(crate) sender: Sender,
     pub(crate) seal_keys: SealKeys,
+    /// Where events are taken besides HTTP.
+    pub(crate) amqp: Option<AmqpConfig>,
     pub(crate) endpoints: Endpoints,
 }
 
@@ -83,6 +88,7 @@ pub(crate) enum NotifierError {
 pub(crate) struct Notifier {
     engine: Engine,
     api: Api,
+    amqp: Option<AmqpIntake>,
     listener: TcpListener,
     store: Store,
     retention: Duration,
@@ -112,8 +118,9 @@ impl Notifier {
         };
         let engine = Engine::new(store.clone(), config.sender, Arc::clone(&registry), limits).await?;
         let intake = Arc::new(Intake::new(store.clone(), registry));
+        let amqp = config.amqp.map(|amqp| AmqpIntake::new(amqp, Arc::clone(&intake)));
         let api = Api::new(intake, store.clone(), config.tokens);
-        Ok(Self { engine, api, listener, store, retention: config.retention, status })
+        Ok(Self { engine, api, amqp, listener, store, retention: config.retention, status })
     }
 
     pub(crate) fn address(&self) -> std::io::Result<SocketAddr> {
@@ -126,7 +133,7 @@ impl Notifier {
     ///
     /// If the database fails.
     pub(crate) async fn run(self, stop: CancellationToken) -> Result<(), NotifierError> {
-        let Self { engine, api, listener, store, retention, mut status } = self;
+        let Self { engine, api, amqp, listener, store, retention, mut status } = self;
         let limits = Limits {
             connections_max: HTTP_CONNECTIONS_MAX,
             connections_per_peer_max: HTTP_CONNECTIONS_MAX,
@@ -134,8 +141,13 @@ impl Notifier {
             connection_age_max: None,
         };
         let serving = http::serve_until(listener, api.routes(), limits, SocketAddr::ip, stop.clone());
+        let consuming = async {
+            if let Some(amqp) = amqp {
+                amqp.run(stop.clone()).await;
+            }
+        };
         let working = async {
-            tokio::join!(serving, engine.run(stop.clone()));
+            tokio::join!(serving, consuming, engine.run(stop.clone()));
         };
         let too_long = async {
             stop.cancelled().await;

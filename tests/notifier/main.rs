@@ -9,6 +9,10 @@
     reason = "a test that cannot go on fails"
 )]
 
+#[path = "../support/broker.rs"]
+#[allow(dead_code, reason = "not all of it is used here")]
+mod broker;
+
 #[path = "../support/gremlin.rs"]
 #[allow(dead_code, reason = "not all of it is used here")]
 mod gremlin;
@@ -17,6 +21,11 @@ mod gremlin;
 #[allow(dead_code, reason = "not all of it is used here")]
 mod process;
 
+#[path = "../support/wire.rs"]
+#[allow(dead_code, reason = "not all of it is used here")]
+mod wire;
+
+mod amqp;
 mod delivery;
 mod support;
 mod tools;

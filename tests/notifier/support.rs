@@ -137,21 +137,36 @@ impl Place {
         files.into_iter().flat_map(Result::unwrap_or_default).collect()
     }
 
+    pub(crate) fn path(&self) -> &std::path::Path {
+        self.folder.path()
+    }
+
+    pub(crate) fn write(&self, file: &str, text: &str) {
+        std::fs::write(self.path().join(file), text).expect("it is written");
+    }
+
+    /// Appends to the configuration.
+    pub(crate) fn configure(&self, text: &str) {
+        let before = std::fs::read_to_string(self.path().join("journeyman.toml")).expect("it is read");
+        self.write("journeyman.toml", &format!("{before}{text}"));
+    }
+
     pub(crate) async fn start(&self) -> Running<'_> {
         self.start_with(&[]).await
     }
 
-    pub(crate) fn folder(&self) -> &std::path::Path {
-        self.folder.path()
-    }
-
-    pub(crate) async fn start_with(&self, variables: &[(&str, &str)]) -> Running<'_> {
+    /// Does not wait until it listens.
+    pub(crate) fn spawn(&self, variables: &[(&str, &str)]) -> Process {
         let folder = self.folder.path();
         let mut command = Command::new(env!("CARGO_BIN_EXE_journeyman"));
         command.args(["notifier", "--config", "journeyman.toml"]).current_dir(folder).env_clear();
         command.env("JOURNEYMAN__LOG__LEVEL", "debug").envs(variables.iter().copied());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-        let mut process = Process::of(command);
+        Process::of(command)
+    }
+
+    pub(crate) async fn start_with(&self, variables: &[(&str, &str)]) -> Running<'_> {
+        let mut process = self.spawn(variables);
         process.says("notifier listening").await;
         let log = process.log();
         let line = log.lines().find(|line| line.contains("notifier listening")).expect("it was said");

@@ -7,12 +7,18 @@ mod send;
 use clap::{Args, Subcommand};
 use tokio_util::sync::CancellationToken;
 
-use super::config_args::{self, ConfigArgs, NotifierFlags};
+use super::amqp_setup;
+use super::config_args::{self, ConfigArgs, NoFlags, NotifierFlags};
 use super::exit::{Exit, ExitResult, Failure};
+use super::output;
 use super::signals::ExitSignals;
+use crate::amqp;
 use crate::config::{Environment, schema};
 use crate::http::BearerToken;
-use crate::notifier::{Database, Notifier, NotifierConfig, NotifierError, SealKey, SealKeys, Tokens};
+use crate::limits::AMQP_CLOSE_TIMEOUT;
+use crate::notifier::{
+    AmqpConfig, Database, Notifier, NotifierConfig, NotifierError, SealKey, SealKeys, Tokens, Topology, TopologyError,
+};
 use crate::observe::log;
 use crate::sqlite::Db;
 use endpoints::{endpoints, invalid, sender};
@@ -29,6 +35,11 @@ pub(super) struct NotifierArgs {
 
 #[derive(Debug, Subcommand)]
 enum NotifierCommand {
+    /// Make the exchange and the queues of `[notifier.amqp]` in RabbitMQ
+    ///
+    /// The user of the broker's URI needs the right to configure them, which the notifier itself does not. JOURNEYMAN_AMQP_URI
+    /// is the URI of another user. What exists already is kept.
+    Setup(ConfigArgs<NoFlags>),
     /// Send an event to a running notifier
     Send(Box<send::SendArgs>),
     /// Receive webhooks on this machine, show and check them, and fail some on request
@@ -39,15 +50,46 @@ pub(super) async fn run(arguments: NotifierArgs, environment: &Environment) -> E
     match arguments.command {
         Some(NotifierCommand::Send(arguments)) => send::run(*arguments, environment).await,
         Some(NotifierCommand::Listen(arguments)) => listen::run(arguments, environment).await,
-        None => deliver(arguments.settings, environment).await,
+        Some(NotifierCommand::Setup(settings)) => set_up(settings, environment).await,
+        None => Box::pin(deliver(arguments.settings, environment)).await,
     }
+}
+
+async fn set_up(settings: ConfigArgs<NoFlags>, environment: &Environment) -> ExitResult {
+    let loaded = settings.load(&environment.without_controller_variables())?;
+    config_args::print_warnings(&loaded);
+    let Some(AmqpConfig { broker, topology }) = amqp_config(&loaded.config, environment)? else {
+        return Err(Failure::new(
+            Exit::Config,
+            "the notifier takes no events from RabbitMQ: add a section [notifier.amqp]",
+        ));
+    };
+    let failure = |error: TopologyError| Failure::from_error(Exit::HostUnusable, &error);
+    let connection = broker.connect("journeyman notifier setup").await.map_err(|error| failure(error.into()))?;
+    let mut lines = Vec::new();
+    let made = |what: &str, is_new: bool| lines.push(format!("{} {what}", if is_new { "created" } else { "exists " }));
+    let ended = topology.set_up(&broker, &connection, made).await;
+    amqp::close(&connection, AMQP_CLOSE_TIMEOUT).await;
+    for line in lines {
+        output::line(&line)?;
+    }
+    ended.map_err(failure)?;
+    Ok(Exit::Success)
+}
+
+fn amqp_config(config: &schema::Config, environment: &Environment) -> Result<Option<AmqpConfig>, Failure> {
+    let Some(amqp) = &config.notifier.amqp else { return Ok(None) };
+    let broker = amqp_setup::build_broker(&config.amqp, environment)?;
+    let topology = Topology::new(&amqp.queue, amqp.shards)
+        .map_err(|error| Failure::new(Exit::Config, format!("notifier.amqp.queue: {error}")))?;
+    Ok(Some(AmqpConfig { broker, topology }))
 }
 
 async fn deliver(settings: ConfigArgs<NotifierFlags>, environment: &Environment) -> ExitResult {
     let loaded = settings.load(&environment.without_controller_variables())?;
     log::start(&loaded.config.log, environment);
     config_args::log_warnings(&loaded);
-    let config = notifier_config(&loaded.config.notifier, environment)?;
+    let config = notifier_config(&loaded.config, environment)?;
     let mut signals = ExitSignals::listen()?;
     let failure = |error: NotifierError| {
         let exit = match &error {
@@ -74,7 +116,8 @@ async fn deliver(settings: ConfigArgs<NotifierFlags>, environment: &Environment)
     Ok(Exit::Success)
 }
 
-fn notifier_config(config: &schema::Notifier, environment: &Environment) -> Result<NotifierConfig, Failure> {
+fn notifier_config(all: &schema::Config, environment: &Environment) -> Result<NotifierConfig, Failure> {
+    let config = &all.notifier;
     let Some(token) = &config.token_file else {
         return Err(Failure::new(
             Exit::Config,
@@ -95,7 +138,16 @@ fn notifier_config(config: &schema::Notifier, environment: &Environment) -> Resu
     let (sender, endpoints) = (sender(config, environment)?, endpoints(config, environment)?);
     let (database, retention) = (database(config, environment)?, config.retention.0);
     let seal_keys = SealKeys(seal_keys);
-    Ok(NotifierConfig { database, listen: config.listen.0, tokens, retention, sender, seal_keys, endpoints })
+    Ok(NotifierConfig {
+        database,
+        listen: config.listen.0,
+        tokens,
+        retention,
+        sender,
+        seal_keys,
+        amqp: amqp_config(all, environment)?,
+        endpoints,
+    })
 }
 
 fn database(config: &schema::Notifier, environment: &Environment) -> Result<Database, Failure> {

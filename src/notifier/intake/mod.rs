@@ -1,5 +1,8 @@
 //! Takes events from their sources. Each source hands them to [`Intake::accept`], and acknowledges them once it returns.
 
+pub(super) mod amqp;
+pub(super) mod topology;
+
 use std::sync::Arc;
 
 use super::event::Event;
@@ -7,6 +10,7 @@ use super::registry::{EndpointSettings, InvalidEndpoint, Registered, Registry};
 use super::stamp;
 use super::store::{Added, Store, StoreFailure};
 use crate::host::crash_points::crash_point;
+use crate::limits::NOTIFIER_BATCH_MAX;
 
 pub(super) struct Intake {
     store: Store,
@@ -70,4 +74,23 @@ pub(super) enum EndpointError {
     Invalid(#[from] InvalidEndpoint),
     #[error(transparent)]
     Store(#[from] StoreFailure),
+}
+
+/// One event, or an array of them.
+pub(super) fn parse_events(body: &[u8]) -> Result<Vec<Event>, String> {
+    // An untagged enum would lose the bytes of the data.
+    let is_array = body.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[');
+    let place = |error: serde_json::Error| format!("invalid event at line {}, column {}", error.line(), error.column());
+    let events: Vec<Event> = if is_array {
+        serde_json::from_slice(body).map_err(place)?
+    } else {
+        vec![serde_json::from_slice(body).map_err(place)?]
+    };
+    if events.is_empty() || events.len() > NOTIFIER_BATCH_MAX {
+        return Err(format!("{} events: one call or message has 1 to {NOTIFIER_BATCH_MAX}", events.len()));
+    }
+    for (index, event) in events.iter().enumerate() {
+        event.check().map_err(|error| format!("event {index}: {error}"))?;
+    }
+    Ok(events)
 }

@@ -1,0 +1,225 @@
+//! The exchange that events are published to, and its queues.
+//!
+//! The exchange hashes the routing key of a message to one of its shards, so that a key keeps its order however many notifiers
+//! there are. It is of the type `x-modulus-hash`: `x-consistent-hash` was seen to move 366 of 400 keys to other queues when RabbitMQ
+//! 3.10.8 restarted, and this one none.
+
+use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
+use lapin::{Connection, ExchangeKind};
+
+use crate::amqp::{self, Broker, NameTooLong, header_table, to_short_string};
+use crate::domain::refusal::CallError;
+use crate::limits::NOTIFIER_DELIVERY_LIMIT;
+
+const HASH: &str = "x-modulus-hash";
+const PRECONDITION_FAILED: u16 = 406;
+
+/// Why the queues cannot be used or made.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TopologyError {
+    #[error("RabbitMQ has no {0}: run `journeyman notifier setup` once, as a user that may configure it")]
+    Missing(String),
+    #[error(
+        "{exchange} was set up with another number of shards than `notifier.amqp.shards`; a change would mix up the order of \
+         events, so set the old number, or another `notifier.amqp.queue`"
+    )]
+    OtherShards { exchange: String },
+    #[error(
+        "{what} exists with other arguments ({why}); set another `notifier.amqp.queue`, or delete it once it is empty"
+    )]
+    Differs { what: String, why: String },
+    #[error(
+        "this RabbitMQ has no exchanges of the type {HASH}: enable its plugin (`rabbitmq-plugins enable rabbitmq_sharding`), or \
+         set `notifier.amqp.shards` to 1"
+    )]
+    NoHashExchange,
+    #[error("{0}")]
+    Call(String),
+}
+
+impl From<CallError> for TopologyError {
+    fn from(error: CallError) -> Self {
+        Self::Call(error.message)
+    }
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Topology {
+    exchange: ShortString,
+    /// An exchange and its queue: of messages that reach no shard, or cannot be taken.
+    pub(super) dead: ShortString,
+    pub(super) shards: Vec<ShortString>,
+    /// A queue that does not exist with this number of shards.
+    beyond: ShortString,
+}
+
+impl Topology {
+    /// # Errors
+    ///
+    /// If the name is too long.
+    pub(crate) fn new(exchange: &str, shards: u16) -> Result<Self, NameTooLong> {
+        let name = |suffix: &str| to_short_string("the name of a queue", &format!("{exchange}{suffix}"));
+        let shard = |number: u16| name(&format!(".{number:03}"));
+        Ok(Self {
+            exchange: name("")?,
+            dead: name(".dead")?,
+            shards: (0..shards).map(shard).collect::<Result<_, _>>()?,
+            beyond: shard(shards)?,
+        })
+    }
+
+    /// Checks that everything is there, without declaring anything. Returns how many messages could not be taken.
+    pub(super) async fn check(&self, broker: &Broker, connection: &Connection) -> Result<u32, TopologyError> {
+        let look = Look { broker, connection };
+        if !look.has_exchange(&self.exchange).await? {
+            return Err(TopologyError::Missing(format!("exchange {}", self.exchange)));
+        }
+        for shard in &self.shards {
+            look.count(shard).await?.ok_or_else(|| TopologyError::Missing(format!("queue {shard}")))?;
+        }
+        if look.count(&self.beyond).await?.is_some() {
+            return Err(self.other_shards());
+        }
+        look.count(&self.dead).await?.ok_or_else(|| TopologyError::Missing(format!("queue {}", self.dead)))
+    }
+
+    /// Makes what is missing. Calls `made` with each exchange and queue, and whether it is new.
+    ///
+    /// # Errors
+    ///
+    /// If something exists that differs, or the broker refuses.
+    pub(crate) async fn set_up(
+        &self,
+        broker: &Broker,
+        connection: &Connection,
+        mut made: impl FnMut(&str, bool),
+    ) -> Result<(), TopologyError> {
+        let look = Look { broker, connection };
+        let (Some(first), Some(last)) = (self.shards.first(), self.shards.last()) else { return Ok(()) };
+        let has_too_few = look.count(first).await?.is_some() && look.count(last).await?.is_none();
+        if has_too_few || look.count(&self.beyond).await?.is_some() {
+            return Err(self.other_shards());
+        }
+        // First, since the broker may lack its type.
+        let kind = if self.shards.len() == 1 { ExchangeKind::Fanout } else { ExchangeKind::Custom(HASH.to_owned()) };
+        let arguments = header_table([("alternate-exchange", text(self.dead.as_str()))]);
+        made(&format!("exchange {}", self.exchange), look.declare_exchange(&self.exchange, kind, arguments).await?);
+        made(&format!("queue {}", self.dead), look.declare_queue(&self.dead, self.dead_arguments()).await?);
+        let declared = look.declare_exchange(&self.dead, ExchangeKind::Fanout, FieldTable::default()).await?;
+        made(&format!("exchange {}", self.dead), declared);
+        look.bind(&self.dead, &self.dead).await?;
+        // The first one last: where it exists, all do.
+        for shard in self.shards.iter().rev() {
+            made(&format!("queue {shard}"), look.declare_queue(shard, self.shard_arguments()).await?);
+            look.bind(shard, &self.exchange).await?;
+        }
+        Ok(())
+    }
+
+    fn shard_arguments(&self) -> FieldTable {
+        let mut table = self.dead_arguments();
+        for (name, value) in [
+            ("x-single-active-consumer", AMQPValue::Boolean(true)),
+            ("x-dead-letter-exchange", text(self.dead.as_str())),
+            ("x-dead-letter-strategy", text("at-least-once")),
+            // At least once needs it.
+            ("x-overflow", text("reject-publish")),
+        ] {
+            table.insert(name.into(), value);
+        }
+        table
+    }
+
+    fn dead_arguments(&self) -> FieldTable {
+        // Without a limit, what comes back goes to the end of a quorum queue, and RabbitMQ 4 has a limit of 20.
+        let limit = AMQPValue::LongInt(NOTIFIER_DELIVERY_LIMIT);
+        header_table([("x-queue-type", text("quorum")), ("x-delivery-limit", limit)])
+    }
+
+    fn other_shards(&self) -> TopologyError {
+        TopologyError::OtherShards { exchange: self.exchange.to_string() }
+    }
+}
+
+fn text(text: &str) -> AMQPValue {
+    AMQPValue::LongString(text.into())
+}
+
+/// Each call has a channel of its own, which the broker closes with an error.
+struct Look<'a> {
+    broker: &'a Broker,
+    connection: &'a Connection,
+}
+
+impl Look<'_> {
+    /// The messages of a queue; `None` if it does not exist.
+    async fn count(&self, queue: &ShortString) -> Result<Option<u32>, TopologyError> {
+        let found = self.call("look up", queue, amqp::find_queue(self.connection, queue.clone())).await?;
+        Ok(found.map(|queue| queue.message_count()))
+    }
+
+    async fn has_exchange(&self, exchange: &ShortString) -> Result<bool, TopologyError> {
+        let found = self.call("look up", exchange, amqp::find_exchange(self.connection, exchange.clone())).await?;
+        Ok(found.is_some())
+    }
+
+    /// Returns whether it is new.
+    async fn declare_queue(&self, name: &ShortString, arguments: FieldTable) -> Result<bool, TopologyError> {
+        let is_new = self.count(name).await?.is_none();
+        let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
+        let declaring =
+            async { self.connection.create_channel().await?.queue_declare(name.clone(), options, arguments).await };
+        self.call("declare", name, declaring).await?;
+        Ok(is_new)
+    }
+
+    /// Returns whether it is new.
+    async fn declare_exchange(
+        &self,
+        name: &ShortString,
+        kind: ExchangeKind,
+        arguments: FieldTable,
+    ) -> Result<bool, TopologyError> {
+        let is_new = !self.has_exchange(name).await?;
+        let options = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
+        let declaring = async {
+            self.connection.create_channel().await?.exchange_declare(name.clone(), kind, options, arguments).await
+        };
+        self.call("declare", name, declaring).await?;
+        Ok(is_new)
+    }
+
+    async fn bind(&self, queue: &ShortString, exchange: &ShortString) -> Result<(), TopologyError> {
+        let (queue, exchange) = (queue.clone(), exchange.clone());
+        let binding = async {
+            let channel = self.connection.create_channel().await?;
+            let (options, none) = (QueueBindOptions::default(), FieldTable::default());
+            channel.queue_bind(queue.clone(), exchange, "".into(), options, none).await
+        };
+        self.call("bind", &queue, binding).await.map(drop)
+    }
+
+    /// `None` if there is no such queue or exchange.
+    async fn call<T>(
+        &self,
+        operation: &str,
+        name: &ShortString,
+        call: impl Future<Output = lapin::Result<T>>,
+    ) -> Result<Option<T>, TopologyError> {
+        let mut refusal = None;
+        let watched = async {
+            call.await.inspect_err(|error| refusal = Some((amqp::reply_code(error), amqp::error_text(error))))
+        };
+        let ended = self.broker.bounded(&format!("{operation} {name}"), watched).await;
+        match (ended, refusal) {
+            (Ok(done), _) => Ok(Some(done)),
+            (Err(_), Some((Some(amqp::NOT_FOUND), why))) if !why.contains("down or inaccessible") => Ok(None),
+            (Err(_), Some((_, why))) if why.contains("exchange type") => Err(TopologyError::NoHashExchange),
+            (Err(_), Some((Some(PRECONDITION_FAILED), why))) => {
+                Err(TopologyError::Differs { what: name.to_string(), why })
+            }
+            (Err(error), _) => Err(error.into()),
+        }
+    }
+}
