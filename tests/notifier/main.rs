@@ -17,6 +17,7 @@ mod gremlin;
 #[allow(dead_code, reason = "not all of it is used here")]
 mod process;
 
+mod announcements;
 mod delivery;
 mod support;
 mod tools;
