@@ -19,5 +19,6 @@ mod process;
 
 mod announcements;
 mod delivery;
+mod memory;
 mod support;
 mod tools;
