@@ -72,7 +72,10 @@ impl Announcer {
         };
         if let Some(why) = failed {
             let dropped = dropped.fetch_add(1, Ordering::Relaxed) + 1;
-            tracing::error!(event = id, dropped, "an event for the notifier is dropped: {why}");
+            // A worker may end thousands of requests a second.
+            if dropped.is_power_of_two() {
+                tracing::error!(event = id, dropped, "events for the notifier are dropped; the last one: {why}");
+            }
         }
     }
 }

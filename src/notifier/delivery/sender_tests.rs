@@ -624,6 +624,66 @@ async fn tls_faults_are_told_apart() {
     }
 }
 
+#[tokio::test]
+async fn a_certificate_that_has_expired_and_a_handshake_without_an_end_are_told_apart() {
+    let pki = Pki::generate();
+    let mut params = rcgen::CertificateParams::new(["127.0.0.1".to_owned()]).expect("it is a name");
+    params.not_after = rcgen::date_time_ymd(2020, 1, 1);
+    let certificate = params.self_signed(&pki.server.signing_key).expect("it is signed");
+    let expired = pki.folder.path().join("expired.pem");
+    std::fs::write(&expired, certificate.pem()).expect("it is written");
+    let key = PrivateKeyDer::try_from(pki.server.signing_key.serialize_der()).expect("it is a key");
+    let config = ServerConfig::builder().with_no_client_auth().with_single_cert(vec![certificate.der().clone()], key);
+    let acceptor = TlsAcceptor::from(Arc::new(config.expect("they belong together")));
+    let receiver = Receiver::start(move |stream| {
+        let acceptor = acceptor.clone();
+        async move {
+            if let Err((_, mut stream)) = acceptor.accept(stream).into_fallible().await {
+                until_closed(&mut stream).await;
+            }
+        }
+    })
+    .await;
+    let sender = Sender::new(SenderConfig { ca: Some(expired), ..loopback() }).expect("it is valid");
+    let error =
+        sender.send(&request(&format!("https://{}/", receiver.address), LONG)).await.result.expect_err("expired");
+    assert_eq!(error.class, ErrorClass::Tls, "{error}");
+    assert!(error.text.contains("xpired"), "{error}");
+
+    let silent = Receiver::start(|mut stream| async move { until_closed(&mut stream).await }).await;
+    let url = format!("https://{}/", silent.address);
+    assert_eq!(error_class(&sender, &url, SHORT).await, ErrorClass::Timeout);
+}
+
+#[tokio::test]
+async fn a_receiver_that_does_not_read_is_given_up() {
+    let receiver = Receiver::start(|stream| async move {
+        std::future::pending::<()>().await;
+        drop(stream);
+    })
+    .await;
+    let mut request = request(&receiver.url(), SHORT);
+    request.body = vec![b'x'; 64 << 20].into();
+    assert_eq!(sender().send(&request).await.result.expect_err("no answer").class, ErrorClass::Timeout);
+}
+
+#[tokio::test]
+async fn a_proxy_that_fails_is_told_apart_without_its_password() {
+    for (answer, url, class) in [
+        ("HTTP/1.1 407 Proxy Authentication Required\r\n\r\n", "https://hooks.example.com/", ErrorClass::Connect),
+        ("nonsense", "https://hooks.example.com/", ErrorClass::Connect),
+        ("", "https://hooks.example.com/", ErrorClass::Connect),
+        ("nonsense", "http://hooks.example.com/", ErrorClass::Protocol),
+        ("HTTP/1.1 200 OK\r\n\r\nnonsense", "https://hooks.example.com/", ErrorClass::Tls),
+    ] {
+        let proxy = Receiver::answering(answer).await;
+        let sender = through(format!("http://user:hunter2@{}", proxy.address));
+        let error = sender.send(&request(url, LONG)).await.result.expect_err("no answer");
+        assert_eq!(error.class, class, "{answer:?}: {error}");
+        assert!(!error.text.contains("hunter2"), "{error}");
+    }
+}
+
 fn through(proxy: String) -> Sender {
     let panics: Lookup = Arc::new(|host| panic!("{host} was looked up here"));
     Sender::with_lookup(SenderConfig { proxy: Some(proxy.into()), ..SenderConfig::default() }, panics)
