@@ -24,6 +24,18 @@ pub const NOTIFY_ANSWER_BYTES_MAX: usize = 64 * 1024;
 pub const NOTIFY_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Of one call of a publisher.
 pub const NOTIFY_CALL_TIMEOUT: Duration = Duration::from_secs(20);
+/// Events of a role without a store that wait for the notifier. More are dropped, counted and logged.
+pub const NOTIFY_EVENTS_WAITING_MAX: usize = 10_000;
+/// Events of one call.
+pub const NOTIFY_BATCH_MAX: usize = 100;
+/// How often it is logged that events wait.
+pub const NOTIFY_REPORT_INTERVAL: Duration = Duration::from_secs(60);
+/// After a call that was denied.
+pub const NOTIFY_DENIED_WAIT: Duration = Duration::from_secs(60);
+/// For the last events of a process that ends.
+pub const NOTIFY_CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Events in the database of a queue. More are dropped and logged.
+pub const NOTIFY_OUTBOX_ROWS_MAX: i64 = 1_000_000;
 /// Lanes whose order `notifier listen` follows.
 pub const NOTIFIER_LISTEN_LANES_MAX: usize = 100_000;
 /// How often the store is asked for due lanes that nothing has announced.

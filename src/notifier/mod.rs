@@ -1,6 +1,7 @@
 //! Delivers webhooks at least once and in order: events become messages in the lanes of a [`store`], and the [`engine`] sends
 //! the head of each lane until its receiver has it.
 
+mod announcer;
 mod api;
 mod delivery;
 mod engine;
@@ -23,6 +24,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+pub(crate) use self::announcer::{Announcement, Announcer, Announcing, NotifyConfig, hand_over};
 use self::api::Api;
 pub(crate) use self::api::Tokens;
 pub(crate) use self::delivery::{ClientCertificate, Sender, SenderConfig, Signed, SigningKey, parse_headers, verify};

@@ -9,7 +9,7 @@ impl TypePattern {
         Self(text.to_owned())
     }
 
-    pub(super) fn matches(&self, event_type: &str) -> bool {
+    pub(crate) fn matches(&self, event_type: &str) -> bool {
         match self.0.strip_suffix('*') {
             Some(beginning) => event_type.starts_with(beginning),
             None => self.0 == event_type,

@@ -26,6 +26,8 @@ mod process;
 mod wire;
 
 mod amqp;
+mod announcements;
 mod delivery;
+mod memory;
 mod support;
 mod tools;

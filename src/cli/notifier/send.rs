@@ -32,6 +32,9 @@ pub(super) struct SendArgs {
     /// Run of what the key names, from 0; a higher one counts events from 1 again
     #[arg(long, value_name = "NUMBER")]
     epoch: Option<u32>,
+    /// No other event of the key and epoch follows
+    #[arg(long)]
+    last: bool,
     /// Data of the event, JSON; `-` reads it from standard input
     #[arg(long, value_name = "JSON", default_value = "-")]
     data: String,
@@ -61,7 +64,7 @@ pub(super) async fn run(arguments: SendArgs, environment: &Environment) -> ExitR
         r#type: arguments.event_type,
         key: arguments.key,
         epoch: arguments.epoch,
-        last: false,
+        last: arguments.last,
         time: Some(jiff::Timestamp::now()),
         data: read_data(arguments.data)?,
     };
