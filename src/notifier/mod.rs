@@ -1,7 +1,9 @@
 //! Delivers webhooks at least once and in order: events become messages in the lanes of a [`store`], and the [`engine`] sends
 //! the head of each lane until its receiver has it.
 
+mod alerts;
 mod api;
+mod counters;
 mod delivery;
 mod engine;
 mod event;
@@ -24,7 +26,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use self::api::Api;
-pub(crate) use self::api::Tokens;
+pub(crate) use self::api::{EndpointStatus, Status, Tokens};
 pub(crate) use self::delivery::{ClientCertificate, Sender, SenderConfig, Signed, SigningKey, parse_headers, verify};
 pub(crate) use self::engine::Endpoint;
 use self::engine::Engine;
@@ -32,9 +34,10 @@ pub(crate) use self::event::Event;
 pub(crate) use self::format::Format;
 use self::intake::Intake;
 pub(crate) use self::pattern::TypePattern;
-use self::store::{Postgres, PostgresError};
 pub(crate) use self::publisher::{PublishError, Publisher};
 pub(crate) use self::seal::{SealKey, SealKeys};
+pub(crate) use self::store::{AttemptRow, LaneRow, LastFailure};
+use self::store::{Postgres, PostgresError};
 use self::store::{Store, StoreFailure};
 use crate::domain::lane::dispatcher::AttemptLimits;
 use crate::domain::staged::Stamp;
@@ -116,8 +119,8 @@ impl Notifier {
             per_endpoint: NOTIFIER_ATTEMPTS_PER_ENDPOINT.into(),
             per_origin: NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX.into(),
         };
-        let engine = Engine::new(store.clone(), config.sender, endpoints, limits).await?;
         let intake = Arc::new(Intake::new(store.clone(), wanted));
+        let engine = Engine::new(store.clone(), config.sender, endpoints, limits, Arc::clone(&intake)).await?;
         let api = Api::new(intake, store.clone(), config.tokens);
         Ok(Self { engine, api, listener, store, retention: config.retention, status })
     }

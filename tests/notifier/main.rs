@@ -17,6 +17,11 @@ mod gremlin;
 #[allow(dead_code, reason = "not all of it is used here")]
 mod process;
 
+#[path = "../support/headless.rs"]
+mod headless;
+
 mod delivery;
+mod operate;
+mod page;
 mod support;
 mod tools;

@@ -13,7 +13,7 @@ use crate::gremlin::{Act, Asked, Gremlin, answer};
 use crate::process::Process;
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
-const TOKEN: &str = "token-of-the-test";
+pub(crate) const TOKEN: &str = "token-of-the-test";
 /// Of the receiver.
 pub(crate) const KEY: &str = "whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIz";
 
@@ -65,6 +65,18 @@ impl Receiver {
             let is_failed = got.seq.is_multiple_of(3) && seen.lock().insert(got.webhook_id);
             let act: BoxFuture<'static, Act> =
                 Box::pin(std::future::ready(answered(if is_failed { status } else { 200 })));
+            act
+        };
+        Self(Gremlin::responding(respond).await)
+    }
+
+    /// Answers each attempt with the status of its number, from 0.
+    pub(crate) async fn by_number(status: impl Fn(usize) -> u16 + Send + Sync + 'static) -> Self {
+        let number = Mutex::new(0);
+        let respond = move |_: &Asked| {
+            let mut number = number.lock();
+            *number += 1;
+            let act: BoxFuture<'static, Act> = Box::pin(std::future::ready(answered(status(*number - 1))));
             act
         };
         Self(Gremlin::responding(respond).await)
@@ -177,6 +189,16 @@ impl Running<'_> {
         let answer = self.publish(json!(events).to_string()).await;
         let expected = json!({ "accepted": events.len(), "duplicates": 0 });
         assert_eq!(answer, Some((202, expected)));
+    }
+
+    /// The status and body of a call with the write token.
+    pub(crate) async fn call(&self, method: &str, path: &str, body: &str) -> (u16, String) {
+        let method = method.to_uppercase().parse().expect("a method");
+        let url = format!("{}{path}", self.address());
+        let call = self.place.client.request(method, url).bearer_auth(TOKEN).body(body.to_owned());
+        let call = call.header("content-type", "application/json").send();
+        let answer = within("an answer", call).await.expect("it answers");
+        (answer.status().as_u16(), answer.text().await.expect("a text"))
     }
 
     pub(crate) async fn status(&self, endpoint: &str) -> Value {

@@ -1,7 +1,9 @@
 //! `journeyman notifier`: delivers webhooks until a signal stops it.
 
+mod client;
 mod endpoints;
 mod listen;
+mod operate;
 mod send;
 
 use clap::{Args, Subcommand};
@@ -33,12 +35,15 @@ enum NotifierCommand {
     Send(Box<send::SendArgs>),
     /// Receive webhooks on this machine, show and check them, and fail some on request
     Listen(listen::ListenArgs),
+    #[command(flatten)]
+    Operate(operate::OperateCommand),
 }
 
 pub(super) async fn run(arguments: NotifierArgs, environment: &Environment) -> ExitResult {
     match arguments.command {
         Some(NotifierCommand::Send(arguments)) => send::run(*arguments, environment).await,
         Some(NotifierCommand::Listen(arguments)) => listen::run(arguments, environment).await,
+        Some(NotifierCommand::Operate(command)) => operate::run(command, environment).await,
         None => deliver(arguments.settings, environment).await,
     }
 }

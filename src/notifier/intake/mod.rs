@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::counters::Counters;
 use super::event::Event;
 use super::pattern::TypePattern;
 use super::stamp;
@@ -13,11 +14,12 @@ pub(super) struct Intake {
     store: Store,
     /// The types of events that each endpoint wants.
     wanted: BTreeMap<Arc<str>, Vec<TypePattern>>,
+    pub(super) counters: Counters,
 }
 
 impl Intake {
     pub(super) fn new(store: Store, wanted: BTreeMap<Arc<str>, Vec<TypePattern>>) -> Self {
-        Self { store, wanted }
+        Self { store, wanted, counters: Counters::default() }
     }
 
     /// Stores events that were checked, all or none. They are on disk when it returns.
@@ -27,6 +29,16 @@ impl Intake {
             (event, endpoints)
         });
         self.store(events.collect()).await
+    }
+
+    /// Stores events of the notifier itself. If it cannot, the log has them only.
+    pub(super) async fn accept_own(&self, events: Vec<Event>) {
+        if events.is_empty() {
+            return;
+        }
+        if let Err(error) = self.accept(events).await {
+            tracing::error!("cannot store what operators are told by webhook: {error}");
+        }
     }
 
     /// Stores an event for one endpoint, whatever types it wants.
@@ -46,6 +58,11 @@ impl Intake {
 
     fn endpoints_for(&self, event: &Event) -> Vec<Arc<str>> {
         let wants = |patterns: &[TypePattern]| patterns.iter().any(|pattern| pattern.matches(&event.r#type));
-        self.wanted.iter().filter(|(_, patterns)| wants(patterns)).map(|(name, _)| Arc::clone(name)).collect()
+        let is_told = |name: &str, patterns: &[TypePattern]| wants(patterns) && !event.is_about(name);
+        self.wanted
+            .iter()
+            .filter(|(name, patterns)| is_told(name, patterns))
+            .map(|(name, _)| Arc::clone(name))
+            .collect()
     }
 }
