@@ -50,6 +50,15 @@ pub(super) struct Target {
     lane: Option<i64>,
 }
 
+impl Target {
+    fn path(self) -> (&'static str, String) {
+        match self.lane {
+            Some(lane) => ("lanes", lane.to_string()),
+            None => ("endpoints", self.endpoint.unwrap_or_default()),
+        }
+    }
+}
+
 #[derive(Debug, Subcommand)]
 pub(super) enum OperateCommand {
     /// Show whether each endpoint gets its messages, why not, and what waits
@@ -235,8 +244,8 @@ pub(super) async fn run(command: OperateCommand, environment: &Environment) -> E
             }
         }
         OperateCommand::Redeliver { endpoint, event: None, change } => {
-            let done = "what waits is tried now";
-            change_endpoint(&endpoint, "redeliver", done, json!({ "note": change.note }), change.call, environment)
+            let body = json!({ "note": change.note });
+            change_one(("endpoints", endpoint), "redeliver", "what waits is tried now", body, change.call, environment)
                 .await?;
         }
         OperateCommand::Replay(arguments) => {
@@ -249,81 +258,46 @@ pub(super) async fn run(command: OperateCommand, environment: &Environment) -> E
             replay(&asked, call, environment).await?;
         }
         OperateCommand::SkipHead { lane, position, reason, call } => {
+            let (of, done) = (("lanes", lane.to_string()), format!("message {position} is skipped"));
             let body = json!({ "position": position, "note": reason });
-            change_lane(lane, "skip-head", &format!("message {position} is skipped"), body, call, environment).await?;
+            change_one(of, "skip-head", &done, body, call, environment).await?;
         }
         OperateCommand::Pause { target, span, change } => {
             let body = json!({ "seconds": span.map(|span| span.0.as_secs()), "note": change.note });
-            change_target(target, "pause", "paused", body, change.call, environment).await?;
+            change_one(target.path(), "pause", "paused", body, change.call, environment).await?;
         }
         OperateCommand::Resume { target, change } => {
-            change_target(target, "resume", "resumed", json!({ "note": change.note }), change.call, environment)
-                .await?;
+            let body = json!({ "note": change.note });
+            change_one(target.path(), "resume", "resumed", body, change.call, environment).await?;
         }
         OperateCommand::Disable { endpoint, change } => {
             let body = json!({ "note": change.note });
-            change_endpoint(&endpoint, "disable", "disabled", body, change.call, environment).await?;
+            change_one(("endpoints", endpoint), "disable", "disabled", body, change.call, environment).await?;
         }
         OperateCommand::Enable { endpoint, change } => {
             let body = json!({ "note": change.note });
-            change_endpoint(&endpoint, "enable", "enabled", body, change.call, environment).await?;
+            change_one(("endpoints", endpoint), "enable", "enabled", body, change.call, environment).await?;
         }
         OperateCommand::Test { endpoint, call } => {
             let done = "a `notifier.test` is sent; `journeyman notifier attempts` has what comes back";
-            change_endpoint(&endpoint, "test", done, json!({}), call, environment).await?;
+            change_one(("endpoints", endpoint), "test", done, json!({}), call, environment).await?;
         }
     }
     Ok(Exit::Success)
 }
 
-async fn change_target(
-    target: Target,
+/// Changes an endpoint or a lane.
+async fn change_one(
+    (kind, name): (&str, String),
     action: &str,
     done: &str,
     body: Value,
     call: CallArgs,
     environment: &Environment,
 ) -> Result<(), Failure> {
-    match (target.lane, target.endpoint) {
-        (Some(lane), _) => change_lane(lane, action, done, body, call, environment).await,
-        (None, endpoint) => change_endpoint(&endpoint.unwrap_or_default(), action, done, body, call, environment).await,
-    }
-}
-
-async fn change_endpoint(
-    endpoint: &str,
-    action: &str,
-    done: &str,
-    body: Value,
-    call: CallArgs,
-    environment: &Environment,
-) -> Result<(), Failure> {
-    let path = ["endpoints", endpoint, action];
-    post(&path, &body, &format!("endpoint {endpoint}: {done}"), call, environment).await.map(drop)
-}
-
-async fn change_lane(
-    lane: i64,
-    action: &str,
-    done: &str,
-    body: Value,
-    call: CallArgs,
-    environment: &Environment,
-) -> Result<(), Failure> {
-    let path = ["lanes", &lane.to_string(), action];
-    post(&path, &body, &format!("lane {lane}: {done}"), call, environment).await.map(drop)
-}
-
-async fn post(
-    path: &[&str],
-    body: &Value,
-    done: &str,
-    call: CallArgs,
-    environment: &Environment,
-) -> Result<Value, Failure> {
-    let answer = Client::new(call.client, environment)?.post(path, body).await?;
-    output::show(&answer, call.output, |_| format!("{done}\n"))?;
-    Ok(answer)
+    let answer = Client::new(call.client, environment)?.post(&[kind, &name, action], &body).await?;
+    let done = format!("{} {name}: {done}\n", kind.trim_end_matches('s'));
+    Ok(output::show(&answer, call.output, |_| done)?)
 }
 
 /// Returns how many messages it found.
