@@ -67,6 +67,8 @@ pub const NOTIFIER_UPKEEP_PAUSE: Duration = Duration::from_millis(100);
 pub const NOTIFIER_UPKEEP_INTERVAL: Duration = Duration::from_secs(10 * 60);
 /// Lanes or attempts of one answer.
 pub const NOTIFIER_ROWS_MAX: usize = 1_000;
+/// Of the rows of one answer, with the beginnings of what receivers have answered.
+pub const NOTIFIER_ROWS_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// Unless more are asked for.
 pub const NOTIFIER_ROWS_SHOWN: usize = 100;
 /// Messages of one queue of RabbitMQ that were not acknowledged yet.

@@ -12,8 +12,10 @@ use reqwest::header::{HeaderMap, HeaderValue};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use super::alerts;
 use super::delivery::{AttemptResult, DeliveryRequest, Sender, SigningKey};
 use super::format::{self, Format};
+use super::intake::Intake;
 use super::registry::Registry;
 use super::stamp;
 use super::store::{
@@ -47,6 +49,7 @@ pub(crate) struct Engine {
     store: Store,
     sender: Arc<Sender>,
     registry: Arc<Registry>,
+    intake: Arc<Intake>,
     endpoints: BTreeMap<Arc<str>, EndpointEntry>,
     dispatcher: Dispatcher,
     /// The lanes that the dispatcher has, or whose attempts are under way.
@@ -112,11 +115,13 @@ impl Engine {
         sender: Sender,
         registry: Arc<Registry>,
         limits: AttemptLimits,
+        intake: Arc<Intake>,
     ) -> Result<Self, StoreFailure> {
         let mut engine = Self {
             store,
             sender: Arc::new(sender),
             registry,
+            intake,
             endpoints: BTreeMap::new(),
             dispatcher: Dispatcher::new(limits),
             taken: HashMap::new(),
@@ -418,21 +423,22 @@ impl Engine {
         entry.state.disabled = entry.state.disabled.or(disable);
         entry.is_unsaved |= entry.state.health != before || disable.is_some();
         self.dispatcher.rest(&next.endpoint, instant(entry.state.health.rests_until, now, self.clock.now()));
-        if let Some(reason) = disable {
-            tracing::error!(
-                alert = "endpoint-disabled",
-                endpoint = &*next.endpoint,
-                "[alert operator] endpoint {} is disabled ({}); its messages are kept",
-                next.endpoint,
-                reason.name()
-            );
+        let after = entry.state.health;
+        let change = alerts::Change { endpoint: &next.endpoint, before, after, disabled: disable, verdict };
+        let alerts = change.alerts(&head);
+        let counters = &self.intake.counters;
+        counters.on_attempt(&head, &result, verdict, now);
+        let probe_at = self.dispatcher.probe_at(&next.origin).map(|at| now.plus(at.since(self.clock.now())));
+        counters.on_breaker(&next.endpoint, &next.origin, probe_at);
+        if disable.is_some() {
             for lane in self.dispatcher.remove(&next.endpoint) {
                 self.taken.remove(&lane);
             }
         }
         self.save(&next.endpoint);
-        let store = self.store.clone();
+        let (store, intake) = (self.store.clone(), Arc::clone(&self.intake));
         self.tasks.spawn(async move {
+            intake.accept_own(alerts).await;
             let attempt = attempt_record(started_at, result);
             let committed = store.end_attempt(head, state, attempt, verdict, now).await;
             crash_point("notifier-committed");

@@ -21,6 +21,9 @@ mod gremlin;
 #[allow(dead_code, reason = "not all of it is used here")]
 mod process;
 
+#[path = "../support/headless.rs"]
+mod headless;
+
 #[path = "../support/wire.rs"]
 #[allow(dead_code, reason = "not all of it is used here")]
 mod wire;
@@ -29,5 +32,7 @@ mod amqp;
 mod announcements;
 mod delivery;
 mod memory;
+mod operate;
+mod page;
 mod support;
 mod tools;

@@ -13,7 +13,7 @@ use crate::gremlin::{Act, Asked, Gremlin, answer};
 use crate::process::Process;
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
-const TOKEN: &str = "token-of-the-test";
+pub(crate) const TOKEN: &str = "token-of-the-test";
 const SEAL_KEY: &str = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=";
 /// Of the receiver.
 pub(crate) const KEY: &str = "whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIz";
@@ -66,6 +66,18 @@ impl Receiver {
             let is_failed = got.seq.is_multiple_of(3) && seen.lock().insert(got.webhook_id);
             let act: BoxFuture<'static, Act> =
                 Box::pin(std::future::ready(answered(if is_failed { status } else { 200 })));
+            act
+        };
+        Self(Gremlin::responding(respond).await)
+    }
+
+    /// Answers each attempt with the status of its number, from 0.
+    pub(crate) async fn by_number(status: impl Fn(usize) -> u16 + Send + Sync + 'static) -> Self {
+        let number = Mutex::new(0);
+        let respond = move |_: &Asked| {
+            let mut number = number.lock();
+            *number += 1;
+            let act: BoxFuture<'static, Act> = Box::pin(std::future::ready(answered(status(*number - 1))));
             act
         };
         Self(Gremlin::responding(respond).await)
@@ -166,13 +178,22 @@ impl Place {
     }
 
     pub(crate) async fn start_with(&self, variables: &[(&str, &str)]) -> Running<'_> {
+        self.try_start(variables).await.expect("it does not end before it listens")
+    }
+
+    /// `None` if it was killed before it said that it listens.
+    pub(crate) async fn try_start(&self, variables: &[(&str, &str)]) -> Option<Running<'_>> {
         let mut process = self.spawn(variables);
-        process.says("notifier listening").await;
+        if !process.says_or_ends("notifier listening").await {
+            let ended = process.ends().await;
+            assert_eq!(ended.signal(), Some(9), "{}", ended.log);
+            return None;
+        }
         let log = process.log();
-        let line = log.lines().find(|line| line.contains("notifier listening")).expect("it was said");
+        let line = log.lines().find(|line| line.contains("notifier listening"))?;
         let line: Value = serde_json::from_str(line).expect("a line of JSON");
         let url = format!("http://{}/v1", line["address"].as_str().expect("an address"));
-        Running { place: self, process, url }
+        Some(Running { place: self, process, url })
     }
 }
 
@@ -201,12 +222,14 @@ impl Running<'_> {
         assert_eq!(answer, Some((202, expected)));
     }
 
-    /// The status and body of an operator's call.
-    pub(crate) async fn call(&self, method: &str, path: &str, body: &Value) -> (u16, Value) {
-        let method = method.parse().expect("a method");
-        let call = self.place.client.request(method, format!("{}/{path}", self.url)).bearer_auth(TOKEN).json(body);
-        let answer = within("an answer", call.send()).await.expect("it answers");
-        (answer.status().as_u16(), answer.json().await.expect("JSON"))
+    /// The status and body of a call with the write token.
+    pub(crate) async fn call(&self, method: &str, path: &str, body: &str) -> (u16, String) {
+        let method = method.to_uppercase().parse().expect("a method");
+        let url = format!("{}{path}", self.address());
+        let call = self.place.client.request(method, url).bearer_auth(TOKEN).body(body.to_owned());
+        let call = call.header("content-type", "application/json").send();
+        let answer = within("an answer", call).await.expect("it answers");
+        (answer.status().as_u16(), answer.text().await.expect("a text"))
     }
 
     pub(crate) async fn status(&self, endpoint: &str) -> Value {

@@ -9,14 +9,14 @@ use crate::process::Process;
 use crate::support::{Place, Receiver, within};
 
 /// Runs `journeyman notifier` with these arguments in the folder of a place.
-async fn notifier(place: &Place, arguments: &[&str]) -> Output {
+pub(crate) async fn notifier(place: &Place, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_journeyman"));
     command.arg("notifier").args(arguments).current_dir(place.path()).env_clear().stdin(Stdio::null());
     let running = tokio::task::spawn_blocking(move || command.output().expect("it runs"));
     within("the end of a command", running).await.expect("it was waited for")
 }
 
-fn text(bytes: &[u8]) -> String {
+pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 

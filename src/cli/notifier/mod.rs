@@ -1,7 +1,9 @@
 //! `journeyman notifier`: delivers webhooks until a signal stops it.
 
+mod client;
 mod endpoints;
 mod listen;
+mod operate;
 mod send;
 
 use clap::{Args, Subcommand};
@@ -44,6 +46,8 @@ enum NotifierCommand {
     Send(Box<send::SendArgs>),
     /// Receive webhooks on this machine, show and check them, and fail some on request
     Listen(listen::ListenArgs),
+    #[command(flatten)]
+    Operate(operate::OperateCommand),
 }
 
 pub(super) async fn run(arguments: NotifierArgs, environment: &Environment) -> ExitResult {
@@ -51,6 +55,7 @@ pub(super) async fn run(arguments: NotifierArgs, environment: &Environment) -> E
         Some(NotifierCommand::Send(arguments)) => send::run(*arguments, environment).await,
         Some(NotifierCommand::Listen(arguments)) => listen::run(arguments, environment).await,
         Some(NotifierCommand::Setup(settings)) => set_up(settings, environment).await,
+        Some(NotifierCommand::Operate(command)) => operate::run(command, environment).await,
         None => Box::pin(deliver(arguments.settings, environment)).await,
     }
 }
