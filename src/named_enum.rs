@@ -8,10 +8,10 @@ macro_rules! named_enum {
 
         impl $enum {
             /// All values, in the order of their declaration.
-            pub const ALL: [Self; [$($name),+].len()] = [$(Self::$variant),+];
+            $vis const ALL: [Self; [$($name),+].len()] = [$(Self::$variant),+];
 
             /// The name in JSON, texts and metrics.
-            pub const fn as_str(self) -> &'static str {
+            $vis const fn as_str(self) -> &'static str {
                 match self { $(Self::$variant => $name),+ }
             }
         }

@@ -37,6 +37,7 @@ pub(super) fn check_files(loaded: &LoadedConfig, environment: &Environment) -> V
         checks.world_readable("amqp.key_file", path, "a private key");
     }
     checks.notifier(&loaded.config.notifier);
+    checks.secret("notify.token_file", loaded.config.notify.token_file.as_ref(), "a token");
     for (name, pool) in &loaded.config.pool {
         checks.pool(&format!("pool.{name}"), pool);
     }

@@ -15,6 +15,7 @@ mod guide;
 mod handler;
 mod man;
 mod notifier;
+mod notify_setup;
 pub mod output;
 mod queue;
 pub mod queue_client;

@@ -6,8 +6,10 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::config_args::{self, ConfigArgs, QueueFlags};
 use super::exit::{Exit, ExitResult, Failure};
+use super::notify_setup;
 use super::signals::ExitSignals;
 use crate::config::{Environment, schema};
+use crate::host::clock::or_pending;
 use crate::observe::log;
 use crate::queue::{self, Auth, Db, RegisteredClient, StartError};
 
@@ -29,11 +31,15 @@ pub(super) async fn run(settings: ConfigArgs<QueueFlags>, environment: &Environm
         tracing::debug!(%error, "cannot raise the limit of open files");
     }
     let mut signals = ExitSignals::listen()?;
-    let running = queue::start(queue_config(config, environment)?).await.map_err(|error| start_failure(&error))?;
+    let notify = notify_setup::notify_config(&loaded.config.notify, environment)?;
+    let outbox_events = if notify.is_some() { loaded.config.notify.events.clone() } else { Vec::new() };
+    let config_of_queue = queue::Config { outbox_events, ..queue_config(config, environment)? };
+    let running = queue::start(config_of_queue).await.map_err(|error| start_failure(&error))?;
     tracing::info!(root_url = running.root_url(), db = %config.db, "queue listening");
     let failed = tokio::select! {
         _ = signals.next() => None,
         failed = running.failed() => Some(failed),
+        never = or_pending(notify.map(|notify| running.hand_over_events(notify.publisher))) => match never {},
     };
     if let Some(failed) = failed {
         tracing::error!(error = %failed, "queue failed");

@@ -15,7 +15,7 @@ use super::reloader::{Reloader, WorkerTarget};
 use super::screwdriver;
 use super::signals::ExitSignals;
 use super::worker_setup::{BuiltWorker, WorkerIdentity};
-use super::{amqp_setup, systemd_notify, termination_watch, worker_setup};
+use super::{amqp_setup, notify_setup, systemd_notify, termination_watch, worker_setup};
 use crate::config::Environment;
 use crate::config::schema::Config;
 use crate::control::worker_api::{ReloadSender, ServedWorker, Socket};
@@ -25,6 +25,7 @@ use crate::host::containment::{close_inherited_fds_on_exec, harden_process};
 use crate::host::service_manager::ServiceManager;
 use crate::http::{Exposure, HttpListener};
 use crate::limits::ABORT_TIMEOUT;
+use crate::notifier::Announcing;
 use crate::observe::log;
 use crate::observe::status_routes::SnapshotFn;
 use crate::observe::traces::{self, Export};
@@ -102,6 +103,9 @@ pub(super) async fn serve(
         Some(export) => worker.with_trace_recorder(export.recorder()),
         None => worker,
     };
+    let source = format!("worker/{}/{}", name.group, name.id);
+    let (announcer, announcing) = notify_setup::announcer(&config.notify, source, environment)?;
+    let worker = worker.with_announcer(announcer);
     let (worker, live_logs) = serve_live_logs(worker, config).await?;
     let control = worker.control();
     let watch = termination_watch::watch_notices(config, control.clone())?;
@@ -111,7 +115,8 @@ pub(super) async fn serve(
         Socket::listen(&control_socket(config)).map_err(|error| Failure::from_error(Exit::HostUnusable, &error))?;
     let socket = worker_api::serve(socket, ServedWorker { id, group, control: control.clone(), reloads });
     let reports = amqp_setup::report_activity(config, &control, environment)?;
-    let ended = tokio::select! {
+    let serving = async {
+        tokio::select! {
         ended = run_until_exit(worker, signals.apply_to(control)) => ended,
         failure = background => Err(failure),
         // The end of the watch has no effect.
@@ -120,7 +125,9 @@ pub(super) async fn serve(
         never = http => match never {},
         never = live_logs => match never {},
         () = reports => Err(Failure::new(Exit::Internal, "activity reporting stopped")),
+        }
     };
+    let ended = Announcing::beside(announcing, serving).await;
     if let Some(export) = export {
         export.close().await;
     }

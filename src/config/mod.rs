@@ -85,6 +85,7 @@ pub fn load(
         handler: loader.named("handler", read_handler),
         queue: read_queue(&mut loader).unwrap_or_default(),
         notifier: read_notifier(&mut loader).unwrap_or_default(),
+        notify: loader.section("notify"),
         control: loader.section("control"),
         http: loader.section("http"),
         hooks: loader.section("hooks"),

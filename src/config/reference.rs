@@ -22,9 +22,9 @@ pub struct KeyReference {
 }
 
 /// The sections in the order of the reference.
-pub(super) const SECTIONS: [&str; 14] = [
-    "worker", "host", "source", "amqp", "bridge", "pool", "demand", "handler", "hooks", "queue", "notifier", "control",
-    "http", "log",
+pub(super) const SECTIONS: [&str; 15] = [
+    "worker", "host", "source", "amqp", "bridge", "pool", "demand", "handler", "hooks", "queue", "notifier", "notify",
+    "control", "http", "log",
 ];
 
 /// Every key, in the order of the sections.

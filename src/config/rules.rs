@@ -40,6 +40,10 @@ pub(super) fn check(config: &Config, origins: &BTreeMap<String, ValueOrigin>, pr
             rules.error(&key, "url", format!("[{key}] needs either `url` or `url_file`"), "");
         }
     }
+    if config.notify.url.is_some() != config.notify.token_file.is_some() {
+        let help = "`url` and `token_file` belong together";
+        rules.error("notify", "url", "[notify] has one of `url` and `token_file`".to_owned(), help);
+    }
     rules.broker(config);
     if let Some(listen) = config.worker.live_log
         && config.worker.live_log_url.is_none()

@@ -55,6 +55,8 @@ pub struct Config {
     pub queue: Queue,
     /// The notifier (`journeyman notifier`).
     pub notifier: Notifier,
+    /// The notifier that a worker, a queue or a controller tells what has ended.
+    pub notify: Notify,
     /// The control socket.
     pub control: Control,
     /// Health checks, metrics and a status page over HTTP.
@@ -931,6 +933,8 @@ pub struct Notifier {
     pub client_key_file: Option<SecretFile>,
     /// Files with the keys that encrypt secrets in the database, each the base64 of 32 bytes. The first one encrypts, and all of them decrypt, so that keys can be replaced.
     pub seal_key_files: Vec<SecretFile>,
+    /// Takes events from RabbitMQ too [built-in: no].
+    pub amqp: Option<NotifierAmqp>,
     /// Where events are delivered, by name.
     pub endpoint: BTreeMap<String, NotifierEndpoint>,
 }
@@ -953,6 +957,7 @@ impl Default for Notifier {
             client_certificate_file: None,
             client_key_file: None,
             seal_key_files: Vec::new(),
+            amqp: None,
             endpoint: BTreeMap::new(),
         }
     }
@@ -1062,6 +1067,24 @@ fn timeout_within_limit<'de, D: Deserializer<'de>>(from: D) -> Result<Span<1_000
     let timeout = Span::deserialize(from)?;
     let longest = Span::<1_000>(WEBHOOK_TIMEOUT_MAX);
     if timeout.0 <= longest.0 { Ok(timeout) } else { Err(D::Error::custom(format!("\"{longest}\" or less"))) }
+}
+
+/// Tells a notifier which tasks of an embedded queue were resolved, which claims of a worker have ended, and which requests a controller has put aside.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Notify {
+    /// Address of the notifier, such as `http://127.0.0.1:7090` [built-in: none].
+    pub url: Option<Url>,
+    /// File with the notifier's token.
+    pub token_file: Option<SecretFile>,
+    /// Types of the events. A `*` at the end stands for the rest.
+    pub events: Vec<String>,
+}
+
+impl Default for Notify {
+    fn default() -> Self {
+        Self { url: None, token_file: None, events: every_event() }
+    }
 }
 
 fn every_event() -> Vec<String> {

@@ -7,6 +7,7 @@ use futures_util::StreamExt as _;
 use lapin::message::Delivery;
 use lapin::options::BasicAckOptions;
 use lapin::{Channel, Connection};
+use serde_json::json;
 use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -21,6 +22,7 @@ use crate::amqp;
 use crate::domain::group::restart_backoff::RESTART_DELAY;
 use crate::host::clock::Clock;
 use crate::limits::{CONTROLLER_DEAD_LETTERS_MAX, CONTROLLER_RECONCILE_INTERVAL, CONTROLLER_WORKER_EXIT_TIMEOUT};
+use crate::notifier::{Announcement, Announcer};
 
 /// An orphan that has no queue.
 pub(super) struct RejectedOrphan(pub(super) Delivery, pub(super) DeadLetterReason);
@@ -35,6 +37,8 @@ struct Rejecter {
     failures: WorkerFailures,
     clock: Clock,
     counters: SharedCounters,
+    announcer: Option<Announcer>,
+    pool: String,
 }
 
 /// `None` if the controller starts no workers.
@@ -57,6 +61,8 @@ pub(super) async fn reject_requests(
             failures,
             clock,
             counters,
+            announcer: config.announcer.clone(),
+            pool: config.pool.clone(),
         };
         rejecter.run(connection, orphans).await
     };
@@ -106,14 +112,27 @@ impl Rejecter {
                 let about = PoisonCause { reason: &reason, attempts, worker: worker.as_ref() };
                 poison_message::move_to_poison_queue(&channel, &self.names, letter, about).await
             };
-            while !move_to_poison_queue().await? {
+            let id = loop {
+                if let Some(id) = move_to_poison_queue().await? {
+                    break id;
+                }
                 let queue = self.names.poison_queue();
                 tracing::warn!(key, "the queue {queue} rejects a poison request, retrying");
                 sleep(CONTROLLER_WORKER_EXIT_TIMEOUT).await;
-            }
+            };
             self.counters.lock().values.poison_requests += 1;
             let worker = worker.map(|worker| worker.id);
             tracing::warn!(key, worker, reason = reason.reason, "moved a request to the poison queue");
+            if let Some(announcer) = &self.announcer {
+                let pool = &self.pool;
+                announcer.announce(Announcement {
+                    event_type: "request.put-aside",
+                    key: format!("{pool}/{key}"),
+                    id: format!("{pool}/{id}"),
+                    epoch: None,
+                    data: json!({ "pool": pool, "key": key, "id": id, "worker": worker, "reason": reason.reason }),
+                });
+            }
         } else {
             if reason.is_expired()
                 && let Some(why) = self.recent_failure(&key)

@@ -43,6 +43,7 @@ use crate::domain::poll::POLL_RETRY;
 use crate::domain::time::Instant;
 use crate::host::clock::Clock;
 use crate::limits::{CONTROLLER_STATUS_REQUESTS_MAX, CONTROLLER_WORKERS_TIMEOUT};
+use crate::notifier::Announcer;
 
 pub use external_demand::{DemandQueue, DemandSource};
 pub use queue_names::QueueNames;
@@ -63,6 +64,8 @@ pub struct ControllerConfig {
     pub names: QueueNames,
     pub settings: PoolConfig,
     pub demands: Vec<DemandSource>,
+    /// Tells a notifier which requests were put aside.
+    pub announcer: Option<Announcer>,
 }
 
 #[derive(Debug, Clone)]

@@ -78,21 +78,22 @@ pub(super) struct PoisonCause<'a> {
     pub(super) worker: Option<&'a ExitedWorker>,
 }
 
-/// False if the poison queue rejects it.
+/// The id of the copy; `None` if the poison queue rejects it.
 pub(super) async fn move_to_poison_queue(
     channel: &Channel,
     names: &QueueNames,
     delivery: &Delivery,
     cause: PoisonCause<'_>,
-) -> Result<bool, SessionError> {
+) -> Result<Option<String>, SessionError> {
     let properties = poison_properties(delivery, names, cause, jiff::Timestamp::now());
+    let id = properties.headers().as_ref().and_then(|table| headers::text(table, ID)).unwrap_or_default().to_owned();
     let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
     let queue = names.poison_queue();
     let publishing = channel.basic_publish("".into(), queue.as_str().into(), options, &delivery.data, properties);
     match publishing.await?.await? {
         Confirmation::Ack(Some(_)) => Err(SessionError { reason: format!("the queue {queue} was deleted") }),
-        Confirmation::Nack(_) => Ok(false),
-        Confirmation::Ack(None) | Confirmation::NotRequested => Ok(true),
+        Confirmation::Nack(_) => Ok(None),
+        Confirmation::Ack(None) | Confirmation::NotRequested => Ok(Some(id)),
     }
 }
 

@@ -225,7 +225,8 @@ async fn serve_connection(
     }
 }
 
-async fn add_headers(mut response: Response) -> Response {
+/// That keep browsers from caching responses and guessing their type.
+pub(crate) async fn add_headers(mut response: Response) -> Response {
     let headers = response.headers_mut();
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));

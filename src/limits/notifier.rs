@@ -24,6 +24,18 @@ pub const NOTIFY_ANSWER_BYTES_MAX: usize = 64 * 1024;
 pub const NOTIFY_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Of one call of a publisher.
 pub const NOTIFY_CALL_TIMEOUT: Duration = Duration::from_secs(20);
+/// Events of a role without a store that wait for the notifier. More are dropped, counted and logged.
+pub const NOTIFY_EVENTS_WAITING_MAX: usize = 10_000;
+/// Events of one call.
+pub const NOTIFY_BATCH_MAX: usize = 100;
+/// How often it is logged that events wait.
+pub const NOTIFY_REPORT_INTERVAL: Duration = Duration::from_secs(60);
+/// After a call that was denied.
+pub const NOTIFY_DENIED_WAIT: Duration = Duration::from_secs(60);
+/// For the last events of a process that ends.
+pub const NOTIFY_CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Events in the database of a queue. More are dropped and logged.
+pub const NOTIFY_OUTBOX_ROWS_MAX: i64 = 1_000_000;
 /// Lanes whose order `notifier listen` follows.
 pub const NOTIFIER_LISTEN_LANES_MAX: usize = 100_000;
 /// How often the store is asked for due lanes that nothing has announced.
@@ -55,6 +67,8 @@ pub const NOTIFIER_UPKEEP_PAUSE: Duration = Duration::from_millis(100);
 pub const NOTIFIER_UPKEEP_INTERVAL: Duration = Duration::from_secs(10 * 60);
 /// Lanes or attempts of one answer.
 pub const NOTIFIER_ROWS_MAX: usize = 1_000;
+/// Of the rows of one answer, with the beginnings of what receivers have answered.
+pub const NOTIFIER_ROWS_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// Unless more are asked for.
 pub const NOTIFIER_ROWS_SHOWN: usize = 100;
 /// Messages of one queue of RabbitMQ that were not acknowledged yet.
@@ -75,3 +89,5 @@ pub const NOTIFIER_MISTRAL_PREFETCH: u16 = 16;
 pub const NOTIFIER_TARGETS_MAX: usize = 10_000;
 /// Of an attempt at one of them.
 pub const NOTIFIER_TARGET_TIMEOUT: Duration = Duration::from_secs(20);
+/// Of the demonstration.
+pub const NOTIFIER_DEV_TIMEOUT: Duration = Duration::from_secs(60);

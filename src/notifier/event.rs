@@ -6,6 +6,9 @@ use serde_json::value::RawValue;
 
 use crate::limits::{NOTIFIER_DATA_BYTES_MAX, NOTIFIER_NAME_BYTES_MAX};
 
+/// The beginning of the types of the notifier's own events, which no `*` alone stands for.
+pub(super) const OWN_TYPES: &str = "notifier.";
+
 /// Something that has happened, for the endpoints that want its type.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -38,6 +41,11 @@ pub(crate) enum InvalidEvent {
 }
 
 impl Event {
+    /// Whether it is one of the notifier's own about this endpoint, which does not get it.
+    pub(super) fn is_about(&self, endpoint: &str) -> bool {
+        self.r#type.starts_with(OWN_TYPES) && self.key == endpoint
+    }
+
     /// # Errors
     ///
     /// If it cannot be stored, or be sent in a header.

@@ -1,7 +1,10 @@
 //! Delivers webhooks at least once and in order: events become messages in the lanes of a [`store`], and the [`engine`] sends
 //! the head of each lane until its receiver has it.
 
+mod alerts;
+mod announcer;
 mod api;
+mod counters;
 mod delivery;
 mod engine;
 mod event;
@@ -24,8 +27,9 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+pub(crate) use self::announcer::{Announcement, Announcer, Announcing, NotifyConfig, hand_over};
 use self::api::Api;
-pub(crate) use self::api::Tokens;
+pub(crate) use self::api::{EndpointStatus, Status, Tokens};
 pub(crate) use self::delivery::{ClientCertificate, Sender, SenderConfig, Signed, SigningKey, parse_headers, verify};
 pub(crate) use self::engine::Endpoint;
 use self::engine::Engine;
@@ -42,6 +46,7 @@ pub(crate) use self::publisher::{PublishError, Publisher};
 pub(crate) use self::registry::Endpoints;
 use self::registry::Registry;
 pub(crate) use self::seal::{SealKey, SealKeys};
+pub(crate) use self::store::{AttemptRow, LaneRow, LastFailure};
 use self::store::{Postgres, PostgresError};
 use self::store::{Store, StoreFailure};
 use crate::domain::lane::dispatcher::AttemptLimits;
@@ -67,10 +72,10 @@ pub(crate) struct NotifierConfig {
     /// How long messages are kept after they have ended.
     pub(crate) retention: Duration,
     pub(crate) sender: Sender,
+    pub(crate) seal_keys: SealKeys,
     /// Where events are taken besides HTTP.
     pub(crate) amqp: Option<AmqpConfig>,
     pub(crate) mistral: Option<MistralConfig>,
-    pub(crate) seal_keys: SealKeys,
     pub(crate) endpoints: Endpoints,
 }
 
@@ -121,8 +126,8 @@ impl Notifier {
             per_endpoint: NOTIFIER_ATTEMPTS_PER_ENDPOINT.into(),
             per_origin: NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX.into(),
         };
-        let engine = Engine::new(store.clone(), config.sender, Arc::clone(&registry), limits).await?;
-        let intake = Arc::new(Intake::new(store.clone(), registry));
+        let intake = Arc::new(Intake::new(store.clone(), Arc::clone(&registry)));
+        let engine = Engine::new(store.clone(), config.sender, registry, limits, Arc::clone(&intake)).await?;
         let amqp = config.amqp.map(|amqp| AmqpIntake::new(amqp, Arc::clone(&intake)));
         let mistral = config.mistral.map(|mistral| MistralIntake::new(mistral, Arc::clone(&intake)));
         let api = Api::new(intake, store.clone(), config.tokens);

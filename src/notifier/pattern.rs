@@ -1,6 +1,8 @@
 //! Which types of events an endpoint wants.
 
-/// A type, or a beginning of types with `*` in place of the rest.
+use super::event::OWN_TYPES;
+
+/// A type, or a beginning of types with `*` in place of the rest. The notifier's own types have to be named.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TypePattern(String);
 
@@ -9,9 +11,12 @@ impl TypePattern {
         Self(text.to_owned())
     }
 
-    pub(super) fn matches(&self, event_type: &str) -> bool {
+    pub(crate) fn matches(&self, event_type: &str) -> bool {
         match self.0.strip_suffix('*') {
-            Some(beginning) => event_type.starts_with(beginning),
+            Some(beginning) => {
+                event_type.starts_with(beginning)
+                    && (beginning.starts_with(OWN_TYPES) || !event_type.starts_with(OWN_TYPES))
+            }
             None => self.0 == event_type,
         }
     }
@@ -29,6 +34,9 @@ mod tests {
             ("build.*", "builds.finished", false),
             ("build.finished", "build.finished", true),
             ("build.finished", "build.finished.late", false),
+            ("*", "notifier.endpoint.failing", false),
+            ("notifier.*", "notifier.endpoint.failing", true),
+            ("notifier.endpoint.failing", "notifier.endpoint.failing", true),
         ] {
             assert_eq!(TypePattern::new(pattern).matches(event_type), matches, "{pattern} {event_type}");
         }

@@ -3,7 +3,7 @@
 pub mod controller_http;
 pub mod log;
 pub mod metrics;
-mod openmetrics;
+pub(crate) mod openmetrics;
 pub mod page;
 pub mod status_routes;
 pub mod traces;

@@ -2,12 +2,12 @@
 
 use std::fmt::Write as _;
 
-pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 const PREFIX: &str = "journeyman";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum MetricKind {
+pub(crate) enum MetricKind {
     Gauge,
     Counter,
     Info,
@@ -16,7 +16,7 @@ pub(super) enum MetricKind {
 }
 
 /// Labels are in the order of the family's name; an empty one is left out.
-pub(super) struct Sample {
+pub(crate) struct Sample {
     /// Of a histogram's sample.
     suffix: &'static str,
     labels: Vec<String>,
@@ -25,7 +25,7 @@ pub(super) struct Sample {
 
 type ReadSamples<S> = Box<dyn Fn(&S) -> Vec<Sample>>;
 
-pub(super) struct MetricFamily<S> {
+pub(crate) struct MetricFamily<S> {
     kind: MetricKind,
     name: &'static str,
     labels: Vec<&'static str>,
@@ -35,7 +35,7 @@ pub(super) struct MetricFamily<S> {
 
 impl<S> MetricFamily<S> {
     /// The name lists the labels, such as `tasks{source,outcome}`.
-    pub(super) fn new(
+    pub(crate) fn new(
         kind: MetricKind,
         name: &'static str,
         help: &'static str,
@@ -63,16 +63,16 @@ impl<S> MetricFamily<S> {
     }
 }
 
-pub(super) fn labeled<const N: usize>(labels: [impl ToString; N], value: f64) -> Sample {
+pub(crate) fn labeled<const N: usize>(labels: [impl ToString; N], value: f64) -> Sample {
     Sample { suffix: "", labels: labels.iter().map(ToString::to_string).collect(), value }
 }
 
-pub(super) fn unlabeled(value: impl Into<f64>) -> Vec<Sample> {
+pub(crate) fn unlabeled(value: impl Into<f64>) -> Vec<Sample> {
     vec![Sample { suffix: "", labels: Vec::new(), value: value.into() }]
 }
 
 /// The samples of a histogram with `buckets` that are not cumulative; the last one has no bound.
-pub(super) fn histogram(labels: &[&str], bounds: &[f64], buckets: &[u64], sum: f64) -> Vec<Sample> {
+pub(crate) fn histogram(labels: &[&str], bounds: &[f64], buckets: &[u64], sum: f64) -> Vec<Sample> {
     let sample = |suffix, bound: String, value| {
         let labels = labels.iter().map(ToString::to_string).chain([bound]).collect();
         Sample { suffix, labels, value }
@@ -91,27 +91,27 @@ pub(super) fn histogram(labels: &[&str], bounds: &[f64], buckets: &[u64], sum: f
 }
 
 /// Samples with one label.
-pub(super) fn by_label<const N: usize>(counts: [(&str, u64); N]) -> Vec<Sample> {
+pub(crate) fn by_label<const N: usize>(counts: [(&str, u64); N]) -> Vec<Sample> {
     counts.map(|(label, count)| labeled([label], float(count))).into()
 }
 
 /// No sample where the value is unknown.
-pub(super) fn optional(value: Option<f64>) -> Vec<Sample> {
+pub(crate) fn optional(value: Option<f64>) -> Vec<Sample> {
     value.map_or_else(Vec::new, unlabeled)
 }
 
 /// Exact up to 2^53.
 #[expect(clippy::cast_precision_loss, reason = "samples are floating point numbers")]
-pub(super) const fn float(value: u64) -> f64 {
+pub(crate) const fn float(value: u64) -> f64 {
     value as f64
 }
 
-pub(super) const fn flag(value: bool) -> f64 {
+pub(crate) const fn flag(value: bool) -> f64 {
     if value { 1.0 } else { 0.0 }
 }
 
 // Writing to a String cannot fail.
-pub(super) fn text<S>(status: &S, families: &[MetricFamily<S>]) -> String {
+pub(crate) fn text<S>(status: &S, families: &[MetricFamily<S>]) -> String {
     let mut out = String::new();
     for family in families {
         let name = family.name();
@@ -139,7 +139,7 @@ fn escape(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
-pub(super) fn markdown<S>(families: &[MetricFamily<S>]) -> String {
+pub(crate) fn markdown<S>(families: &[MetricFamily<S>]) -> String {
     let mut out = String::from("| metric | labels | meaning |\n| --- | --- | --- |\n");
     for family in families {
         let labels: Vec<String> = family.labels.iter().map(|label| format!("`{label}`")).collect();

@@ -19,6 +19,7 @@ mod task_calls;
 mod task_definition;
 mod task_state;
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -27,7 +28,7 @@ use std::time::Duration;
 use axum::serve::ListenerExt as _;
 use rustix::process::{Resource, getrlimit};
 use tokio::net::{TcpListener, TcpSocket};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -41,10 +42,11 @@ use self::clock::UnixMillis;
 use self::store::{QueueStore, Store};
 use crate::http::{self, Limits};
 use crate::limits::{
-    QUEUE_ARTIFACT_BYTES_MAX, QUEUE_BACKLOG, QUEUE_BODIES_BYTES_MAX, QUEUE_CLAIM_DELAY, QUEUE_CLAIM_TIMEOUT,
-    QUEUE_CONNECTION_IDLE_MAX, QUEUE_CONNECTIONS_MAX, QUEUE_LONG_POLL_WAIT, QUEUE_LONG_POLLS_MAX, QUEUE_STOP_TIMEOUT,
-    QUEUE_VISIBILITY_TIMEOUT,
+    NOTIFIER_STORE_RETRY, QUEUE_ARTIFACT_BYTES_MAX, QUEUE_BACKLOG, QUEUE_BODIES_BYTES_MAX, QUEUE_CLAIM_DELAY,
+    QUEUE_CLAIM_TIMEOUT, QUEUE_CONNECTION_IDLE_MAX, QUEUE_CONNECTIONS_MAX, QUEUE_LONG_POLL_WAIT, QUEUE_LONG_POLLS_MAX,
+    QUEUE_STOP_TIMEOUT, QUEUE_VISIBILITY_TIMEOUT,
 };
+use crate::notifier::{Publisher, hand_over};
 use crate::sqlite::{Database, RunningStore, StoreStatus, store_ended};
 
 /// Start from [`Config::new`] and change what differs.
@@ -60,6 +62,8 @@ pub struct Config {
     /// Origins of web pages that may call the queue, such as `https://tc.example.com`.
     pub allowed_origins: Vec<String>,
     pub claim_timeout: Duration,
+    /// Types of the events of resolved tasks that are kept for a notifier. A `*` at the end stands for the rest.
+    pub outbox_events: Vec<String>,
     /// Delay after `takenUntil` before a claim is resolved as `claim-expired`. A late reclaim is accepted until
     /// then.
     pub claim_delay: Duration,
@@ -82,6 +86,7 @@ impl Config {
             clients: Vec::new(),
             allowed_origins: Vec::new(),
             claim_timeout: QUEUE_CLAIM_TIMEOUT,
+            outbox_events: Vec::new(),
             claim_delay: QUEUE_CLAIM_DELAY,
             long_poll: QUEUE_LONG_POLL_WAIT,
             visibility_timeout: QUEUE_VISIBILITY_TIMEOUT,
@@ -142,6 +147,7 @@ pub struct RunningQueue {
     store: Store,
     store_status: watch::Receiver<StoreStatus>,
     server: JoinHandle<()>,
+    announced: Arc<Notify>,
 }
 
 /// Opens the database, listens, and serves until the queue is stopped.
@@ -166,6 +172,7 @@ pub async fn start(mut config: Config) -> Result<RunningQueue, StartError> {
     let address = listener.local_addr().map_err(failed)?;
     let root_url = format!("http://{address}");
     let owner = QueueStore::new(Arc::clone(&config));
+    let announced = owner.announced();
     let RunningStore { store, status } = database.start(owner, tokio::runtime::Handle::current())?;
     let long_poll_permits = Arc::new(Semaphore::new(QUEUE_LONG_POLLS_MAX));
     let stop = CancellationToken::new();
@@ -197,7 +204,7 @@ pub async fn start(mut config: Config) -> Result<RunningQueue, StartError> {
     let server =
         tokio::spawn(http::serve_until(listener, api::router(Arc::new(app)), limits, SocketAddr::ip, stop.clone()));
     let stop = stop.drop_guard();
-    Ok(RunningQueue { address, root_url, stop, long_poll_permits, store, store_status: status, server })
+    Ok(RunningQueue { address, root_url, stop, long_poll_permits, store, store_status: status, server, announced })
 }
 
 fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
@@ -240,6 +247,34 @@ impl RunningQueue {
     /// Resolves due claims and deadlines now; for tests with a manual clock.
     pub async fn tick(&self) {
         self.store.tick().await;
+    }
+
+    /// Hands the events of resolved tasks to a notifier. Never resolves.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe; the events stay in the database until the notifier has them.
+    pub(crate) fn hand_over_events(&self, mut publisher: Publisher) -> impl Future<Output = Infallible> + use<> {
+        let (store, announced) = (self.store.clone(), Arc::clone(&self.announced));
+        async move {
+            loop {
+                let handed = match store.outbox().await {
+                    Ok(outbox) if outbox.events.is_empty() => {
+                        announced.notified().await;
+                        continue;
+                    }
+                    Ok(outbox) => {
+                        hand_over(&mut publisher, &outbox.events).await;
+                        store.clear_outbox(&outbox).await
+                    }
+                    Err(error) => Err(error),
+                };
+                if let Err(error) = handed {
+                    tracing::error!(?error, "cannot read or clear the events for the notifier, retrying");
+                    tokio::time::sleep(NOTIFIER_STORE_RETRY).await;
+                }
+            }
+        }
     }
 
     /// Resolves when the database or the store thread has failed; never for a queue that was stopped.

@@ -1,11 +1,15 @@
 //! The end of a claim: logged, counted, cleaned up.
 
+use serde_json::json;
+
 use crate::domain::claim::{ClaimEnd, LossReason};
 use crate::domain::id::LocalToken;
 use crate::domain::journal::{self, EntryId};
+use crate::domain::outcome::Outcome;
 use crate::handler::Context;
 use crate::handler::log::TaskLog;
 use crate::host::crash_points::crash_point;
+use crate::notifier::Announcement;
 
 use super::catch_panic::drop_guarded;
 use super::claim_runtime::ClaimRuntime;
@@ -28,6 +32,35 @@ impl Engine {
         });
     }
 
+    fn announce_end(&self, live: &ClaimRuntime, end: ClaimEnd) {
+        let Some(announcer) = &self.config.announcer else { return };
+        let (event_type, outcome) = match end {
+            // The next process tells its end, and a deferred request has none yet.
+            _ if journal::is_left_to_next_process(end) => return,
+            ClaimEnd::NotGranted | ClaimEnd::Reported(Outcome::Deferred) => return,
+            ClaimEnd::Reported(outcome @ Outcome::Completed) => ("claim.completed", Some(outcome)),
+            ClaimEnd::Reported(outcome @ Outcome::Failed) => ("claim.failed", Some(outcome)),
+            ClaimEnd::Reported(outcome @ Outcome::Exception(_)) => ("claim.exception", Some(outcome)),
+            ClaimEnd::AlreadyResolved(outcome)
+            | ClaimEnd::ReportRejected(outcome)
+            | ClaimEnd::Unconfirmed { outcome, .. } => ("claim.lost", Some(outcome)),
+            ClaimEnd::Lost(_) => ("claim.lost", None),
+        };
+        let run = &live.run;
+        announcer.announce(Announcement {
+            event_type,
+            key: run.task.to_string(),
+            id: format!("{run}/{event_type}"),
+            epoch: Some(run.run),
+            data: json!({
+                "taskId": run.task.to_string(),
+                "runId": run.run,
+                "source": self.source_name(live.source),
+                "outcome": outcome.map(|outcome| outcome.to_string()),
+            }),
+        });
+    }
+
     pub(super) fn close(&mut self, claim: LocalToken, end: ClaimEnd) {
         crash_point("before-journal-close");
         if !journal::is_left_to_next_process(end) {
@@ -36,6 +69,7 @@ impl Engine {
         let Some(mut live) = self.calls.claims.remove(&claim) else { unreachable!("{claim:?} is closed twice") };
         self.control.liveness.set_claims_held(self.calls.claims.len());
         live.abort_calls();
+        self.announce_end(&live, end);
         if live.recovered {
             return self.close_recovered_claim(&live, end);
         }

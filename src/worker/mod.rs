@@ -61,6 +61,7 @@ pub use crate::domain::worker::{
 use crate::host::clock::Clock;
 use crate::host::containment::{self, Containment};
 use crate::host::termination_notice::{NoticeOrigin, WatchStatus};
+use crate::notifier::Announcer;
 pub use claim_commands::{ClaimSnapshot, CommandResult};
 use counters::{WorkerCounters, WorkerCounts};
 use live_log::LiveLogs;
@@ -112,6 +113,9 @@ pub struct WorkerConfig {
     /// Serves the logs of running tasks. Default: none.
     #[doc(hidden)]
     pub live_logs: Option<LiveLogs>,
+    /// Tells a notifier which claims have ended. Default: none.
+    #[doc(hidden)]
+    pub announcer: Option<Announcer>,
     /// The worker's clock.
     pub clock: Clock,
 }
@@ -135,6 +139,7 @@ impl Default for WorkerConfig {
             seed: None,
             recorder: None,
             live_logs: None,
+            announcer: None,
             clock: Clock::boot(),
         }
     }
@@ -271,6 +276,14 @@ impl Worker {
     #[must_use]
     pub fn with_live_logs(mut self, live_logs: LiveLogs) -> Self {
         self.config.live_logs = Some(live_logs);
+        self
+    }
+
+    /// Tells a notifier which claims have ended.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_announcer(mut self, announcer: Option<Announcer>) -> Self {
+        self.config.announcer = announcer;
         self
     }
 

@@ -13,6 +13,10 @@
 #[allow(dead_code, reason = "not all of it is used here")]
 mod broker;
 
+#[path = "../support/gremlin.rs"]
+#[allow(dead_code, reason = "not all of it is used here")]
+mod gremlin;
+
 #[path = "../support/task_queue.rs"]
 #[allow(dead_code, reason = "not all of it is used here")]
 mod task_queue;

@@ -68,12 +68,20 @@ impl Process {
 
     /// Waits until the log contains these words.
     pub(crate) async fn says(&mut self, words: &str) {
+        assert!(self.says_or_ends(words).await, "it ended without these words: {}", self.log());
+    }
+
+    /// Returns whether the log contains these words.
+    pub(crate) async fn says_or_ends(&mut self, words: &str) -> bool {
         within(&format!("the worker says `{words}`"), async {
             while !self.log().contains(words) {
-                assert!(self.lines.changed().await.is_ok(), "it ended without these words: {}", self.log());
+                if self.lines.changed().await.is_err() {
+                    return self.log().contains(words);
+                }
             }
+            true
         })
-        .await;
+        .await
     }
 
     /// Drains it, and returns its log.

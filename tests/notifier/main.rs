@@ -21,12 +21,20 @@ mod gremlin;
 #[allow(dead_code, reason = "not all of it is used here")]
 mod process;
 
+#[path = "../support/headless.rs"]
+mod headless;
+
 #[path = "../support/wire.rs"]
 #[allow(dead_code, reason = "not all of it is used here")]
 mod wire;
 
 mod amqp;
+mod announcements;
 mod delivery;
+mod memory;
 mod mistral;
+mod nodes;
+mod operate;
+mod page;
 mod support;
 mod tools;

@@ -13,7 +13,7 @@ use crate::gremlin::{Act, Asked, Gremlin, answer};
 use crate::process::Process;
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
-const TOKEN: &str = "token-of-the-test";
+pub(crate) const TOKEN: &str = "token-of-the-test";
 const SEAL_KEY: &str = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=";
 /// Of the receiver.
 pub(crate) const KEY: &str = "whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIz";
@@ -84,6 +84,18 @@ impl Receiver {
         Self(Gremlin::responding(respond).await)
     }
 
+    /// Answers each attempt with the status of its number, from 0.
+    pub(crate) async fn by_number(status: impl Fn(usize) -> u16 + Send + Sync + 'static) -> Self {
+        let number = Mutex::new(0);
+        let respond = move |_: &Asked| {
+            let mut number = number.lock();
+            *number += 1;
+            let act: BoxFuture<'static, Act> = Box::pin(std::future::ready(answered(status(*number - 1))));
+            act
+        };
+        Self(Gremlin::responding(respond).await)
+    }
+
     pub(crate) fn got(&self) -> Vec<Got> {
         self.0.asked().iter().map(Got::of).collect()
     }
@@ -144,19 +156,50 @@ impl Place {
         Self { folder, client }
     }
 
+    /// With a database of its own in the PostgreSQL that tests/run starts, in place of the file; `None` without a server.
+    pub(crate) async fn on_postgres(self) -> Option<Self> {
+        let server = std::env::var("JOURNEYMAN_TEST_POSTGRES").ok().filter(|url| !url.is_empty());
+        let is_needed = std::env::var("CI").is_ok_and(|ci| ci == "true");
+        assert!(server.is_some() || !is_needed, "JOURNEYMAN_TEST_POSTGRES names no server; tests/run starts one");
+        let Some(server) = server else {
+            eprintln!("NOT TESTED: JOURNEYMAN_TEST_POSTGRES names no server; tests/run starts one");
+            return None;
+        };
+        let name = format!("test_{}", uuid::Uuid::new_v4().simple());
+        let (client, connection) = tokio_postgres::connect(&server, tokio_postgres::NoTls).await.expect("it connects");
+        let create = format!("CREATE DATABASE {name}");
+        tokio::select! {
+            created = client.batch_execute(&create) => created.expect("it is created"),
+            ended = connection => panic!("the connection has ended: {ended:?}"),
+        }
+        let (base, _) = server.rsplit_once('/').expect("it ends with a database");
+        let ca = std::env::var("JOURNEYMAN_TEST_POSTGRES_CA").expect("tests/run says where it is, with the server");
+        Some(self.with_postgres(&format!("{base}/{name}"), &ca))
+    }
+
+    pub(crate) fn with_postgres(self, url: &str, ca: &str) -> Self {
+        self.write("postgres", url);
+        self.configure(&format!("\n[notifier.postgres]\nurl_file = \"postgres\"\nca_file = \"{ca}\"\n"));
+        self
+    }
+
     /// What is in the files of the database.
     pub(crate) fn database(&self) -> Vec<u8> {
         let files = ["notifier.db", "notifier.db-wal"].map(|name| std::fs::read(self.folder.path().join(name)));
         files.into_iter().flat_map(Result::unwrap_or_default).collect()
     }
 
+    pub(crate) fn path(&self) -> &std::path::Path {
+        self.folder.path()
+    }
+
     pub(crate) fn write(&self, file: &str, text: &str) {
-        std::fs::write(self.folder().join(file), text).expect("it is written");
+        std::fs::write(self.path().join(file), text).expect("it is written");
     }
 
     /// Appends to the configuration.
     pub(crate) fn configure(&self, text: &str) {
-        let before = std::fs::read_to_string(self.folder().join("journeyman.toml")).expect("it is read");
+        let before = std::fs::read_to_string(self.path().join("journeyman.toml")).expect("it is read");
         self.write("journeyman.toml", &format!("{before}{text}"));
     }
 
@@ -164,14 +207,10 @@ impl Place {
         self.start_with(&[]).await
     }
 
-    pub(crate) fn folder(&self) -> &std::path::Path {
-        self.folder.path()
-    }
-
     /// A command with the configuration.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_journeyman"));
-        command.args(arguments).args(["--config", "journeyman.toml"]).current_dir(self.folder()).env_clear();
+        command.args(arguments).args(["--config", "journeyman.toml"]).current_dir(self.path()).env_clear();
         command
     }
 
@@ -184,13 +223,22 @@ impl Place {
     }
 
     pub(crate) async fn start_with(&self, variables: &[(&str, &str)]) -> Running<'_> {
+        self.try_start(variables).await.expect("it does not end before it listens")
+    }
+
+    /// `None` if it was killed before it said that it listens.
+    pub(crate) async fn try_start(&self, variables: &[(&str, &str)]) -> Option<Running<'_>> {
         let mut process = self.spawn(variables);
-        process.says("notifier listening").await;
+        if !process.says_or_ends("notifier listening").await {
+            let ended = process.ends().await;
+            assert_eq!(ended.signal(), Some(9), "{}", ended.log);
+            return None;
+        }
         let log = process.log();
-        let line = log.lines().find(|line| line.contains("notifier listening")).expect("it was said");
+        let line = log.lines().find(|line| line.contains("notifier listening"))?;
         let line: Value = serde_json::from_str(line).expect("a line of JSON");
         let url = format!("http://{}/v1", line["address"].as_str().expect("an address"));
-        Running { place: self, process, url }
+        Some(Running { place: self, process, url })
     }
 }
 
@@ -219,12 +267,14 @@ impl Running<'_> {
         assert_eq!(answer, Some((202, expected)));
     }
 
-    /// The status and body of an operator's call.
-    pub(crate) async fn call(&self, method: &str, path: &str, body: &Value) -> (u16, Value) {
-        let method = method.parse().expect("a method");
-        let call = self.place.client.request(method, format!("{}/{path}", self.url)).bearer_auth(TOKEN).json(body);
-        let answer = within("an answer", call.send()).await.expect("it answers");
-        (answer.status().as_u16(), answer.json().await.expect("JSON"))
+    /// The status and body of a call with the write token.
+    pub(crate) async fn call(&self, method: &str, path: &str, body: &str) -> (u16, String) {
+        let method = method.to_uppercase().parse().expect("a method");
+        let url = format!("{}{path}", self.address());
+        let call = self.place.client.request(method, url).bearer_auth(TOKEN).body(body.to_owned());
+        let call = call.header("content-type", "application/json").send();
+        let answer = within("an answer", call).await.expect("it answers");
+        (answer.status().as_u16(), answer.text().await.expect("a text"))
     }
 
     pub(crate) async fn status(&self, endpoint: &str) -> Value {

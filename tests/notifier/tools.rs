@@ -9,14 +9,14 @@ use crate::process::Process;
 use crate::support::{Place, Receiver, within};
 
 /// Runs `journeyman notifier` with these arguments in the folder of a place.
-async fn notifier(place: &Place, arguments: &[&str]) -> Output {
+pub(crate) async fn notifier(place: &Place, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_journeyman"));
-    command.arg("notifier").args(arguments).current_dir(place.folder()).env_clear().stdin(Stdio::null());
+    command.arg("notifier").args(arguments).current_dir(place.path()).env_clear().stdin(Stdio::null());
     let running = tokio::task::spawn_blocking(move || command.output().expect("it runs"));
     within("the end of a command", running).await.expect("it was waited for")
 }
 
-fn text(bytes: &[u8]) -> String {
+pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
@@ -63,7 +63,7 @@ async fn an_event_is_sent_again_with_its_id_until_the_notifier_has_it() {
 #[tokio::test]
 async fn a_script_learns_why_an_event_was_not_sent() {
     let place = Place::new(&[]);
-    std::fs::write(place.folder().join("wrong"), "wrong-token").expect("it is written");
+    std::fs::write(place.path().join("wrong"), "wrong-token").expect("it is written");
     let running = place.start().await;
     let url = running.address().to_owned();
     let (nowhere, long) = (unused_address().await, "k".repeat(256));
@@ -92,7 +92,7 @@ async fn a_local_receiver_shows_checks_and_fails_deliveries() {
     let mut command = Command::new("sh");
     // The log of a process in a test is its standard error.
     let script = "exec \"$0\" notifier listen --listen 127.0.0.1:0 --key-file key --fail-first 1 --retry-after 0 >&2";
-    command.args(["-c", script, env!("CARGO_BIN_EXE_journeyman")]).current_dir(place.folder()).env_clear();
+    command.args(["-c", script, env!("CARGO_BIN_EXE_journeyman")]).current_dir(place.path()).env_clear();
     command.stdin(Stdio::null()).stderr(Stdio::piped());
     let mut listener = Process::of(command);
     listener.says("listening on http://").await;
@@ -170,7 +170,7 @@ async fn endpoints_that_cannot_be_used_are_refused_without_their_secrets() {
         (&[("URL", "https://a/"), ("JOURNEYMAN__NOTIFIER__PROXY_FILE", "env:PROXY"), ("PROXY", "x:hunter2")], "proxy"),
     ] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_journeyman"));
-        command.args(["notifier", "-c", "journeyman.toml"]).current_dir(place.folder()).env_clear();
+        command.args(["notifier", "-c", "journeyman.toml"]).current_dir(place.path()).env_clear();
         command.env("JOURNEYMAN__NOTIFIER__ENDPOINT__A__URL_FILE", "env:URL").envs(variables.iter().copied());
         if variables.iter().any(|(name, _)| *name == "HEADERS") {
             command.env("JOURNEYMAN__NOTIFIER__ENDPOINT__A__HEADERS_FILE", "env:HEADERS");

@@ -11,6 +11,8 @@ mod answers;
 mod browser;
 mod examples;
 mod groups;
+#[path = "../support/headless.rs"]
+mod headless;
 mod numbers;
 mod orders;
 #[path = "../cli/server.rs"]

@@ -17,8 +17,8 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
 use crate::answers::{Answer, exchange, get};
-use crate::browser::{Scripts, chromium, dom};
 use crate::groups::{busy, failing};
+use crate::headless::{Scripts, chromium, dom};
 use crate::views::Server;
 
 const TOKEN: &str = "a-token-of-tests-0123456789";

@@ -19,7 +19,7 @@ use super::exit::{Exit, ExitResult, Failure};
 use super::reloader::Reloader;
 use super::signals::ExitSignals;
 use super::worker::listen_http;
-use super::{amqp_setup, taskcluster_setup, worker_setup, zookeeper_setup};
+use super::{amqp_setup, notify_setup, taskcluster_setup, worker_setup, zookeeper_setup};
 use crate::config::pool::{DemandConfig, PoolConfig};
 use crate::config::schema::Source;
 use crate::config::{Config, Environment};
@@ -31,6 +31,7 @@ use crate::host::clock::Clock;
 use crate::host::containment::{close_inherited_fds_on_exec, harden_process};
 use crate::http::BearerToken;
 use crate::limits::{CONTROLLER_HEARTBEAT, CONTROLLER_STANDBY_INTERVAL, TOKEN_BYTES_MIN};
+use crate::notifier::Announcing;
 use crate::observe::status_routes::SnapshotFn;
 use crate::observe::{self, log};
 use reloadable_keys::PoolsTarget;
@@ -73,8 +74,23 @@ async fn run_controller(source: ConfigArgs<ControllerFlags>, environment: &Envir
     let Some(socket) = controller_socket(&config) else { return Err(no_pools()) };
     worker_setup::redact_secrets(&config, environment);
     harden_process();
-    let settings = config.pool.iter().map(|(name, pool)| pool_config(name, pool, &config, environment));
-    let settings = settings.collect::<Result<Vec<_>, Failure>>()?;
+    let (announcer, announcing) = notify_setup::announcer(&config.notify, "controller".to_owned(), environment)?;
+    let pool_config = |(name, pool): (&String, &PoolConfig)| {
+        let settings = pool_config(name, pool, &config, environment)?;
+        Ok(controller::ControllerConfig { announcer: announcer.clone(), ..settings })
+    };
+    let settings = config.pool.iter().map(pool_config).collect::<Result<Vec<_>, Failure>>()?;
+    drop(announcer);
+    Box::pin(Announcing::beside(announcing, run_pools(source, environment, config, socket, settings))).await
+}
+
+async fn run_pools(
+    source: ConfigArgs<ControllerFlags>,
+    environment: &Environment,
+    config: Config,
+    socket: PathBuf,
+    settings: Vec<controller::ControllerConfig>,
+) -> ExitResult {
     close_inherited_fds_on_exec();
     let mut signals = ExitSignals::listen()?;
     let token = http_token(&config, environment)?;
@@ -181,6 +197,7 @@ fn pool_config(
         names,
         settings: settings.clone(),
         demands: demand_configs(name, config, environment)?,
+        announcer: None,
     })
 }
 

@@ -1,7 +1,10 @@
 //! `journeyman notifier`: delivers webhooks until a signal stops it.
 
+mod client;
+mod dev;
 mod endpoints;
 mod listen;
+mod operate;
 mod send;
 mod setup;
 
@@ -30,6 +33,8 @@ pub(super) struct NotifierArgs {
 
 #[derive(Debug, Subcommand)]
 enum NotifierCommand {
+    /// Show ordered delivery to a receiver that fails, in this terminal, and exit
+    Dev,
     /// Make in RabbitMQ what `[notifier.amqp]` and `[notifier.mistral]` need
     ///
     /// The user of the broker's URI needs the right to configure queues, which the notifier itself does not. JOURNEYMAN_AMQP_URI is
@@ -40,13 +45,17 @@ enum NotifierCommand {
     Send(Box<send::SendArgs>),
     /// Receive webhooks on this machine, show and check them, and fail some on request
     Listen(listen::ListenArgs),
+    #[command(flatten)]
+    Operate(operate::OperateCommand),
 }
 
 pub(super) async fn run(arguments: NotifierArgs, environment: &Environment) -> ExitResult {
     match arguments.command {
+        Some(NotifierCommand::Dev) => Box::pin(dev::run()).await,
         Some(NotifierCommand::Setup(settings)) => setup::run(settings, environment).await,
         Some(NotifierCommand::Send(arguments)) => send::run(*arguments, environment).await,
         Some(NotifierCommand::Listen(arguments)) => listen::run(arguments, environment).await,
+        Some(NotifierCommand::Operate(command)) => operate::run(command, environment).await,
         None => Box::pin(deliver(arguments.settings, environment)).await,
     }
 }
@@ -55,11 +64,7 @@ async fn deliver(settings: ConfigArgs<NotifierFlags>, environment: &Environment)
     let loaded = settings.load(&environment.without_controller_variables())?;
     log::start(&loaded.config.log, environment);
     config_args::log_warnings(&loaded);
-    let config = NotifierConfig {
-        amqp: setup::amqp_config(&loaded.config, environment)?,
-        mistral: setup::mistral_config(&loaded.config, environment)?,
-        ..notifier_config(&loaded.config.notifier, environment)?
-    };
+    let config = notifier_config(&loaded.config, environment)?;
     let mut signals = ExitSignals::listen()?;
     let failure = |error: NotifierError| {
         let exit = match &error {
@@ -86,7 +91,8 @@ async fn deliver(settings: ConfigArgs<NotifierFlags>, environment: &Environment)
     Ok(Exit::Success)
 }
 
-fn notifier_config(config: &schema::Notifier, environment: &Environment) -> Result<NotifierConfig, Failure> {
+fn notifier_config(all: &schema::Config, environment: &Environment) -> Result<NotifierConfig, Failure> {
+    let config = &all.notifier;
     let Some(token) = &config.token_file else {
         return Err(Failure::new(
             Exit::Config,
@@ -113,9 +119,9 @@ fn notifier_config(config: &schema::Notifier, environment: &Environment) -> Resu
         tokens,
         retention,
         sender,
-        amqp: None,
-        mistral: None,
         seal_keys,
+        amqp: setup::amqp_config(all, environment)?,
+        mistral: setup::mistral_config(all, environment)?,
         endpoints,
     })
 }

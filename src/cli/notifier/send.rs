@@ -1,16 +1,15 @@
 //! `journeyman notifier send`: hands one event to a running notifier.
 
 use std::io::Read as _;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use clap::{Args, ValueHint};
+use clap::Args;
 use serde_json::value::RawValue;
 
-use crate::cli::config_args::{ConfigArgs, NoFlags};
+use super::client::ClientArgs;
 use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::output;
-use crate::config::values::{SecretFile, Span, Url};
-use crate::config::{Environment, schema};
+use crate::config::Environment;
+use crate::config::values::Span;
 use crate::limits::NOTIFIER_DATA_BYTES_MAX;
 use crate::notifier::{Event, PublishError, Publisher};
 
@@ -32,28 +31,25 @@ pub(super) struct SendArgs {
     /// Run of what the key names, from 0; a higher one counts events from 1 again
     #[arg(long, value_name = "NUMBER")]
     epoch: Option<u32>,
+    /// No other event of the key and epoch follows
+    #[arg(long)]
+    last: bool,
     /// Data of the event, JSON; `-` reads it from standard input
     #[arg(long, value_name = "JSON", default_value = "-")]
     data: String,
     /// Give up after this time; until then the event is sent again if there is no answer
     #[arg(long, value_name = "TIME", default_value = "30s")]
     timeout: Span,
-    /// Address of the notifier [default: that of `notifier.listen`]
-    #[arg(long, value_name = "URL", value_hint = ValueHint::Url)]
-    url: Option<Url>,
-    /// File with the notifier's token [default: that of `notifier.token_file`]
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    token_file: Option<SecretFile>,
     #[command(flatten)]
-    settings: ConfigArgs<NoFlags>,
+    client: ClientArgs,
 }
 
 /// # Errors
 ///
 /// [`Exit::Unreachable`] without an answer in time, [`Exit::Denied`] for a wrong token, [`Exit::Failed`] for a refused event.
 pub(super) async fn run(arguments: SendArgs, environment: &Environment) -> ExitResult {
-    let config = arguments.settings.load(&environment.without_controller_variables())?.config.notifier;
-    let mut publisher = publisher(&arguments, &config, environment)?;
+    let (url, token) = arguments.client.load(environment)?;
+    let mut publisher = Publisher::new(&url, token).map_err(|error| Failure::from_error(Exit::Internal, &error))?;
     let id = arguments.id.unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
     let event = Event {
         source: arguments.source,
@@ -61,7 +57,7 @@ pub(super) async fn run(arguments: SendArgs, environment: &Environment) -> ExitR
         r#type: arguments.event_type,
         key: arguments.key,
         epoch: arguments.epoch,
-        last: false,
+        last: arguments.last,
         time: Some(jiff::Timestamp::now()),
         data: read_data(arguments.data)?,
     };
@@ -76,29 +72,6 @@ pub(super) async fn run(arguments: SendArgs, environment: &Environment) -> ExitR
     })?;
     output::line(&id)?;
     Ok(Exit::Success)
-}
-
-fn publisher(arguments: &SendArgs, config: &schema::Notifier, environment: &Environment) -> Result<Publisher, Failure> {
-    let url = match &arguments.url {
-        Some(url) => url.parts().clone(),
-        None => format!("http://{}", local(config.listen.0)).parse().map_err(|_| {
-            Failure::new(Exit::Config, "`notifier.listen` is no address that events can be sent to; set --url")
-        })?,
-    };
-    let Some(file) = arguments.token_file.as_ref().or(config.token_file.as_ref()) else {
-        return Err(Failure::new(Exit::Config, "no token: set --token-file, or `notifier.token_file`"));
-    };
-    let token = file.load("a token", environment)?;
-    Publisher::new(&url, token).map_err(|error| Failure::from_error(Exit::Internal, &error))
-}
-
-/// An address that a notifier which listens on all of them can be reached at.
-const fn local(listen: SocketAddr) -> SocketAddr {
-    match listen.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), listen.port()),
-        IpAddr::V6(ip) if ip.is_unspecified() => SocketAddr::new(IpAddr::V6(Ipv6Addr::LOCALHOST), listen.port()),
-        IpAddr::V4(_) | IpAddr::V6(_) => listen,
-    }
 }
 
 fn read_data(argument: String) -> Result<Box<RawValue>, Failure> {

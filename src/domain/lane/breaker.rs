@@ -47,6 +47,11 @@ impl Breaker {
         self.open_until.is_some()
     }
 
+    /// When a probe passes or has passed.
+    pub const fn open_until(&self) -> Option<Instant> {
+        self.open_until
+    }
+
     /// When a probe may pass; `None` if one is under way, or none is needed.
     pub fn next_probe(&self) -> Option<Instant> {
         self.open_until.filter(|_| !self.is_probing)

@@ -196,6 +196,11 @@ impl Dispatcher {
         tell(&mut origin.breaker);
     }
 
+    /// When an origin that does not work is probed.
+    pub fn probe_at(&self, origin: &str) -> Option<Instant> {
+        self.origins.get(origin)?.breaker.open_until()
+    }
+
     /// When a lane that waits for a rest to end may be tried.
     pub fn next_deadline(&self) -> Option<Instant> {
         let of = |name: &Arc<str>| {

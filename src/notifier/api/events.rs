@@ -18,9 +18,14 @@ pub(super) async fn accept(State(api): State<Arc<Api>>, headers: HeaderMap, body
     let Ok(_permit) = api.calls.try_acquire() else {
         return Err(Refused(StatusCode::TOO_MANY_REQUESTS, "too many calls at once; retry in a second".to_owned()));
     };
-    let events = parse_events(&body).map_err(|message| Refused(StatusCode::BAD_REQUEST, message))?;
+    let counters = &api.intake.counters;
+    let events = parse_events(&body).map_err(|message| {
+        counters.on_refused("http");
+        Refused(StatusCode::BAD_REQUEST, message)
+    })?;
     let added = api.intake.accept(events).await?;
     let duplicates = added.iter().filter(|one| **one == Added::Duplicate).count();
     let accepted = added.len() - duplicates;
+    counters.on_taken("http", accepted, duplicates);
     Ok((StatusCode::ACCEPTED, Json(json!({ "accepted": accepted, "duplicates": duplicates }))).into_response())
 }

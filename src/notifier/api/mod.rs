@@ -1,13 +1,17 @@
 //! The notifier over HTTP: for those who send events, and for operators.
 
 mod events;
+mod metrics;
 mod mistral;
 mod operators;
+mod page;
+mod status;
 
 use std::sync::Arc;
 
 use axum::extract::DefaultBodyLimit;
 use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use axum::{Json, Router};
@@ -17,8 +21,10 @@ use tokio::sync::Semaphore;
 use super::intake::{EndpointError, Intake};
 use super::registry::InvalidEndpoint;
 use super::store::{Store, StoreFailure};
-use crate::http::BearerToken;
+use crate::http::{BearerToken, add_headers};
 use crate::limits::{NOTIFIER_BODY_BYTES_MAX, NOTIFIER_CALLS_MAX};
+
+pub(crate) use self::status::{EndpointStatus, Status};
 
 pub(super) struct Api {
     intake: Arc<Intake>,
@@ -33,6 +39,8 @@ pub(crate) struct Tokens {
     /// For what changes nothing.
     pub(crate) read: Option<BearerToken>,
 }
+
+const OPENAPI: &str = include_str!("openapi.json");
 
 /// Why a call is refused, in words for its caller.
 struct Refused(StatusCode, String);
@@ -90,6 +98,9 @@ impl Api {
 
     pub(super) fn routes(self) -> Router {
         Router::new()
+            .route("/", get(page::page))
+            .route("/metrics", get(metrics::metrics))
+            .route("/v1/openapi.json", get(openapi))
             .route("/v1/events", post(events::accept))
             .route("/v1/status", get(operators::status))
             .route("/v1/endpoints/{name}", put(operators::put_endpoint).delete(operators::remove_endpoint))
@@ -101,6 +112,7 @@ impl Api {
             .route("/unavailable", get(mistral::unavailable))
             .route("/redeliver", post(mistral::redeliver))
             .layer(DefaultBodyLimit::max(NOTIFIER_BODY_BYTES_MAX))
+            .layer(middleware::map_response(add_headers))
             .with_state(Arc::new(self))
     }
 
@@ -124,6 +136,40 @@ impl Api {
     }
 }
 
+async fn openapi() -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, "application/json")], OPENAPI)
+}
+
 fn unauthorized(message: &str) -> Refused {
     Refused(StatusCode::UNAUTHORIZED, message.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// Each `.route("PATH", get(…).post(…))` of this file.
+    fn routes() -> BTreeSet<(String, String)> {
+        let calls = include_str!("mod.rs").lines().filter_map(|line| line.trim().strip_prefix(".route(\""));
+        let mut routes = BTreeSet::new();
+        for (path, handlers) in calls.filter_map(|call| call.split_once("\", ")) {
+            let methods = ["get", "post", "put", "delete"].into_iter().filter(|method| {
+                handlers.starts_with(&format!("{method}(")) || handlers.contains(&format!(".{method}("))
+            });
+            routes.extend(methods.map(|method| (path.to_owned(), method.to_owned())));
+        }
+        routes
+    }
+
+    #[test]
+    fn the_openapi_document_has_every_route() {
+        let document: serde_json::Value = serde_json::from_str(OPENAPI).unwrap();
+        let paths = document["paths"].as_object().unwrap();
+        let described = paths
+            .iter()
+            .flat_map(|(path, item)| item.as_object().unwrap().keys().map(|method| (path.clone(), method.clone())));
+        assert_eq!(described.collect::<BTreeSet<_>>(), routes());
+    }
 }

@@ -1,6 +1,5 @@
 //! What operators see and change.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,70 +7,27 @@ use axum::Json;
 use axum::extract::{Path, Query, State};
 use axum::http::HeaderMap;
 use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
+use super::status::Status;
 use super::{Api, Refused};
 use crate::domain::lane::dispatcher::LaneId;
-use crate::domain::lane::endpoint::{DisableReason, EndpointHealth};
+use crate::domain::lane::endpoint::DisableReason;
 use crate::domain::staged::Stamp;
 use crate::limits::{NOTIFIER_NAME_BYTES_MAX, NOTIFIER_ROWS_MAX, NOTIFIER_ROWS_SHOWN};
 use crate::notifier::event::Event;
 use crate::notifier::registry::EndpointSettings;
 use crate::notifier::stamp;
-use crate::notifier::store::{AttemptRow, Counts, EndpointChange, EndpointState, LaneRow, ReplayFilter};
+use crate::notifier::store::{AttemptRow, EndpointChange, LaneRow, ReplayFilter};
 
 type Answer<T> = Result<Json<T>, Refused>;
 
-#[derive(Serialize)]
-pub(super) struct Status {
-    version: &'static str,
-    endpoints: BTreeMap<String, EndpointStatus>,
-}
-
-#[derive(Serialize)]
-pub(super) struct EndpointStatus {
-    /// `active`, `degraded`, `resting`, `paused` or `disabled`.
-    state: &'static str,
-    #[serde(flatten)]
-    counts: Counts,
-    health: EndpointHealth,
-    disabled: Option<DisableReason>,
-    paused_until: Option<Stamp>,
-    note: Option<String>,
-}
-
-fn state_name(state: &EndpointState, now: Stamp) -> &'static str {
-    let is_later = |at: Option<Stamp>| at.is_some_and(|at| at > now);
-    if state.disabled.is_some() {
-        "disabled"
-    } else if is_later(state.paused_until) {
-        "paused"
-    } else if is_later(state.health.rests_until) {
-        "resting"
-    } else if state.health.is_degraded(now) {
-        "degraded"
-    } else {
-        "active"
-    }
-}
-
 pub(super) async fn status(State(api): State<Arc<Api>>, headers: HeaderMap) -> Answer<Status> {
     api.may_read(&headers)?;
-    let mut states = api.store.endpoints().await?;
-    let mut endpoints = BTreeMap::new();
-    let now = stamp();
-    for name in api.intake.endpoints().keys() {
-        let counts = api.store.counts(name).await?;
-        let endpoint = states.remove(&**name).unwrap_or_default();
-        let state = state_name(&endpoint, now);
-        let EndpointState { health, disabled, paused_until, note, .. } = endpoint;
-        let status = EndpointStatus { state, counts, health, disabled, paused_until, note };
-        endpoints.insert(name.to_string(), status);
-    }
-    Ok(Json(Status { version: env!("CARGO_PKG_VERSION"), endpoints }))
+    Ok(Json(Status { version: env!("CARGO_PKG_VERSION").to_owned(), endpoints: api.statuses().await? }))
 }
 
 /// With each change.
@@ -213,14 +169,19 @@ pub(super) async fn change_lane(
                     "skip-head needs the `position` of the head, and a `note` that says why",
                 ));
             };
-            api.store.skip_head(lane, position, note, stamp()).await?
+            let is_skipped = api.store.skip_head(lane, position, note, stamp()).await?;
+            if is_skipped {
+                api.intake.counters.on_skipped();
+            }
+            is_skipped
         }
         _ => return Err(Refused::not_found(format!("no action {action:?} of a lane"))),
     };
     if is_done {
         Ok(Json(json!({ "lane": id, "done": action })))
     } else {
-        Err(Refused::not_found(format!("no lane {id}, or the message is not its head")))
+        let message = format!("no lane {id}, or the message is not its head: `GET /v1/lanes` has the heads");
+        Err(Refused::not_found(message))
     }
 }
 
@@ -255,5 +216,8 @@ pub(super) async fn replay(
         outcome: replay.outcome,
     };
     let messages = api.store.replay(filter, replay.dry_run, stamp()).await?;
+    if !replay.dry_run {
+        api.intake.counters.on_replayed(messages);
+    }
     Ok(Json(json!({ "messages": messages, "dry_run": replay.dry_run })))
 }

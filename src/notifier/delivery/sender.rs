@@ -133,6 +133,7 @@ impl Sender {
 
     pub(super) fn with_lookup(config: SenderConfig, lookup: Lookup) -> Result<Self, InvalidSenderConfig> {
         let policy = Arc::new(AddressPolicy::new(config.allowed_networks));
+        // The head of an answer is held whole; hyper refuses more than 408 KiB of it, and reqwest has no setting for less.
         let mut builder = client_builder()
             .http1_only()
             .connect_timeout(WEBHOOK_CONNECT_TIMEOUT)

@@ -16,6 +16,7 @@ use super::topology::Topology;
 use super::{Intake, parse_events, retry_sessions};
 use crate::amqp::{self, Broker};
 use crate::limits::{AMQP_CLOSE_TIMEOUT, NOTIFIER_BATCH_MAX, NOTIFIER_BODY_BYTES_MAX, NOTIFIER_PREFETCH};
+use crate::notifier::store::Added;
 
 pub(crate) struct AmqpConfig {
     pub(crate) broker: Broker,
@@ -96,7 +97,10 @@ impl AmqpIntake {
                         events.extend(parsed);
                         last = Some(delivery.delivery_tag);
                     }
-                    Err(why) => shard.reject(&delivery, &why),
+                    Err(why) => {
+                        self.intake.counters.on_refused("amqp");
+                        shard.reject(&delivery, &why);
+                    }
                 }
                 if events.len() >= NOTIFIER_BATCH_MAX {
                     break;
@@ -105,7 +109,9 @@ impl AmqpIntake {
                 next = more;
             }
             if let Some(last) = last {
-                self.intake.accept(events).await.map_err(|error| error.to_string())?;
+                let added = self.intake.accept(events).await.map_err(|error| error.to_string())?;
+                let duplicates = added.iter().filter(|one| **one == Added::Duplicate).count();
+                self.intake.counters.on_taken("amqp", added.len() - duplicates, duplicates);
                 amqp::poll_once(shard.channel.basic_ack(last, BasicAckOptions { multiple: true }));
             }
         }

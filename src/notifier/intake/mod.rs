@@ -8,8 +8,9 @@ use std::sync::Arc;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
+use super::counters::Counters;
 use super::event::Event;
-use super::registry::{EndpointSettings, InvalidEndpoint, Registered, Registry};
+use super::registry::{EndpointSettings, Entry, InvalidEndpoint, Registered, Registry};
 use super::stamp;
 use super::store::{Added, Store, StoreFailure};
 use crate::domain::backoff::Backoff;
@@ -21,22 +22,34 @@ use crate::limits::NOTIFIER_BATCH_MAX;
 pub(super) struct Intake {
     store: Store,
     registry: Arc<Registry>,
+    pub(super) counters: Counters,
 }
 
 impl Intake {
     pub(super) fn new(store: Store, registry: Arc<Registry>) -> Self {
-        Self { store, registry }
+        Self { store, registry, counters: Counters::default() }
     }
 
     /// Stores events that were checked, all or none. They are on disk when it returns.
     pub(super) async fn accept(&self, events: Vec<Event>) -> Result<Vec<Added>, StoreFailure> {
         let endpoints = self.registry.current();
         let events = events.into_iter().map(|event| {
-            let wanting = endpoints.iter().filter(|(_, entry)| entry.wants(&event.r#type));
+            let is_told = |name: &str, entry: &Entry| entry.wants(&event.r#type) && !event.is_about(name);
+            let wanting = endpoints.iter().filter(|(name, entry)| is_told(name, entry));
             let names = wanting.map(|(name, _)| Arc::clone(name)).collect();
             (event, names)
         });
         self.store(events.collect()).await
+    }
+
+    /// Stores events of the notifier itself. If it cannot, the log has them only.
+    pub(super) async fn accept_own(&self, events: Vec<Event>) {
+        if events.is_empty() {
+            return;
+        }
+        if let Err(error) = self.accept(events).await {
+            tracing::error!("cannot store what operators are told by webhook: {error}");
+        }
     }
 
     /// Stores an event for one endpoint, whatever types it wants.

@@ -19,9 +19,12 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use uuid::Uuid;
 
-pub(crate) use self::operators::{AttemptRow, Counts, EndpointChange, EndpointState, LaneRow, ReplayFilter};
+pub(crate) use self::operators::{
+    AttemptRow, Counts, EndpointChange, EndpointState, LaneRow, LastFailure, ReplayFilter,
+};
 pub(crate) use self::postgres::{Postgres, PostgresError};
 use self::sqlite::{SqliteTx, Tables};
+pub(super) use self::statements::outcome_text;
 pub(crate) use self::statements::{Added, AttemptRecord, Committed, DueLane, Head, Lease};
 use super::event::Event;
 use crate::domain::lane::dispatcher::LaneId;
@@ -230,6 +233,12 @@ impl Store {
     pub(crate) async fn counts(&self, endpoint: &str) -> Result<Counts, StoreFailure> {
         let endpoint = endpoint.to_owned();
         transaction!(self, move |db| operators::counts(db, &endpoint))
+    }
+
+    /// Of the heads that wait.
+    pub(crate) async fn last_failure(&self, endpoint: &str) -> Result<Option<LastFailure>, StoreFailure> {
+        let endpoint = endpoint.to_owned();
+        transaction!(self, move |db| operators::last_failure(db, &endpoint))
     }
 
     /// The lanes that have messages or are stopped, those with the oldest heads first; or the lanes of one key.

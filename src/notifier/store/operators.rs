@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use super::sql::{Row, Sql, SqlError, values};
 use crate::domain::lane::dispatcher::LaneId;
 use crate::domain::lane::endpoint::{DisableReason, EndpointHealth};
@@ -36,18 +38,30 @@ pub(crate) enum EndpointChange {
 }
 
 /// How many lanes have messages, and how many messages wait.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(crate) struct Counts {
-    pub(crate) lanes: i64,
-    /// Of them, those that are parked or paused.
-    pub(crate) stopped: i64,
+    pub(crate) lanes: u32,
+    /// Of them.
+    pub(crate) parked: u32,
+    pub(crate) paused: u32,
     pub(crate) messages: i64,
-    /// Since when the oldest head waits, in milliseconds since 1970.
-    pub(crate) oldest: Option<i64>,
+    /// Since when the oldest head waits.
+    pub(crate) oldest: Option<Stamp>,
+    /// When the first head is due, if the endpoint lets it.
+    pub(crate) next_due: Option<Stamp>,
+}
+
+/// The last failed attempt of the heads of an endpoint.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct LastFailure {
+    pub(crate) at: Stamp,
+    pub(crate) status: Option<u32>,
+    pub(crate) error: Option<String>,
+    pub(crate) detail: String,
 }
 
 /// A lane, as operators see it.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LaneRow {
     pub(crate) id: i64,
     pub(crate) endpoint: String,
@@ -62,15 +76,17 @@ pub(crate) struct LaneRow {
     pub(crate) head: i64,
     pub(crate) waiting: i64,
     pub(crate) attempts: u32,
-    pub(crate) due_at: Option<i64>,
+    pub(crate) due_at: Option<Stamp>,
     /// When the head came.
-    pub(crate) head_since: Option<i64>,
+    pub(crate) head_since: Option<Stamp>,
     pub(crate) head_type: Option<String>,
 }
 
 /// An attempt, as operators see it.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct AttemptRow {
+    pub(crate) endpoint: String,
+    pub(crate) key: String,
     pub(crate) lane: i64,
     pub(crate) position: i64,
     pub(crate) epoch: u32,
@@ -78,7 +94,7 @@ pub(crate) struct AttemptRow {
     pub(crate) event_id: String,
     pub(crate) r#type: String,
     pub(crate) number: i64,
-    pub(crate) started_at: i64,
+    pub(crate) started_at: Stamp,
     pub(crate) took_ms: i64,
     pub(crate) status: Option<i64>,
     pub(crate) error: Option<String>,
@@ -171,18 +187,47 @@ pub(super) async fn set_settings(db: &mut impl Sql, endpoint: &str, settings: Op
 pub(super) async fn counts(db: &mut impl Sql, endpoint: &str) -> Result<Counts> {
     let row = db
         .first(
-            "SELECT count(*), CAST(coalesce(sum(CASE WHEN state = 'open' THEN 0 ELSE 1 END), 0) AS BIGINT),
+            "SELECT count(*), CAST(coalesce(sum(CASE WHEN state = 'parked' THEN 1 ELSE 0 END), 0) AS BIGINT),
+                    CAST(coalesce(sum(CASE WHEN state = 'paused' THEN 1 ELSE 0 END), 0) AS BIGINT),
                     CAST(coalesce(sum(tail - head + 1), 0) AS BIGINT),
                     min((SELECT event.received_at FROM message JOIN event ON event.id = message.event
-                         WHERE message.lane = lane.id AND message.position = lane.head))
+                         WHERE message.lane = lane.id AND message.position = lane.head)),
+                    min(due_at)
              FROM lane WHERE endpoint = $1 AND head <= tail",
             values![endpoint],
         )
         .await?;
     let read = |mut row: Row| {
-        Ok(Counts { lanes: row.take()?, stopped: row.take()?, messages: row.take()?, oldest: row.take()? })
+        Ok(Counts {
+            lanes: row.take()?,
+            parked: row.take()?,
+            paused: row.take()?,
+            messages: row.take()?,
+            oldest: row.take()?,
+            next_due: row.take()?,
+        })
     };
     row.map_or_else(|| Ok(Counts::default()), read)
+}
+
+pub(super) async fn last_failure(db: &mut impl Sql, endpoint: &str) -> Result<Option<LastFailure>> {
+    let row = db
+        .first(
+            "SELECT attempt.started_at, attempt.status, attempt.error, attempt.detail
+             FROM lane JOIN attempt ON attempt.lane = lane.id AND attempt.position = lane.head
+             WHERE lane.endpoint = $1 AND lane.head <= lane.tail
+             ORDER BY attempt.started_at DESC LIMIT 1",
+            values![endpoint],
+        )
+        .await?;
+    let read = |mut row: Row| {
+        Ok(LastFailure { at: row.take()?, status: row.take()?, error: row.take()?, detail: take_text(&mut row)? })
+    };
+    row.map(read).transpose()
+}
+
+fn take_text(row: &mut Row) -> Result<String> {
+    Ok(String::from_utf8_lossy(&row.take::<Vec<u8>>()?).into_owned())
 }
 
 /// The lanes of an endpoint that have messages or are stopped, those with the oldest heads first; or the lanes of one key.
@@ -235,7 +280,7 @@ pub(super) async fn attempts(
 ) -> Result<Vec<AttemptRow>> {
     let rows = db
         .query(
-            "SELECT attempt.lane, attempt.position, message.epoch, message.seq, event.source_id, event.type,
+            "SELECT lane.endpoint, lane.key, attempt.lane, attempt.position, message.epoch, message.seq, event.source_id, event.type,
                     attempt.number, attempt.started_at, attempt.took_ms, attempt.status, attempt.error, attempt.detail
              FROM attempt
              JOIN lane ON lane.id = attempt.lane
@@ -249,6 +294,8 @@ pub(super) async fn attempts(
         .await?;
     let read = |mut row: Row| {
         Ok(AttemptRow {
+            endpoint: row.take()?,
+            key: row.take()?,
             lane: row.take()?,
             position: row.take()?,
             epoch: row.take()?,
@@ -260,7 +307,7 @@ pub(super) async fn attempts(
             took_ms: row.take()?,
             status: row.take()?,
             error: row.take()?,
-            detail: String::from_utf8_lossy(&row.take::<Vec<u8>>()?).into_owned(),
+            detail: take_text(&mut row)?,
         })
     };
     rows.into_iter().map(read).collect()

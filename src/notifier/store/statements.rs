@@ -329,7 +329,7 @@ async fn end_replay(
     Ok(updated)
 }
 
-pub(super) fn outcome_text(outcome: MessageOutcome) -> &'static str {
+pub(crate) const fn outcome_text(outcome: MessageOutcome) -> &'static str {
     match outcome {
         MessageOutcome::Delivered => "delivered",
         MessageOutcome::Exhausted => "exhausted",

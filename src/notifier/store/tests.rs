@@ -113,7 +113,7 @@ on_each_database! {
         let head = head(&store, a[0]).await;
         assert_eq!((head.key.as_str(), head.data.as_slice()), ("k", b"{ \"a\":  1}".as_slice()), "byte for byte");
         let counts = store.counts("a").await.unwrap();
-        assert_eq!(counts, Counts { lanes: 1, stopped: 0, messages: 1, oldest: Some(5) });
+        assert_eq!(counts, Counts { lanes: 1, messages: 1, oldest: Some(Stamp(5)), next_due: Some(Stamp(5)), ..Counts::default() });
         let both = vec![(event("2", "z", None), names(&["a"])), (event("1", "a", None), names(&["a"]))];
         let added = store.add(both, Stamp(9)).await.unwrap();
         assert_eq!(added, [Added::Stored { lanes: 1 }, Added::Duplicate], "in the order of the events");
@@ -128,6 +128,8 @@ on_each_database! {
         let first = head(&store, lane).await;
         assert_eq!(end(&store, first, again).await, Committed::Due(Some(Stamp(99))));
         assert_eq!(next_due(&store, "a", 5).await, Some(99));
+        let failure = store.last_failure("a").await.unwrap().unwrap();
+        assert_eq!((failure.status, store.last_failure("b").await.unwrap()), (Some(200), None));
         let mut seen = Vec::new();
         loop {
             let head = head(&store, lane).await;
@@ -141,7 +143,8 @@ on_each_database! {
         add(&store, event("6", "k", None), &["a"], 50).await;
         assert_eq!(due(&store, "a", 50).await, [lane], "an empty lane begins again");
         let attempts = store.attempts(Some("a".to_owned()), None, 9).await.unwrap();
-        assert_eq!((attempts.len(), attempts[0].status), (6, Some(200)));
+        assert_eq!((attempts.len(), attempts[0].status, attempts[0].key.as_str()), (6, Some(200), "k"));
+        assert_eq!(store.last_failure("a").await.unwrap(), None, "no head was attempted");
     }
 
     async fn an_attempt_of_a_message_that_is_no_head_any_more_is_refused(store: Store) {
@@ -166,7 +169,7 @@ on_each_database! {
         assert_eq!(end(&store, head(&store, lane).await, HeadVerdict::Park).await, Committed::Due(None));
         add(&store, event("2", "k", None), &["a"], 6).await;
         let counts = store.counts("a").await.unwrap();
-        assert_eq!((due(&store, "a", 99).await.len(), counts.messages, counts.stopped), (0, 2, 1));
+        assert_eq!((due(&store, "a", 99).await.len(), counts.messages, counts.parked), (0, 2, 1));
         assert!(store.resume_lane(lane, None, Stamp(9)).await.unwrap());
         assert_eq!(due(&store, "a", 9).await, [lane]);
         assert!(store.pause_lane(lane, Stamp(20), Some("maintenance".to_owned())).await.unwrap());

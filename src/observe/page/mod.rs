@@ -22,6 +22,7 @@ const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 const COMMANDS_SCRIPT: &str = include_str!("act.js");
 const TASKS_SCRIPT: &str = include_str!("tasks.js");
+const NOTIFIER_SCRIPT: &str = include_str!("notifier.js");
 /// Without scripts.
 const RELOAD_SECONDS: u8 = 10;
 
@@ -45,6 +46,8 @@ pub enum CommandButtons {
     Shown,
     /// As forms, which carry the page's own token.
     Forms,
+    /// Those of a notifier, with what they are about: all of it needs scripts and a token.
+    Notifier,
 }
 
 impl CommandButtons {
@@ -53,6 +56,7 @@ impl CommandButtons {
             Self::Hidden => None,
             Self::Shown => Some(COMMANDS_SCRIPT),
             Self::Forms => Some(TASKS_SCRIPT),
+            Self::Notifier => Some(NOTIFIER_SCRIPT),
         }
     }
 }
@@ -108,7 +112,11 @@ fn document(parts: PageContent, clock: SnapshotClock) -> Markup {
                         span #state { "as of " (clock.time_of_day(0.0)) }
                         button #stop type="button" hidden { "pause refresh" }
                     }
-                    @if parts.buttons == CommandButtons::Shown { (token_form()) }
+                    @match parts.buttons {
+                        CommandButtons::Shown => { (token_form("http.token_file")) }
+                        CommandButtons::Notifier => { (token_form("notifier.token_file")) }
+                        CommandButtons::Hidden | CommandButtons::Forms => {}
+                    }
                 }
                 main { (parts.main) }
                 // Outside of `main`, so that a refresh does not replace it.
@@ -125,11 +133,11 @@ fn document(parts: PageContent, clock: SnapshotClock) -> Markup {
 }
 
 /// The token is never part of a URL.
-fn token_form() -> Markup {
+fn token_form(key: &str) -> Markup {
     html! {
         div #commands {
             output #message {}
-            input #token type="password" autocomplete="off" placeholder="token of http.token_file" aria-label="token" hidden;
+            input #token type="password" autocomplete="off" placeholder={ "token of " (key) } aria-label="token" hidden;
             button #use type="button" hidden { "use token" }
             button #ask type="button" hidden { "enable commands" }
         }

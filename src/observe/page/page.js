@@ -33,6 +33,7 @@
       last = Date.now();
       state.textContent = "live";
       state.className = "good";
+      document.dispatchEvent(new Event("refreshed"));
     } catch (error) {
       const seconds = Math.round((Date.now() - last) / 1000);
       state.textContent = "no response for " + seconds + " s; showing the last known state";

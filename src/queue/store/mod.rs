@@ -2,6 +2,7 @@
 
 pub(crate) mod artifacts;
 pub(crate) mod messages;
+mod outbox;
 pub(crate) mod tx;
 mod writer;
 
@@ -26,9 +27,9 @@ type Batch = sqlite::Batch<QueueStore>;
 pub(crate) const SCHEMA: Schema = Schema {
     // `jrny`
     application_id: 0x6a72_6e79,
-    format: 5,
+    format: 6,
     sql: include_str!("schema.sql"),
-    migrations: &[],
+    migrations: &[(5, "CREATE TABLE outbox (id INTEGER PRIMARY KEY, event TEXT NOT NULL)")],
     owner: "queue",
     key: "queue.db",
 };

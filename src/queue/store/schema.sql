@@ -54,3 +54,5 @@ CREATE TABLE artifacts (
     PRIMARY KEY (task_id, run, name)
 ) WITHOUT ROWID;
 CREATE INDEX artifact_expiry ON artifacts (expires);
+-- Events for a notifier.
+CREATE TABLE outbox (id INTEGER PRIMARY KEY, event TEXT NOT NULL);

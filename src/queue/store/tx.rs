@@ -90,6 +90,8 @@ pub(crate) struct Tx<'a> {
     pub(super) queues_with_work: Vec<String>,
     /// Artifact files to remove after the commit.
     pub(super) files_to_remove: Vec<String>,
+    /// Events that were added to the outbox.
+    pub(super) announced: usize,
 }
 
 pub(super) type StoreResult<T> = Result<T, StoreError>;
@@ -129,6 +131,7 @@ impl Tx<'_> {
             self.queues_with_work.push(task.queue.clone());
         }
         if open_until.is_none() {
+            self.announce(&task)?;
             self.schedule_dependents(&task)?;
         }
         Ok(task)

@@ -5,6 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use rusqlite::{Connection, ErrorCode};
+use tokio::sync::Notify;
 
 use super::super::Config;
 use super::super::queue_error::{QueueError, QueueErrorCode};
@@ -16,17 +17,24 @@ use crate::sqlite::Owner;
 pub(crate) struct QueueStore {
     config: Arc<Config>,
     waiters: HashMap<String, VecDeque<Waiter>>,
+    /// Notified when events of tasks were committed.
+    announced: Arc<Notify>,
 }
 
 #[derive(Default)]
 pub(crate) struct Effects {
     queues_with_work: Vec<String>,
     files_to_remove: Vec<String>,
+    announced: usize,
 }
 
 impl QueueStore {
     pub(crate) fn new(config: Arc<Config>) -> Self {
-        Self { config, waiters: HashMap::new() }
+        Self { config, waiters: HashMap::new(), announced: Arc::default() }
+    }
+
+    pub(crate) fn announced(&self) -> Arc<Notify> {
+        Arc::clone(&self.announced)
     }
 }
 
@@ -46,12 +54,14 @@ impl Owner for QueueStore {
 
     fn begin<'a>(&'a self, conn: &'a Connection) -> Tx<'a> {
         let (queues_with_work, files_to_remove) = (Vec::new(), Vec::new());
-        Tx { conn, config: &self.config, now: self.config.clock.now(), queues_with_work, files_to_remove }
+        let now = self.config.clock.now();
+        Tx { conn, config: &self.config, now, queues_with_work, files_to_remove, announced: 0 }
     }
 
     fn collect_effects(tx: Tx<'_>, effects: &mut Effects) {
         effects.queues_with_work.extend(tx.queues_with_work);
         effects.files_to_remove.extend(tx.files_to_remove);
+        effects.announced += tx.announced;
     }
 
     fn end_batch(writer: &mut Writer, batch: &mut Batch) {
@@ -64,6 +74,9 @@ impl Owner for QueueStore {
     fn committed(&mut self, effects: Effects) {
         for path in &effects.files_to_remove {
             super::super::artifact_files::remove(&self.config.artifacts, path);
+        }
+        if effects.announced > 0 {
+            self.announced.notify_one();
         }
     }
 }

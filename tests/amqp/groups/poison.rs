@@ -9,6 +9,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use super::{Pool, assert_includes, fails, run, succeeds};
+use crate::gremlin::{Gremlin, answer};
 use crate::support::{Client, within};
 
 impl Pool {
@@ -92,6 +93,29 @@ async fn b04_a_poison_request_shows_the_worker_that_exited_and_can_be_requeued()
     assert_eq!((answer.status(), answer.json()), ("ok", "mended".into()));
     assert_eq!(pool.put_aside(0).await, Vec::<Value>::new());
     controller.says("poison request requeued").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_is_put_aside_is_told_to_a_notifier() {
+    let Some(pool) = Pool::new().await else { return };
+    let accepted = answer(202, "application/json", r#"{"accepted":1,"duplicates":0}"#);
+    let notifier = Gremlin::start(|_| vec![accepted]).await;
+    let token = pool.folder.path().join("notifier-token");
+    std::fs::write(&token, "token-of-the-test").expect("it is written");
+    let notify = format!("[notify]\nurl = \"{}\"\ntoken_file = \"{}\"\n", notifier.url(), token.display());
+    let controller = pool.active(&format!("{}\n{notify}", pool.killed_workers())).await;
+    pool.ask("a/b", "1").await;
+    assert_eq!(pool.rejected("1").await, "delivery_limit");
+    within("an event", notifier.wait_asked(|asked| !asked.is_empty())).await;
+    let event = notifier.asked()[0].json()[0].clone();
+    let id = pool.put_aside(1).await[0]["id"].as_str().expect("an id").to_owned();
+    let expected = json!({
+        "source": "controller", "type": "request.put-aside", "key": format!("{}/a/b", pool.name),
+        "id": format!("{}/{id}", pool.name),
+        "data": { "pool": pool.name, "key": "a/b", "id": id, "reason": "delivery_limit" },
+    });
+    assert_includes(&event, &expected);
+    assert!(!controller.log().contains("token-of-the-test"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,0 +1,444 @@
+//! `journeyman notifier status`, `lanes`, `replay` and what else operators see and change in a running notifier.
+
+use std::str::FromStr;
+
+use clap::{Args, Subcommand};
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::client::{Client, ClientArgs};
+use crate::cli::exit::{Exit, ExitResult, Failure};
+use crate::cli::output::{self, Format};
+use crate::cli::table::{cut, strip_control_chars, table};
+use crate::config::Environment;
+use crate::config::values::Span;
+use crate::domain::staged::Stamp;
+use crate::notifier::{AttemptRow, EndpointStatus, LaneRow, LastFailure, Status};
+use crate::worker::snapshot::format_duration;
+
+const NAME_CHARS_MAX: usize = 40;
+const DETAIL_CHARS_MAX: usize = 100;
+
+/// How to reach the notifier, and how to print.
+#[derive(Debug, Args)]
+pub(super) struct CallArgs {
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t = Format::Table)]
+    output: Format,
+    #[command(flatten)]
+    client: ClientArgs,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct ChangeArgs {
+    /// Why, for other operators
+    #[arg(long, value_name = "TEXT")]
+    note: Option<String>,
+    #[command(flatten)]
+    call: CallArgs,
+}
+
+/// An endpoint or a lane.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub(super) struct Target {
+    /// Name of the endpoint
+    #[arg(value_name = "ENDPOINT")]
+    endpoint: Option<String>,
+    /// One lane instead, by its number in `journeyman notifier lanes`
+    #[arg(long, value_name = "LANE")]
+    lane: Option<i64>,
+}
+
+impl Target {
+    fn path(self) -> (&'static str, String) {
+        match self.lane {
+            Some(lane) => ("lanes", lane.to_string()),
+            None => ("endpoints", self.endpoint.unwrap_or_default()),
+        }
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum OperateCommand {
+    /// Show whether each endpoint gets its messages, why not, and what waits
+    Status(CallArgs),
+    /// List the endpoints with their health
+    Endpoints(CallArgs),
+    /// List lanes that have messages or are stopped, the oldest head first
+    Lanes {
+        /// Of this endpoint only
+        #[arg(long, value_name = "ENDPOINT")]
+        endpoint: Option<String>,
+        /// Lanes of this key, also empty ones
+        #[arg(long, value_name = "KEY")]
+        key: Option<String>,
+        /// How many [default: 100]
+        #[arg(long, value_name = "COUNT")]
+        limit: Option<u32>,
+        #[command(flatten)]
+        call: CallArgs,
+    },
+    /// List attempts with what came back, the latest first
+    Attempts {
+        /// Of this endpoint only
+        #[arg(long, value_name = "ENDPOINT")]
+        endpoint: Option<String>,
+        /// Of this lane only
+        #[arg(long, value_name = "LANE")]
+        lane: Option<i64>,
+        /// How many [default: 100]
+        #[arg(long, value_name = "COUNT")]
+        limit: Option<u32>,
+        #[command(flatten)]
+        call: CallArgs,
+    },
+    /// Try what waits for an endpoint at once, also if it is disabled or paused; or send one event again
+    Redeliver {
+        /// Name of the endpoint
+        endpoint: String,
+        /// An event that has ended, by its id, instead of what waits
+        #[arg(long, value_name = "ID", conflicts_with = "note")]
+        event: Option<String>,
+        #[command(flatten)]
+        change: ChangeArgs,
+    },
+    /// Send messages that have ended once more, in order
+    Replay(Box<ReplayArgs>),
+    /// Give up the message that a lane waits for
+    SkipHead {
+        /// Number of the lane
+        lane: i64,
+        /// Position of its head in `journeyman notifier lanes`, so that no other message is skipped
+        #[arg(long, value_name = "NUMBER")]
+        position: i64,
+        /// Why it is never delivered
+        #[arg(long, value_name = "TEXT")]
+        reason: String,
+        #[command(flatten)]
+        call: CallArgs,
+    },
+    /// Deliver nothing to an endpoint or of a lane; messages are kept
+    Pause {
+        #[command(flatten)]
+        target: Target,
+        /// Resume after this time [default: until `journeyman notifier resume`]
+        #[arg(long = "for", value_name = "TIME")]
+        span: Option<Span<1_000>>,
+        #[command(flatten)]
+        change: ChangeArgs,
+    },
+    /// End a pause, or open a lane that is parked
+    Resume {
+        #[command(flatten)]
+        target: Target,
+        #[command(flatten)]
+        change: ChangeArgs,
+    },
+    /// Deliver nothing to an endpoint until it is enabled; messages are kept
+    Disable {
+        /// Name of the endpoint
+        endpoint: String,
+        #[command(flatten)]
+        change: ChangeArgs,
+    },
+    /// Deliver to an endpoint again
+    Enable {
+        /// Name of the endpoint
+        endpoint: String,
+        #[command(flatten)]
+        change: ChangeArgs,
+    },
+    /// Send an endpoint an event of type `notifier.test`
+    Test {
+        /// Name of the endpoint
+        endpoint: String,
+        #[command(flatten)]
+        call: CallArgs,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(super) struct ReplayArgs {
+    /// Name of the endpoint
+    #[arg(long, value_name = "ENDPOINT")]
+    endpoint: String,
+    /// Events that came at this time or later, such as 2026-11-26T10:00:00Z, or `2h` ago
+    #[arg(long, value_name = "TIME")]
+    since: Option<PastTime>,
+    /// Events that came before
+    #[arg(long, value_name = "TIME")]
+    until: Option<PastTime>,
+    /// Events of this key
+    #[arg(long, value_name = "KEY")]
+    key: Option<String>,
+    /// Events of this type
+    #[arg(long = "type", value_name = "TYPE")]
+    event_type: Option<String>,
+    /// The event with this id
+    #[arg(long, value_name = "ID")]
+    event: Option<String>,
+    /// Messages that have ended so
+    #[arg(long, value_parser = ["delivered", "exhausted", "aborted-by-receiver", "skipped-by-operator"])]
+    outcome: Option<String>,
+    /// Only count them
+    #[arg(long)]
+    dry_run: bool,
+    #[command(flatten)]
+    call: CallArgs,
+}
+
+/// A time, or how long ago it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct PastTime(Timestamp);
+
+impl FromStr for PastTime {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Ok(time) = text.parse() {
+            return Ok(Self(time));
+        }
+        let span = text.parse::<Span>().map_err(|_| "a time such as 2026-11-26T10:00:00Z, or `2h` ago".to_owned())?;
+        Timestamp::now().checked_sub(span.0).map(Self).map_err(|error| error.to_string())
+    }
+}
+
+/// # Errors
+///
+/// [`Exit::Unreachable`] without an answer, [`Exit::Denied`] for a token that may not, [`Exit::Failed`] for a refused call.
+pub(super) async fn run(command: OperateCommand, environment: &Environment) -> ExitResult {
+    match command {
+        OperateCommand::Status(call) => {
+            let client = Client::new(call.client, environment)?;
+            let status: Status = client.get("status", &[]).await?;
+            output::show(&status, call.output, status_text)?;
+        }
+        OperateCommand::Endpoints(call) => {
+            let client = Client::new(call.client, environment)?;
+            let status: Status = client.get("status", &[]).await?;
+            output::show(&status.endpoints, call.output, |endpoints| endpoint_table(endpoints.iter()))?;
+        }
+        OperateCommand::Lanes { endpoint, key, limit, call } => {
+            let client = Client::new(call.client, environment)?;
+            let limit = limit.map(|limit| limit.to_string());
+            let lanes: Vec<LaneRow> =
+                client.get("lanes", &[("endpoint", endpoint), ("key", key), ("limit", limit)]).await?;
+            output::show(&lanes, call.output, |lanes| lane_table(lanes))?;
+        }
+        OperateCommand::Attempts { endpoint, lane, limit, call } => {
+            let client = Client::new(call.client, environment)?;
+            let number = |number: Option<i64>| number.map(|number| number.to_string());
+            let parameters = [("endpoint", endpoint), ("lane", number(lane)), ("limit", number(limit.map(i64::from)))];
+            let attempts: Vec<AttemptRow> = client.get("attempts", &parameters).await?;
+            output::show(&attempts, call.output, |attempts| attempt_table(attempts))?;
+        }
+        OperateCommand::Redeliver { endpoint, event: Some(event), change } => {
+            let asked = json!({ "endpoint": endpoint, "event_id": event });
+            let messages = replay(&asked, change.call, environment).await?;
+            if messages == 0 {
+                let message = format!(
+                    "no message of event `{event}` for endpoint {endpoint} has ended; `journeyman notifier lanes` has those that wait"
+                );
+                return Err(Failure::new(Exit::Failed, message));
+            }
+        }
+        OperateCommand::Redeliver { endpoint, event: None, change } => {
+            let body = json!({ "note": change.note });
+            change_one(("endpoints", endpoint), "redeliver", "what waits is tried now", body, change.call, environment)
+                .await?;
+        }
+        OperateCommand::Replay(arguments) => {
+            let ReplayArgs { endpoint, since, until, key, event_type, event, outcome, dry_run, call } = *arguments;
+            let time = |time: Option<PastTime>| time.map(|time| time.0.to_string());
+            let asked = json!({
+                "endpoint": endpoint, "since": time(since), "until": time(until), "key": key, "type": event_type,
+                "event_id": event, "outcome": outcome, "dry_run": dry_run,
+            });
+            replay(&asked, call, environment).await?;
+        }
+        OperateCommand::SkipHead { lane, position, reason, call } => {
+            let (of, done) = (("lanes", lane.to_string()), format!("message {position} is skipped"));
+            let body = json!({ "position": position, "note": reason });
+            change_one(of, "skip-head", &done, body, call, environment).await?;
+        }
+        OperateCommand::Pause { target, span, change } => {
+            let body = json!({ "seconds": span.map(|span| span.0.as_secs()), "note": change.note });
+            change_one(target.path(), "pause", "paused", body, change.call, environment).await?;
+        }
+        OperateCommand::Resume { target, change } => {
+            let body = json!({ "note": change.note });
+            change_one(target.path(), "resume", "resumed", body, change.call, environment).await?;
+        }
+        OperateCommand::Disable { endpoint, change } => {
+            let body = json!({ "note": change.note });
+            change_one(("endpoints", endpoint), "disable", "disabled", body, change.call, environment).await?;
+        }
+        OperateCommand::Enable { endpoint, change } => {
+            let body = json!({ "note": change.note });
+            change_one(("endpoints", endpoint), "enable", "enabled", body, change.call, environment).await?;
+        }
+        OperateCommand::Test { endpoint, call } => {
+            let done = "a `notifier.test` is sent; `journeyman notifier attempts` has what comes back";
+            change_one(("endpoints", endpoint), "test", done, json!({}), call, environment).await?;
+        }
+    }
+    Ok(Exit::Success)
+}
+
+/// Changes an endpoint or a lane.
+async fn change_one(
+    (kind, name): (&str, String),
+    action: &str,
+    done: &str,
+    body: Value,
+    call: CallArgs,
+    environment: &Environment,
+) -> Result<(), Failure> {
+    let answer = Client::new(call.client, environment)?.post(&[kind, &name, action], &body).await?;
+    let done = format!("{} {name}: {done}\n", kind.trim_end_matches('s'));
+    Ok(output::show(&answer, call.output, |_| done)?)
+}
+
+/// Returns how many messages it found.
+async fn replay(asked: &Value, call: CallArgs, environment: &Environment) -> Result<u64, Failure> {
+    let answer = Client::new(call.client, environment)?.post(&["replay"], asked).await?;
+    let messages = answer["messages"].as_u64().unwrap_or_default();
+    let does = if answer["dry_run"] == true { "would be" } else { "are" };
+    output::show(&answer, call.output, |_| format!("{messages} messages {does} sent again\n"))?;
+    Ok(messages)
+}
+
+fn text(text: &str, chars_max: usize) -> String {
+    cut(&strip_control_chars(text), chars_max)
+}
+
+fn note(note: Option<&String>) -> String {
+    note.map_or_else(String::new, |note| text(note, DETAIL_CHARS_MAX))
+}
+
+/// Of what is done once the time has come.
+fn due(at: Option<Stamp>) -> String {
+    let is_past = at.is_some_and(|at| at.0 <= Timestamp::now().as_millisecond());
+    if is_past { "now".to_owned() } else { relative(at) }
+}
+
+/// `–` for a time that never comes.
+fn relative(at: Option<Stamp>) -> String {
+    let now = Stamp(Timestamp::now().as_millisecond());
+    match at {
+        Some(at) if at.0 == i64::MAX => "no end".to_owned(),
+        Some(at) if at > now => format!("in {}", format_duration(at.since(now))),
+        Some(at) => format!("{} ago", format_duration(now.since(at))),
+        None => "–".to_owned(),
+    }
+}
+
+fn failure_text(failure: &LastFailure) -> String {
+    result_text(failure.status.map(i64::from), failure.error.as_deref(), &failure.detail)
+}
+
+fn result_text(status: Option<i64>, error: Option<&str>, detail: &str) -> String {
+    let result = match (status, error) {
+        (Some(status), _) => format!("HTTP {status}"),
+        (None, error) => error.unwrap_or("no answer").to_owned(),
+    };
+    if detail.is_empty() { result } else { text(&format!("{result}: {detail}"), DETAIL_CHARS_MAX) }
+}
+
+fn status_text(status: &Status) -> String {
+    let row = |(name, one): (&String, &EndpointStatus)| {
+        let counts = &one.counts;
+        vec![
+            text(name, NAME_CHARS_MAX),
+            one.state.as_str().to_owned(),
+            relative(one.health.failing_since),
+            due(one.next_try),
+            counts.lanes.to_string(),
+            counts.messages.to_string(),
+            relative(counts.oldest),
+        ]
+    };
+    let head = ["ENDPOINT", "STATE", "FAILING SINCE", "NEXT TRY", "LANES", "MESSAGES", "OLDEST"];
+    let mut out = table(head, status.endpoints.iter().map(row));
+    for (name, one) in &status.endpoints {
+        let failure = one
+            .last_failure
+            .as_ref()
+            .map(|failure| format!("last error, {}: {}", relative(Some(failure.at)), failure_text(failure)));
+        let note = one.note.as_ref().map(|note| format!("note: {note}"));
+        for line in [one.why.clone(), failure, note].into_iter().flatten() {
+            out.push_str(&format!("{}: {}\n", text(name, NAME_CHARS_MAX), strip_control_chars(&line)));
+        }
+    }
+    out
+}
+
+fn endpoint_table<'a>(endpoints: impl Iterator<Item = (&'a String, &'a EndpointStatus)>) -> String {
+    let row = |(name, one): (&String, &EndpointStatus)| {
+        vec![
+            text(name, NAME_CHARS_MAX),
+            one.state.as_str().to_owned(),
+            one.health.failures.to_string(),
+            relative(one.health.failing_since),
+            relative(one.paused_until),
+            one.disabled.map_or_else(|| "–".to_owned(), |reason| reason.name().to_owned()),
+            note(one.note.as_ref()),
+        ]
+    };
+    let head = ["ENDPOINT", "STATE", "FAILURES", "FAILING SINCE", "PAUSE ENDS", "DISABLED", "NOTE"];
+    table(head, endpoints.map(row))
+}
+
+fn lane_table(lanes: &[LaneRow]) -> String {
+    let row = |one: &LaneRow| {
+        vec![
+            one.id.to_string(),
+            text(&one.endpoint, NAME_CHARS_MAX),
+            text(&one.key, NAME_CHARS_MAX),
+            one.state.clone(),
+            one.head.to_string(),
+            text(one.head_type.as_deref().unwrap_or("–"), NAME_CHARS_MAX),
+            relative(one.head_since),
+            one.waiting.to_string(),
+            one.attempts.to_string(),
+            due(one.due_at),
+            note(one.note.as_ref()),
+        ]
+    };
+    let head = ["LANE", "ENDPOINT", "KEY", "STATE", "HEAD", "TYPE", "CAME", "WAITING", "ATTEMPTS", "NEXT TRY", "NOTE"];
+    table(head, lanes.iter().map(row))
+}
+
+fn attempt_table(attempts: &[AttemptRow]) -> String {
+    let row = |one: &AttemptRow| {
+        vec![
+            Timestamp::from_millisecond(one.started_at.0).unwrap_or_default().strftime("%Y-%m-%d %H:%M:%S").to_string(),
+            text(&one.endpoint, NAME_CHARS_MAX),
+            one.lane.to_string(),
+            text(&one.key, NAME_CHARS_MAX),
+            one.position.to_string(),
+            text(&one.r#type, NAME_CHARS_MAX),
+            text(&one.event_id, NAME_CHARS_MAX),
+            one.number.to_string(),
+            format!("{} ms", one.took_ms),
+            result_text(one.status, one.error.as_deref(), &one.detail),
+        ]
+    };
+    let head = ["STARTED (UTC)", "ENDPOINT", "LANE", "KEY", "POSITION", "TYPE", "EVENT", "ATTEMPT", "TOOK", "RESULT"];
+    table(head, attempts.iter().map(row))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_one_of_the_calendar_or_a_span_before_now() {
+        assert_eq!("2026-11-26T10:00:00Z".parse(), Ok(PastTime("2026-11-26T10:00:00Z".parse().unwrap())));
+        let PastTime(time) = "2h".parse().unwrap();
+        let ago = Timestamp::now().duration_since(time);
+        assert!((7_200..7_260).contains(&ago.as_secs()), "{ago:?}");
+        assert!("yesterday".parse::<PastTime>().unwrap_err().contains("`2h` ago"));
+    }
+}

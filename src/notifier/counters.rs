@@ -1,0 +1,112 @@
+//! What this node has counted since it started.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::delivery::AttemptResult;
+use super::store::{Head, outcome_text};
+use crate::domain::lane::retry::{HeadVerdict, MessageOutcome};
+use crate::domain::staged::Stamp;
+
+/// The upper bounds of the buckets; one without a bound follows.
+pub(super) const BOUNDS_SECONDS: [f64; 9] = [0.05, 0.25, 1.0, 5.0, 20.0, 60.0, 600.0, 3_600.0, 86_400.0];
+
+#[derive(Debug, Clone, Default)]
+pub(super) struct Histogram {
+    /// Not cumulative.
+    pub(super) buckets: [u64; BOUNDS_SECONDS.len() + 1],
+    pub(super) sum_seconds: f64,
+}
+
+impl Histogram {
+    fn observe(&mut self, took: Duration) {
+        let seconds = took.as_secs_f64();
+        let index = BOUNDS_SECONDS.iter().position(|bound| seconds <= *bound).unwrap_or(BOUNDS_SECONDS.len());
+        if let Some(bucket) = self.buckets.get_mut(index) {
+            *bucket += 1;
+        }
+        self.sum_seconds += seconds;
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Counters(Mutex<Counted>);
+
+/// By words of fixed lists; those that were never counted are missing.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Counted {
+    pub(super) deliveries: BTreeMap<&'static str, u64>,
+    /// By whether they have delivered.
+    pub(super) attempts: BTreeMap<bool, Histogram>,
+    pub(super) errors: BTreeMap<&'static str, u64>,
+    /// By source and result.
+    pub(super) intake: BTreeMap<(&'static str, &'static str), u64>,
+    pub(super) end_to_end: Histogram,
+    pub(super) replayed: u64,
+    /// Of each endpoint that was tried.
+    origins: BTreeMap<Arc<str>, Arc<str>>,
+    /// When an origin that does not work is probed.
+    pub(super) breakers: BTreeMap<Arc<str>, Stamp>,
+}
+
+impl Counters {
+    pub(super) fn counted(&self) -> Counted {
+        self.0.lock().clone()
+    }
+
+    /// When the server of an endpoint is probed, of one that does not work.
+    pub(super) fn probe_at(&self, endpoint: &str) -> Option<Stamp> {
+        let counted = self.0.lock();
+        counted.breakers.get(counted.origins.get(endpoint)?).copied()
+    }
+
+    /// Events of a source that are stored; `duplicates` were already.
+    pub(super) fn on_taken(&self, source: &'static str, accepted: usize, duplicates: usize) {
+        let mut counted = self.0.lock();
+        *counted.intake.entry((source, "accepted")).or_default() += accepted as u64;
+        *counted.intake.entry((source, "duplicate")).or_default() += duplicates as u64;
+    }
+
+    /// A call or message of a source.
+    pub(super) fn on_refused(&self, source: &'static str) {
+        *self.0.lock().intake.entry((source, "refused")).or_default() += 1;
+    }
+
+    pub(super) fn on_skipped(&self) {
+        let outcome = outcome_text(MessageOutcome::SkippedByOperator);
+        *self.0.lock().deliveries.entry(outcome).or_default() += 1;
+    }
+
+    pub(super) fn on_replayed(&self, messages: i64) {
+        self.0.lock().replayed += u64::try_from(messages).unwrap_or_default();
+    }
+
+    pub(super) fn on_attempt(&self, head: &Head, result: &AttemptResult, verdict: HeadVerdict, now: Stamp) {
+        let mut counted = self.0.lock();
+        let is_delivered = verdict == HeadVerdict::Ended(MessageOutcome::Delivered);
+        counted.attempts.entry(is_delivered).or_default().observe(result.took);
+        if let HeadVerdict::Ended(outcome) = verdict {
+            *counted.deliveries.entry(outcome_text(outcome)).or_default() += 1;
+        }
+        match &result.result {
+            Ok(_) if is_delivered => {}
+            Ok(_) => *counted.errors.entry("status").or_default() += 1,
+            Err(error) => *counted.errors.entry(error.class.name()).or_default() += 1,
+        }
+        if is_delivered && !head.is_replay {
+            counted.end_to_end.observe(now.since(head.occurred_at));
+        }
+    }
+
+    pub(super) fn on_breaker(&self, endpoint: &Arc<str>, origin: &Arc<str>, probe_at: Option<Stamp>) {
+        let mut counted = self.0.lock();
+        counted.origins.insert(Arc::clone(endpoint), Arc::clone(origin));
+        match probe_at {
+            Some(at) => counted.breakers.insert(Arc::clone(origin), at),
+            None => counted.breakers.remove(origin),
+        };
+    }
+}

@@ -1,0 +1,267 @@
+//! What operators see of a notifier and change in it, by command, by API and by webhook.
+
+use std::process::Output;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use serde_json::{Value, json};
+
+use crate::gremlin::unused_address;
+use crate::support::{Place, Receiver, Running, event, within};
+use crate::tools::{notifier, text};
+
+/// A receiver whose answer can be changed.
+async fn changing(status: u16) -> (Receiver, Arc<AtomicU16>) {
+    let status = Arc::new(AtomicU16::new(status));
+    let answered = Arc::clone(&status);
+    (Receiver::by_number(move |_| answered.load(Ordering::SeqCst)).await, status)
+}
+
+async fn run(place: &Place, running: &Running<'_>, arguments: &[&str]) -> Output {
+    notifier(place, &[arguments, &["--url", running.address()]].concat()).await
+}
+
+/// The output of a command that succeeds.
+async fn done(place: &Place, running: &Running<'_>, arguments: &[&str]) -> String {
+    let output = run(place, running, arguments).await;
+    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+async fn json_of(place: &Place, running: &Running<'_>, arguments: &[&str]) -> Value {
+    serde_json::from_str(&done(place, running, &[arguments, &["-o", "json"]].concat()).await).expect("JSON")
+}
+
+fn events(ids: &[(&str, &str)]) -> Vec<Value> {
+    ids.iter().map(|(id, key)| event(id, key)).collect()
+}
+
+#[tokio::test]
+async fn an_operator_sees_why_nothing_is_delivered_and_redelivers_in_order() {
+    let (receiver, status) = changing(500).await;
+    let place = Place::new(&[("ci", &receiver)]);
+    let running = place.start().await;
+    running.publish_all(&events(&[("1", "a"), ("2", "a"), ("3", "b")])).await;
+    running.wait_for_status("ci", |status| status["health"]["failures"].as_u64() >= Some(2)).await;
+    let shown = json_of(&place, &running, &["status"]).await["endpoints"]["ci"].clone();
+    assert_eq!((&shown["state"], &shown["lanes"], &shown["messages"]), (&json!("active"), &json!(2), &json!(3)));
+    assert_eq!(shown["last_failure"]["status"], 500, "{shown}");
+    assert!(shown["why"].as_str().is_some_and(|why| why.contains("failed attempts since")), "{shown}");
+    assert!(shown["next_try"].is_i64() && shown["oldest"].is_i64(), "{shown}");
+    let table = done(&place, &running, &["status"]).await;
+    assert!(table.contains("ENDPOINT") && table.contains("HTTP 500") && table.contains("failed attempts"), "{table}");
+    let lanes = json_of(&place, &running, &["lanes", "--endpoint", "ci"]).await;
+    assert_eq!(
+        (lanes.as_array().map(Vec::len), &lanes[0]["key"], &lanes[0]["head"]),
+        (Some(2), &json!("a"), &json!(1))
+    );
+    assert!(done(&place, &running, &["lanes", "--key", "b"]).await.contains("build.finished"));
+    let attempts = done(&place, &running, &["attempts", "--limit", "1"]).await;
+    assert!(attempts.lines().count() == 2 && attempts.contains("HTTP 500"), "{attempts}");
+
+    let paused = done(&place, &running, &["pause", "ci", "--for", "1h", "--note", "moving house"]).await;
+    assert_eq!(paused, "endpoint ci: paused\n");
+    let shown = done(&place, &running, &["status"]).await;
+    assert!(shown.contains("paused until") && shown.contains("notifier resume ci"), "{shown}");
+    assert!(done(&place, &running, &["endpoints"]).await.contains("moving house"));
+    status.store(200, Ordering::SeqCst);
+    done(&place, &running, &["resume", "ci"]).await;
+    done(&place, &running, &["disable", "ci", "--note", "broken"]).await;
+    assert_eq!(running.status("ci").await["disabled"], "by-operator");
+    assert!(done(&place, &running, &["status"]).await.contains("notifier enable ci"));
+    done(&place, &running, &["enable", "ci"]).await;
+    assert_eq!(running.status("ci").await["disabled"], Value::Null);
+    done(&place, &running, &["disable", "ci"]).await;
+    done(&place, &running, &["redeliver", "ci"]).await;
+    receiver.wait_for(3).await;
+    done(&place, &running, &["test", "ci"]).await;
+    receiver.wait_for(4).await;
+    running.stop().await;
+    assert_eq!(receiver.check_order(), 4);
+}
+
+#[tokio::test]
+async fn a_replay_is_counted_first_and_sent_in_order_with_a_header() {
+    let receiver = Receiver::answering(200).await;
+    let place = Place::new(&[("ci", &receiver)]);
+    let running = place.start().await;
+    running.publish_all(&events(&[("1", "a"), ("2", "a"), ("3", "b"), ("4", "a")])).await;
+    running.wait_for_status("ci", |status| status["messages"] == 0 && status["lanes"] == 0).await;
+    let counted = done(&place, &running, &["replay", "--endpoint", "ci", "--since", "1h", "--dry-run"]).await;
+    assert_eq!(counted, "4 messages would be sent again\n");
+    let none = json_of(&place, &running, &["replay", "--endpoint", "ci", "--until", "1h"]).await;
+    assert_eq!(none, json!({ "messages": 0, "dry_run": false }));
+    let attempts = json_of(&place, &running, &["attempts"]).await;
+    assert_eq!(attempts.as_array().map(Vec::len), Some(4), "a dry run sends nothing");
+    let some = ["replay", "--endpoint", "ci", "--key", "a", "--type", "build.finished", "--outcome", "delivered"];
+    assert_eq!(done(&place, &running, &some).await, "3 messages are sent again\n");
+    within("the replay", receiver.0.wait_asked(|asked| asked.len() == 7)).await;
+    let unknown = run(&place, &running, &["redeliver", "ci", "--event", "9"]).await;
+    assert_eq!(unknown.status.code(), Some(1), "{}", text(&unknown.stderr));
+    done(&place, &running, &["redeliver", "ci", "--event", "3"]).await;
+    within("the event", receiver.0.wait_asked(|asked| asked.len() == 8)).await;
+    let (_, metrics) = running.call("get", "/metrics", "").await;
+    assert!(metrics.contains("journeyman_notifier_replayed_total 4.0"), "{metrics}");
+    running.stop().await;
+    let asked = receiver.0.asked();
+    let is_replay: Vec<_> = asked.iter().map(|one| one.header("journeyman-replay") == Some("true")).collect();
+    assert_eq!(is_replay, [false, false, false, false, true, true, true, true]);
+    let sent: Vec<_> = receiver.got().into_iter().skip(4).map(|got| (got.lane, got.seq)).collect();
+    let expected = [("a", 1), ("a", 2), ("a", 3), ("b", 1)].map(|(lane, seq)| (lane.to_owned(), seq));
+    assert_eq!(sent, expected);
+}
+
+#[tokio::test]
+async fn only_the_head_of_a_lane_can_be_skipped_and_the_lane_goes_on() {
+    let (receiver, status) = changing(500).await;
+    let place = Place::new(&[("ci", &receiver)]);
+    let running = place.start().await;
+    running.publish_all(&events(&[("1", "a"), ("2", "a")])).await;
+    receiver.wait_for(1).await;
+    let lane = json_of(&place, &running, &["lanes"]).await[0]["id"].to_string();
+    done(&place, &running, &["pause", "--lane", &lane, "--note", "looking"]).await;
+    assert!(done(&place, &running, &["status"]).await.contains("1 paused"));
+    let wrong = run(&place, &running, &["skip-head", &lane, "--position", "2", "--reason", "poison"]).await;
+    assert_eq!(wrong.status.code(), Some(1));
+    assert!(text(&wrong.stderr).contains("not its head"), "{}", text(&wrong.stderr));
+    assert_eq!(json_of(&place, &running, &["lanes"]).await[0]["head"], 1);
+    done(&place, &running, &["skip-head", &lane, "--position", "1", "--reason", "poison"]).await;
+    status.store(200, Ordering::SeqCst);
+    done(&place, &running, &["resume", "--lane", &lane]).await;
+    receiver.wait_for(2).await;
+    running.wait_for_status("ci", |status| status["messages"] == 0).await;
+    let (_, metrics) = running.call("get", "/metrics", "").await;
+    for line in ["deliveries_total{outcome=\"skipped-by-operator\"} 1.0", "deliveries_total{outcome=\"delivered\"} 1.0"]
+    {
+        assert!(metrics.contains(line), "{line} in {metrics}");
+    }
+    running.stop().await;
+    assert_eq!(receiver.got().last().map(|got| got.seq), Some(2));
+}
+
+#[tokio::test]
+async fn a_command_that_may_not_or_cannot_says_what_to_do() {
+    let receiver = Receiver::answering(200).await;
+    let place = Place::new(&[("ci", &receiver)]);
+    std::fs::write(place.path().join("read"), "token-to-read").expect("it is written");
+    std::fs::write(place.path().join("wrong"), "wrong-token").expect("it is written");
+    let running = place.start_with(&[("JOURNEYMAN__NOTIFIER__READ_TOKEN_FILE", "read")]).await;
+    for command in ["status", "endpoints", "lanes", "attempts"] {
+        done(&place, &running, &[command, "--token-file", "read"]).await;
+        let refused = run(&place, &running, &[command, "--token-file", "wrong"]).await;
+        assert_eq!(refused.status.code(), Some(31), "{command}");
+    }
+    for (arguments, code, says) in [
+        (&["pause", "ci", "--token-file", "read"][..], 31, "may read only"),
+        (&["replay", "--endpoint", "ci", "--dry-run", "--token-file", "read"], 31, "may read only"),
+        (&["skip-head", "1", "--position", "1", "--reason", "no", "--token-file", "read"], 31, "may read only"),
+        (&["test", "ci", "--token-file", "wrong"], 31, "notifier.token_file"),
+        (&["pause", "cd"], 1, "no endpoint \"cd\""),
+        (&["pause", "--lane", "77"], 1, "no lane 77"),
+        (&["pause", "ci", "--lane", "77"], 2, "cannot be used with"),
+        (&["pause"], 2, "required"),
+        (&["replay", "--endpoint", "ci", "--since", "yesterday"], 2, "`2h` ago"),
+    ] {
+        let refused = run(&place, &running, arguments).await;
+        let error = text(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(code), "{arguments:?}: {error}");
+        assert!(error.contains(says) && !error.contains("wrong-token"), "{arguments:?}: {error}");
+    }
+    let nowhere = notifier(&place, &["status", "--url", &unused_address().await]).await;
+    assert_eq!(nowhere.status.code(), Some(32));
+    assert!(text(&nowhere.stderr).contains("is it running?"), "{}", text(&nowhere.stderr));
+    assert_eq!(running.status("ci").await["state"], "active", "nothing was changed");
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn metrics_count_what_comes_and_goes() {
+    let (receiver, status) = changing(200).await;
+    let place = Place::new(&[("ci", &receiver)]);
+    let running = place.start().await;
+    running.publish_all(&events(&[("1", "a"), ("2", "b")])).await;
+    running.publish(event("1", "a").to_string()).await;
+    running.publish("{}").await;
+    running.wait_for_status("ci", |status| status["messages"] == 0).await;
+    status.store(503, Ordering::SeqCst);
+    running.publish_all(&events(&[("3", "a")])).await;
+    running.wait_for_status("ci", |status| status["state"] == "resting").await;
+    let (code, metrics) = running.call("get", "/metrics", "").await;
+    assert_eq!(code, 200);
+    for line in [
+        "lanes{endpoint=\"ci\",state=\"open\"} 1.0",
+        "messages_pending{endpoint=\"ci\"} 1.0",
+        "endpoint_state{endpoint=\"ci\",state=\"resting\"} 1.0",
+        "endpoint_state{endpoint=\"ci\",state=\"active\"} 0.0",
+        "breaker_open 0.0",
+        "deliveries_total{outcome=\"delivered\"} 2.0",
+        "attempt_duration_seconds_count{outcome=\"delivered\"} 2.0",
+        "attempt_duration_seconds_count{outcome=\"failed\"} 1.0",
+        "attempt_errors_total{class=\"status\"} 1.0",
+        "attempt_errors_total{class=\"dns\"} 0.0",
+        "policy_blocked_total 0.0",
+        "intake_total{source=\"http\",result=\"accepted\"} 3.0",
+        "intake_total{source=\"http\",result=\"refused\"} 1.0",
+        "intake_duplicates_total 1.0",
+        "end_to_end_seconds_count 2.0",
+    ] {
+        assert!(metrics.contains(&format!("journeyman_notifier_{line}\n")), "{line} in {metrics}");
+    }
+    let age = metrics
+        .lines()
+        .find_map(|line| line.strip_prefix("journeyman_notifier_lane_head_age_seconds{endpoint=\"ci\"} "));
+    assert!(age.and_then(|age| age.parse::<f64>().ok()).is_some_and(|age| age > 0.0), "{metrics}");
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn every_route_of_the_openapi_document_answers() {
+    let receiver = Receiver::answering(200).await;
+    let place = Place::new(&[("ci", &receiver)]);
+    let running = place.start().await;
+    let (code, document) = running.call("get", "/v1/openapi.json", "").await;
+    let document: Value = serde_json::from_str(&document).expect("JSON");
+    assert_eq!((code, &document["openapi"]), (200, &json!("3.1.0")));
+    for (path, item) in document["paths"].as_object().expect("paths") {
+        for method in item.as_object().expect("methods").keys() {
+            let called = path.replace("{name}", "ci").replace("{id}", "77").replace("{action}", "pause");
+            let (code, body) = running.call(method, &called, "{}").await;
+            assert!(code != 405 && (code != 404 || body.contains("message")), "{method} {path}: {code} {body}");
+        }
+    }
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn operators_hear_of_an_endpoint_by_webhook_and_never_through_itself() {
+    let receiver = Receiver::by_number(|number| match number {
+        0..10 => 500,
+        10..20 => 200,
+        _ => 410,
+    })
+    .await;
+    let operators = Receiver::answering(200).await;
+    let place = Place::new(&[("ci", &receiver), ("ops", &operators)]);
+    let running = place
+        .start_with(&[
+            ("JOURNEYMAN__NOTIFIER__ENDPOINT__OPS__EVENTS", "notifier.*"),
+            ("JOURNEYMAN__NOTIFIER__ENDPOINT__CI__EVENTS", "*,notifier.*"),
+        ])
+        .await;
+    let all: Vec<Value> = (0..10).map(|number| event(&number.to_string(), &format!("lane-{number}"))).collect();
+    running.publish_all(&all).await;
+    operators.wait_for(2).await;
+    running.wait_for_status("ci", |status| status["messages"] == 0).await;
+    running.publish_all(&events(&[("late", "a")])).await;
+    operators.wait_for(3).await;
+    let log = running.stop().await;
+    let told: Vec<Value> = operators.0.asked().iter().map(|asked| asked.json()).collect();
+    let types: Vec<_> = told.iter().filter_map(|told| told["type"].as_str()).collect();
+    assert_eq!(types, ["notifier.endpoint.failing", "notifier.endpoint.recovered", "notifier.endpoint.disabled"]);
+    assert_eq!((&told[0]["data"]["endpoint"], &told[2]["data"]["reason"]), (&json!("ci"), &json!("gone")));
+    assert!(operators.got().iter().all(|got| got.lane == "ci"));
+    assert!(receiver.0.asked().iter().all(|asked| asked.json()["type"] == "build.finished"), "not through itself");
+    for alert in ["endpoint-failing", "endpoint-disabled"] {
+        assert!(log.contains(alert), "{alert} in {log}");
+    }
+}

@@ -1,0 +1,106 @@
+//! The page of a notifier in a browser.
+
+use std::sync::Arc;
+
+use crate::gremlin::{Act, Asked, Gremlin, answer};
+use crate::headless::{Scripts, chromium, dom};
+use crate::support::{Place, Receiver, TOKEN, event};
+
+/// What an operator does: enter the token, pause an endpoint, and skip a head.
+const HANDS: &str = r##"
+const click = (selector) => document.querySelector(selector).click();
+const wait = () => new Promise((done) => setTimeout(done, 1000));
+(async () => {
+  window.prompt = () => "by the page";
+  const body = document.body;
+  body.dataset.before = document.querySelectorAll("#aside table").length;
+  click("#ask");
+  document.getElementById("token").value = "wrong";
+  click("#use");
+  await wait();
+  body.dataset.wrong = document.getElementById("message").textContent;
+  click("#ask");
+  document.getElementById("token").value = "token-of-the-test";
+  click("#use");
+  await wait();
+  body.dataset.after = document.querySelectorAll("#aside table").length;
+  click("#aside button[data-path='/v1/endpoints/ci/pause']");
+  await wait();
+  click("#aside button[data-path$='/skip-head']");
+  await wait();
+  body.dataset.done = document.getElementById("message").textContent;
+})();
+"##;
+
+/// Passes requests on to a notifier; its page comes without its policy, and with hands.
+async fn with_hands(address: String) -> Gremlin {
+    let client = Arc::new(reqwest::Client::builder().no_proxy().build().expect("a client"));
+    Gremlin::responding(move |asked: &Asked| {
+        let (client, asked, address) = (Arc::clone(&client), asked.clone(), address.clone());
+        Box::pin(async move { pass_on(&client, &asked, &address).await })
+    })
+    .await
+}
+
+async fn pass_on(client: &reqwest::Client, asked: &Asked, address: &str) -> Act {
+    let mut words = asked.line.split(' ');
+    let method = words.next().and_then(|method| method.parse().ok()).expect("a method");
+    let path = words.next().expect("a path");
+    let mut request = client.request(method, format!("{address}{path}")).body(asked.body.clone());
+    for name in ["authorization", "content-type"] {
+        if let Some(value) = asked.header(name) {
+            request = request.header(name, value);
+        }
+    }
+    let answered = request.send().await.expect("it answers");
+    let kind =
+        answered.headers().get("content-type").and_then(|kind| kind.to_str().ok()).unwrap_or_default().to_owned();
+    let (status, text) = (answered.status().as_u16(), answered.text().await.expect("a text"));
+    let text = if path == "/" { text.replace("</body>", &format!("<script>{HANDS}</script></body>")) } else { text };
+    answer(status, &kind, text)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_page_shows_endpoints_lanes_and_attempts_with_a_token_and_changes_them() {
+    let Some(chromium) = chromium() else { return };
+    let receiver = Receiver::answering(500).await;
+    let place = Place::new(&[("ci", &receiver)]);
+    let running = place.start().await;
+    running.publish_all(&[event("1", "<b>a</b>"), event("2", "<b>a</b>")]).await;
+    running.wait_for_status("ci", |status| status["health"]["failures"].as_u64() >= Some(1)).await;
+    let (code, page) = running.call("get", "/", "").await;
+    assert_eq!(code, 200);
+    assert!(!page.contains("&lt;b&gt;a") && !page.contains(TOKEN), "nothing of the lanes without a token: {page}");
+    let hands = with_hands(running.address().to_owned()).await;
+    let seen = dom(&chromium, Scripts::On, &hands.url(), 12_000).await;
+    let seen = seen.replace(HANDS, "");
+    for part in [
+        "data-before=\"0\"",
+        "data-wrong=\"failed: wrong token",
+        "data-after=\"3\"",
+        "skip-head: done\"",
+        "&lt;b&gt;a&lt;/b&gt;",
+        "“by the page”",
+        "HTTP 500",
+    ] {
+        assert!(seen.contains(part), "{part} in {seen}");
+    }
+    assert!(!seen.contains(TOKEN), "{seen}");
+    let status = running.status("ci").await;
+    assert_eq!(
+        (&status["state"], &status["messages"], &status["note"]),
+        (&"paused".into(), &1.into(), &"by the page".into())
+    );
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_policy_of_the_page_lets_its_own_script_run() {
+    let Some(chromium) = chromium() else { return };
+    let place = Place::new(&[]);
+    let running = place.start().await;
+    let seen = dom(&chromium, Scripts::On, &format!("{}/", running.address()), 3_000).await;
+    assert!(seen.contains("<button id=\"ask\" type=\"button\">use a token</button>"), "{seen}");
+    assert!(seen.contains("<span id=\"state\" class=\"good\">live</span>") && seen.contains("delivering"), "{seen}");
+    running.stop().await;
+}
