@@ -238,10 +238,11 @@ async fn pending_calls_fail_with_the_connection_and_the_next_call_reconnects() {
     assert_eq!(answer.expect("an answer").body, b"again");
 }
 
-/// Calls once, and drops the call after its request was sent and noted. Returns that request.
-async fn send_once(pool: &Pool, worker: &mut Consumer, call: &RpcRequest, reply_queue: &ShortString) -> Delivery {
-    // The note follows the request: a call that is dropped in between is sent again.
+/// Calls once, and drops the call after its request was sent and noted. Returns that request, and the queue of the note.
+async fn send_once(pool: &Pool, worker: &mut Consumer, call: &RpcRequest, id: &str) -> (Delivery, ShortString) {
+    // The note follows the request. A call that is dropped in between is sent again, with another queue: its note may come late.
     for round_trips in 1.. {
+        let reply_queue = &ShortString::from(format!("{}-{id}-{round_trips}", pool.exchange));
         let client = RpcClient::new(shared().expect("a broker"), "a test");
         let receiving = async {
             let request = within("a request", next(worker)).await.expect("a request");
@@ -260,9 +261,9 @@ async fn send_once(pool: &Pool, worker: &mut Consumer, call: &RpcRequest, reply_
         while depth.0 == 0 || depth.1 > 0 {
             depth = pool.depth(reply_queue).await;
         }
-        // Each call has left its probe, and the last one its note.
-        if depth.0 == round_trips + 1 {
-            return request;
+        // The call has left its probe and its note.
+        if depth.0 == 2 {
+            return (request, reply_queue.clone());
         }
     }
     unreachable!("the range has no end")
@@ -271,19 +272,18 @@ async fn send_once(pool: &Pool, worker: &mut Consumer, call: &RpcRequest, reply_
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn c7_a_client_finds_what_an_earlier_client_of_its_reply_queue_has_sent() {
     let Some((pool, later, mut worker)) = Pool::shared().await else { return };
-    let queue = |id: &str| ShortString::from(format!("{}-{id}", pool.exchange).as_str());
     let (pending, answered) = (pool.call("pending"), pool.call("answered"));
-    let of_pending = send_once(&pool, &mut worker, &pending, &queue("pending")).await;
-    let of_answered = send_once(&pool, &mut worker, &answered, &queue("answered")).await;
+    let (of_pending, pending_queue) = send_once(&pool, &mut worker, &pending, "pending").await;
+    let (of_answered, answered_queue) = send_once(&pool, &mut worker, &answered, "answered").await;
     pool.reply(&of_answered, b"answered", "ok", None).await;
-    let call_once = async |call, id| within("a reply", later.call_once(call, &queue(id))).await.expect("a reply").body;
-    assert_eq!(call_once(&answered, "answered").await, b"answered");
+    let call_once = async |call, queue| within("a reply", later.call_once(call, queue)).await.expect("a reply").body;
+    assert_eq!(call_once(&answered, &answered_queue).await, b"answered");
     let replying = async {
-        while pool.depth(&queue("pending")).await.1 == 0 {}
+        while pool.depth(&pending_queue).await.1 == 0 {}
         pool.reply(&of_pending, b"partial", "ok", Some(true)).await;
         pool.reply(&of_pending, b"pending", "ok", None).await;
     };
-    let (body, ()) = tokio::join!(call_once(&pending, "pending"), replying);
+    let (body, ()) = tokio::join!(call_once(&pending, &pending_queue), replying);
     assert_eq!(body, b"pending");
     // Neither was sent again. A call that has ended is.
     let replying = async {
@@ -291,7 +291,7 @@ async fn c7_a_client_finds_what_an_earlier_client_of_its_reply_queue_has_sent() 
         assert_eq!(request.data, b"answered");
         pool.reply(&request, b"once more", "ok", None).await;
     };
-    let (body, ()) = tokio::join!(call_once(&answered, "answered"), replying);
+    let (body, ()) = tokio::join!(call_once(&answered, &answered_queue), replying);
     assert_eq!(body, b"once more");
 }
 

@@ -262,7 +262,7 @@ async fn p2_nothing_that_rabbitmq_has_confirmed_is_lost_when_the_notifier_is_kil
         let mut published = 0;
         for run in 1..=runs {
             // What has arrived is stored at once, so this one may be reached only once.
-            let hit = if point.to_string() == "notifier-stored" { 1 } else { run % 4 + 1 };
+            let hit = if *point == "notifier-stored" { 1 } else { run % 4 + 1 };
             let notifier = place.spawn(&[("JOURNEYMAN_CRASH_POINT", &format!("{point}:{hit}"))]);
             rabbit.publish_many(published..published + 20, 10).await;
             published += 20;

@@ -7,7 +7,7 @@ use crate::limits::NOTIFIER_UPKEEP_BATCH;
 /// Removes a bounded number of messages that ended before this time, then events and lanes that nothing refers to. Returns how many
 /// rows are gone.
 ///
-/// A lane of a finished epoch is removed once its messages are. Its key begins anew with the first number after that.
+/// The key of a lane that is removed begins anew with the first number.
 pub(super) async fn clean_up(db: &mut impl Sql, before: Stamp) -> Result<u64, SqlError> {
     let mut removed = 0;
     let old = db
