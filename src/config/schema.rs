@@ -933,8 +933,6 @@ pub struct Notifier {
     pub client_key_file: Option<SecretFile>,
     /// Files with the keys that encrypt secrets in the database, each the base64 of 32 bytes. The first one encrypts, and all of them decrypt, so that keys can be replaced.
     pub seal_key_files: Vec<SecretFile>,
-    /// Takes events from RabbitMQ too [built-in: no].
-    pub amqp: Option<NotifierAmqp>,
     /// Where events are delivered, by name.
     pub endpoint: BTreeMap<String, NotifierEndpoint>,
 }
@@ -957,7 +955,6 @@ impl Default for Notifier {
             client_certificate_file: None,
             client_key_file: None,
             seal_key_files: Vec::new(),
-            amqp: None,
             endpoint: BTreeMap::new(),
         }
     }

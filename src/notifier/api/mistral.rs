@@ -24,7 +24,7 @@ pub(super) async fn unavailable(State(api): State<Arc<Api>>, headers: HeaderMap)
         let Some(state) = states.get(&**name) else { continue };
         if state.disabled.is_some() || state.health.failing_since.is_some() {
             let (url, since) = (entry.endpoint.url.as_str(), state.health.failing_since);
-            urls.push(json!({ "url": url, "endpoint": name, "disabled": state.disabled, "failing_since": since }));
+            urls.push(json!({ "url": url, "endpoint": &**name, "disabled": state.disabled, "failing_since": since }));
         }
     }
     Ok(Json(json!({ "unavailable": urls })))
