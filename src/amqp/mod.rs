@@ -110,13 +110,7 @@ impl Broker {
     /// [`InvalidBrokerConfig`], without the address.
     pub fn new(settings: &BrokerConfig) -> Result<Self, InvalidBrokerConfig> {
         let uri = parse_uri(&settings.uri)?;
-        let display_url = format!(
-            "{}://{}:{}/{}",
-            uri.scheme,
-            uri.authority.host,
-            uri.authority.port,
-            urlencoding::encode(&uri.vhost)
-        );
+        let display_url = display_url(&uri);
         #[cfg(feature = "amqps")]
         if uri.scheme == AMQPScheme::AMQPS {
             tls::TlsClient::new(&uri.authority.host, settings)?;
@@ -133,6 +127,27 @@ impl Broker {
     pub const fn with_default_heartbeat(mut self, seconds: u16) -> Self {
         self.default_heartbeat = seconds;
         self
+    }
+
+    /// The same broker, in another vhost.
+    ///
+    /// # Errors
+    ///
+    /// If the name is too long.
+    pub(crate) fn in_vhost(mut self, vhost: &str) -> Result<Self, NameTooLong> {
+        to_short_string("the name of a vhost", vhost)?;
+        vhost.clone_into(&mut self.uri.vhost);
+        self.display_url = display_url(&self.uri);
+        Ok(self)
+    }
+
+    pub(crate) fn vhost(&self) -> &str {
+        &self.uri.vhost
+    }
+
+    /// The name that was read last.
+    pub(crate) fn user(&self) -> String {
+        self.user_info().username
     }
 
     /// The address without user and password.
@@ -216,6 +231,11 @@ impl Broker {
             message: format!("{operation} at {}: {}", self.display_url, error_text(error)),
         }
     }
+}
+
+fn display_url(uri: &AMQPUri) -> String {
+    let (host, port) = (&uri.authority.host, uri.authority.port);
+    format!("{}://{host}:{port}/{}", uri.scheme, urlencoding::encode(&uri.vhost))
 }
 
 fn parse_uri(text: &SecretString) -> Result<AMQPUri, InvalidBrokerConfig> {

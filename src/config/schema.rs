@@ -915,6 +915,10 @@ pub struct Notifier {
     pub read_token_file: Option<SecretFile>,
     /// How long a message and its attempts are kept after it has ended. An event that its source sends again later is a new one.
     pub retention: Span<1_000>,
+    /// Takes events from RabbitMQ too [built-in: no].
+    pub amqp: Option<NotifierAmqp>,
+    /// Takes the notifications of a Mistral too [built-in: no].
+    pub mistral: Option<NotifierMistral>,
     /// Networks that webhooks may reach although they are not public, such as `10.0.0.0/8`.
     pub allowed_networks: Vec<String>,
     /// Refuses endpoints without TLS.
@@ -929,8 +933,6 @@ pub struct Notifier {
     pub client_key_file: Option<SecretFile>,
     /// Files with the keys that encrypt secrets in the database, each the base64 of 32 bytes. The first one encrypts, and all of them decrypt, so that keys can be replaced.
     pub seal_key_files: Vec<SecretFile>,
-    /// Takes events from RabbitMQ too [built-in: no].
-    pub amqp: Option<NotifierAmqp>,
     /// Where events are delivered, by name.
     pub endpoint: BTreeMap<String, NotifierEndpoint>,
 }
@@ -944,6 +946,8 @@ impl Default for Notifier {
             token_file: None,
             read_token_file: None,
             retention: built_in("720h"),
+            amqp: None,
+            mistral: None,
             allowed_networks: Vec::new(),
             https_only: false,
             proxy_file: None,
@@ -951,7 +955,6 @@ impl Default for Notifier {
             client_certificate_file: None,
             client_key_file: None,
             seal_key_files: Vec::new(),
-            amqp: None,
             endpoint: BTreeMap::new(),
         }
     }
@@ -974,6 +977,7 @@ pub struct NotifierAmqp {
     /// Exchange that events are published to, with their key as the routing key. The names of its queues begin with it.
     pub queue: String,
     /// Number of queues over which the exchange spreads the keys. It cannot be changed later. More than one needs RabbitMQ 4.3, or its plugin `rabbitmq_sharding`.
+    #[schemars(range(min = 1, max = 256))]
     #[serde(deserialize_with = "shards")]
     pub shards: u16,
 }
@@ -988,6 +992,28 @@ fn shards<'de, D: Deserializer<'de>>(from: D) -> Result<u16, D::Error> {
     let shards = u16::deserialize(from)?;
     let is_good = (1..=NOTIFIER_SHARDS_MAX).contains(&shards);
     is_good.then_some(shards).ok_or_else(|| D::Error::custom(format!("a whole number from 1 to {NOTIFIER_SHARDS_MAX}")))
+}
+
+/// A vhost with a queue for each workflow execution and URL, at the broker of `[amqp]`. Needs `amqp.management_url` and `notifier.seal_key_files`.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NotifierMistral {
+    /// Vhost of the queues, made if it is missing.
+    #[serde(default = "mistral_vhost")]
+    pub vhost: String,
+    /// File with the key of the hashes of URLs in the names of queues, the same as that of the publishers.
+    pub url_key_file: SecretFile,
+    /// How long nothing has to come after the end of an execution before its queues are deleted, less than the broker's consumer timeout. With `0s` none is, as publishers need that do not look whether the queue is still there after a message was confirmed.
+    #[serde(default = "mistral_delete_after")]
+    pub delete_after: OptionalSpan,
+}
+
+fn mistral_vhost() -> String {
+    "mistral_guaranteed_notifies".to_owned()
+}
+
+fn mistral_delete_after() -> OptionalSpan {
+    built_in("10m")
 }
 
 /// A receiver of webhooks.

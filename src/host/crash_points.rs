@@ -50,6 +50,10 @@ pub const BUILD_CRASH_POINTS: &[&str] = &["build-pod-created", "build-secret-cre
 #[doc(hidden)]
 pub const NOTIFIER_CRASH_POINTS: &[&str] = &["notifier-stored", "notifier-sent", "notifier-committed"];
 
+/// Points of Mistral's queues, beside those of events.
+#[doc(hidden)]
+pub const MISTRAL_CRASH_POINTS: &[&str] = &["mistral-consumer-ended"];
+
 /// Points of requests in a ZooKeeper.
 #[doc(hidden)]
 pub const ZOOKEEPER_CRASH_POINTS: &[&str] = &[
@@ -83,6 +87,7 @@ pub(crate) fn crash_due(name: &str) -> bool {
         DEFERRAL_CRASH_POINTS,
         BUILD_CRASH_POINTS,
         NOTIFIER_CRASH_POINTS,
+        MISTRAL_CRASH_POINTS,
         ZOOKEEPER_CRASH_POINTS,
     ];
     debug_assert!(known.iter().any(|points| points.contains(&name)), "{name}");

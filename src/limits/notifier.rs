@@ -77,3 +77,17 @@ pub const NOTIFIER_PREFETCH: u16 = 64;
 pub const NOTIFIER_DELIVERY_LIMIT: i32 = 1_000_000;
 /// Queues that RabbitMQ spreads the keys of events over.
 pub const NOTIFIER_SHARDS_MAX: u16 = 256;
+/// How often Mistral's queues are listed.
+pub const NOTIFIER_MISTRAL_DISCOVERY_INTERVAL: Duration = Duration::from_secs(60);
+/// How often a notifier looks whether the one that takes Mistral's messages is gone.
+pub const NOTIFIER_MISTRAL_STANDBY_INTERVAL: Duration = Duration::from_secs(2);
+/// Queues of Mistral that messages are taken from. Others wait until some are deleted.
+pub const NOTIFIER_MISTRAL_QUEUES_MAX: usize = 10_000;
+/// Messages of one of them that were not acknowledged yet.
+pub const NOTIFIER_MISTRAL_PREFETCH: u16 = 16;
+/// Endpoints that Mistral's messages have named, each a URL with its headers.
+pub const NOTIFIER_TARGETS_MAX: usize = 10_000;
+/// Of an attempt at one of them.
+pub const NOTIFIER_TARGET_TIMEOUT: Duration = Duration::from_secs(20);
+/// Of the demonstration.
+pub const NOTIFIER_DEV_TIMEOUT: Duration = Duration::from_secs(60);

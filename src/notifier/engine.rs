@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use reqwest::Url;
 use reqwest::header::{HeaderMap, HeaderValue};
 use tokio::task::JoinSet;
@@ -77,8 +78,8 @@ struct EndpointEntry {
 #[derive(Default)]
 struct HeldLease {
     lease: Lease,
-    /// Nothing is delivered later. `None` is for ever.
-    until: Option<Instant>,
+    /// Nothing is sent later. `None` is for ever. Attempts look at it too, in case this process has slept.
+    until: Arc<Mutex<Option<Instant>>>,
     /// When it is renewed.
     renew_at: Option<Instant>,
     is_renewing: bool,
@@ -237,7 +238,7 @@ impl Engine {
     /// Renews the lease when it is time, and ends what is under way if it could not be renewed in time.
     fn keep_lease(&mut self) {
         let now = self.clock.now();
-        if self.lease.until.is_some_and(|until| until <= now) && !self.lease.lease.has.is_empty() {
+        if self.lease.until.lock().is_some_and(|until| until <= now) && !self.lease.lease.has.is_empty() {
             tracing::warn!("this node could not renew its lease in time; its attempts are repeated");
             self.lease.lease = Lease::default();
             self.lease.ended.cancel();
@@ -267,7 +268,7 @@ impl Engine {
             );
             self.look_for_due_lanes();
         }
-        self.lease.until = lasts.map(|lasts| asked_at.plus(lasts * 3 / 4));
+        *self.lease.until.lock() = lasts.map(|lasts| asked_at.plus(lasts * 3 / 4));
         self.lease.renew_at = lasts.map(|_| asked_at.plus(NOTIFIER_LEASE_RENEWAL));
         self.lease.lease = lease;
         if self.lease.ended.is_cancelled() {
@@ -308,7 +309,7 @@ impl Engine {
         let deadlines = self.dispatcher.next_deadline().into_iter();
         let renewal = self.lease.renew_at.filter(|_| !self.lease.is_renewing);
         let of_clock =
-            deadlines.chain(renewal).chain(self.lease.until).filter(|due| *due > at).map(|due| due.since(at));
+            deadlines.chain(renewal).chain(*self.lease.until.lock()).filter(|due| *due > at).map(|due| due.since(at));
         of_store.into_iter().chain(of_clock).min().unwrap_or(NOTIFIER_REFILL_INTERVAL).max(Duration::from_millis(1))
     }
 
@@ -329,10 +330,13 @@ impl Engine {
     fn begin(&mut self, next: NextAttempt) {
         let Some(entry) = self.endpoints.get(&next.endpoint) else { return };
         let (store, sender, endpoint) = (self.store.clone(), Arc::clone(&self.sender), Arc::clone(&entry.config));
-        let lease_ended = self.lease.ended.clone();
+        let (lease_ended, until, clock) = (self.lease.ended.clone(), Arc::clone(&self.lease.until), self.clock);
         self.tasks.spawn(async move {
             let attempt = async {
                 let Some(head) = store.head(next.lane).await? else { return Ok(None) };
+                if until.lock().is_some_and(|until| until <= clock.now()) {
+                    return Ok(None);
+                }
                 let started_at = stamp();
                 let result = sender.send(&request(&head, &endpoint, started_at)).await;
                 crash_point("notifier-sent");

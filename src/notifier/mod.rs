@@ -10,6 +10,7 @@ mod engine;
 mod event;
 mod format;
 mod intake;
+mod mistral;
 mod pattern;
 mod publisher;
 mod registry;
@@ -38,6 +39,8 @@ use self::intake::Intake;
 pub(crate) use self::intake::amqp::AmqpConfig;
 use self::intake::amqp::AmqpIntake;
 pub(crate) use self::intake::topology::{Topology, TopologyError};
+use self::mistral::MistralIntake;
+pub(crate) use self::mistral::{MistralConfig, UrlKey};
 pub(crate) use self::pattern::TypePattern;
 pub(crate) use self::publisher::{PublishError, Publisher};
 pub(crate) use self::registry::Endpoints;
@@ -72,6 +75,7 @@ pub(crate) struct NotifierConfig {
     pub(crate) seal_keys: SealKeys,
     /// Where events are taken besides HTTP.
     pub(crate) amqp: Option<AmqpConfig>,
+    pub(crate) mistral: Option<MistralConfig>,
     pub(crate) endpoints: Endpoints,
 }
 
@@ -94,6 +98,7 @@ pub(crate) struct Notifier {
     engine: Engine,
     api: Api,
     amqp: Option<AmqpIntake>,
+    mistral: Option<MistralIntake>,
     listener: TcpListener,
     store: Store,
     retention: Duration,
@@ -124,8 +129,9 @@ impl Notifier {
         let intake = Arc::new(Intake::new(store.clone(), Arc::clone(&registry)));
         let engine = Engine::new(store.clone(), config.sender, registry, limits, Arc::clone(&intake)).await?;
         let amqp = config.amqp.map(|amqp| AmqpIntake::new(amqp, Arc::clone(&intake)));
+        let mistral = config.mistral.map(|mistral| MistralIntake::new(mistral, Arc::clone(&intake)));
         let api = Api::new(intake, store.clone(), config.tokens);
-        Ok(Self { engine, api, amqp, listener, store, retention: config.retention, status })
+        Ok(Self { engine, api, amqp, mistral, listener, store, retention: config.retention, status })
     }
 
     pub(crate) fn address(&self) -> std::io::Result<SocketAddr> {
@@ -138,7 +144,7 @@ impl Notifier {
     ///
     /// If the database fails.
     pub(crate) async fn run(self, stop: CancellationToken) -> Result<(), NotifierError> {
-        let Self { engine, api, amqp, listener, store, retention, mut status } = self;
+        let Self { engine, api, amqp, mistral, listener, store, retention, mut status } = self;
         let limits = Limits {
             connections_max: HTTP_CONNECTIONS_MAX,
             connections_per_peer_max: HTTP_CONNECTIONS_MAX,
@@ -151,8 +157,13 @@ impl Notifier {
                 amqp.run(stop.clone()).await;
             }
         };
+        let consuming_mistral = async {
+            if let Some(mistral) = mistral {
+                mistral.run(stop.clone()).await;
+            }
+        };
         let working = async {
-            tokio::join!(serving, consuming, engine.run(stop.clone()));
+            tokio::join!(serving, consuming, consuming_mistral, engine.run(stop.clone()));
         };
         let too_long = async {
             stop.cancelled().await;

@@ -15,6 +15,7 @@
 )]
 
 mod groups;
+mod lanes;
 mod staged;
 
 use std::time::Duration;

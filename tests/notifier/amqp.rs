@@ -1,7 +1,7 @@
 //! Events that arrive through a real RabbitMQ.
 
 use std::collections::BTreeMap;
-use std::process::{Command, Output};
+use std::process::Output;
 
 use journeyman::amqp;
 use journeyman::amqp::lapin::options::{
@@ -90,9 +90,7 @@ impl Rabbit {
 }
 
 fn setup(place: &Place, variables: &[(&str, &str)]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_journeyman"));
-    command.args(["notifier", "setup", "--config", "journeyman.toml"]).current_dir(place.path()).env_clear();
-    command.envs(variables.iter().copied()).output().expect("it runs")
+    place.command(&["notifier", "setup"]).envs(variables.iter().copied()).output().expect("it runs")
 }
 
 fn set_up(place: &Place) -> String {

@@ -56,33 +56,46 @@ async fn an_event_that_follows_a_delivered_one_at_once_does_not_wait() {
 
 #[tokio::test]
 async fn p2_nothing_that_was_accepted_is_lost_when_the_notifier_is_killed() {
-    let runs = std::env::var("JOURNEYMAN_CRASH_RUNS").ok().and_then(|runs| runs.parse().ok()).unwrap_or(2);
     for point in NOTIFIER_CRASH_POINTS {
         let receiver = Receiver::failing_first(503).await;
         let place = Place::new(&[("ci", &receiver)]);
-        let mut accepted = 0;
-        for run in 1..=runs {
-            // What is left of the last run may end this one before anything is published.
-            let point_of_run = format!("{point}:{run}");
-            let Some(notifier) = place.try_start(&[("JOURNEYMAN_CRASH_POINT", &point_of_run)]).await else { continue };
-            // The same ones again where no answer came.
-            for number in 0..20 {
-                let id = format!("{run}-{number}");
-                if notifier.publish(event(&id, &format!("lane-{}", number % 4)).to_string()).await.is_none() {
-                    break;
-                }
-                accepted += 1;
-            }
-            let ended = notifier.process.ends().await;
-            assert_eq!(ended.signal(), Some(9), "at {point}: {}", ended.log);
-        }
-        let notifier = place.start().await;
-        receiver.wait_for(accepted).await;
-        notifier.stop().await;
-        let delivered = receiver.check_order();
-        assert!(delivered >= accepted, "{point}: {delivered} of {accepted}");
-        println!("{point}: {runs} deaths, {accepted} accepted, 0 lost, {} sent", receiver.got().len());
+        survives_kills(&place, &receiver, point.to_string()).await;
     }
+}
+
+#[tokio::test]
+async fn p2_nothing_that_was_accepted_is_lost_when_a_notifier_with_postgresql_is_killed() {
+    for point in NOTIFIER_CRASH_POINTS {
+        let receiver = Receiver::failing_first(503).await;
+        let Some(place) = Place::new(&[("ci", &receiver)]).on_postgres().await else { return };
+        survives_kills(&place, &receiver, point.to_string()).await;
+    }
+}
+
+async fn survives_kills(place: &Place, receiver: &Receiver, point: String) {
+    let runs = std::env::var("JOURNEYMAN_CRASH_RUNS").ok().and_then(|runs| runs.parse().ok()).unwrap_or(2);
+    let mut accepted = 0;
+    for run in 1..=runs {
+        // What is left of the last run may end this one before anything is published.
+        let point_of_run = format!("{point}:{run}");
+        let Some(notifier) = place.try_start(&[("JOURNEYMAN_CRASH_POINT", &point_of_run)]).await else { continue };
+        // The same ones again where no answer came.
+        for number in 0..20 {
+            let id = format!("{run}-{number}");
+            if notifier.publish(event(&id, &format!("lane-{}", number % 4)).to_string()).await.is_none() {
+                break;
+            }
+            accepted += 1;
+        }
+        let ended = notifier.process.ends().await;
+        assert_eq!(ended.signal(), Some(9), "at {point}: {}", ended.log);
+    }
+    let notifier = place.start().await;
+    receiver.wait_for(accepted).await;
+    notifier.stop().await;
+    let delivered = receiver.check_order();
+    assert!(delivered >= accepted, "{point}: {delivered} of {accepted}");
+    println!("{point}: {runs} deaths, {accepted} accepted, 0 lost, {} sent", receiver.got().len());
 }
 
 #[tokio::test]

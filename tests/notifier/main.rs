@@ -32,6 +32,8 @@ mod amqp;
 mod announcements;
 mod delivery;
 mod memory;
+mod mistral;
+mod nodes;
 mod operate;
 mod page;
 mod support;

@@ -58,6 +58,19 @@ impl Receiver {
         Self(Gremlin::responding(move |_| Box::pin(std::future::ready(answered(status)))).await)
     }
 
+    /// Answers so many requests with this status, and all others with 200.
+    pub(crate) async fn answering_at_first(status: u16, count: usize) -> Self {
+        let seen = Mutex::new(0);
+        let respond = move |_: &Asked| {
+            let mut seen = seen.lock();
+            *seen += 1;
+            let act: BoxFuture<'static, Act> =
+                Box::pin(std::future::ready(answered(if *seen <= count { status } else { 200 })));
+            act
+        };
+        Self(Gremlin::responding(respond).await)
+    }
+
     /// Answers the first attempt of each third message of a lane with this status, and all others with 200.
     pub(crate) async fn failing_first(status: u16) -> Self {
         let seen = Mutex::new(BTreeSet::new());
@@ -143,6 +156,33 @@ impl Place {
         Self { folder, client }
     }
 
+    /// With a database of its own in the PostgreSQL that tests/run starts, in place of the file; `None` without a server.
+    pub(crate) async fn on_postgres(self) -> Option<Self> {
+        let server = std::env::var("JOURNEYMAN_TEST_POSTGRES").ok().filter(|url| !url.is_empty());
+        let is_needed = std::env::var("CI").is_ok_and(|ci| ci == "true");
+        assert!(server.is_some() || !is_needed, "JOURNEYMAN_TEST_POSTGRES names no server; tests/run starts one");
+        let Some(server) = server else {
+            eprintln!("NOT TESTED: JOURNEYMAN_TEST_POSTGRES names no server; tests/run starts one");
+            return None;
+        };
+        let name = format!("test_{}", uuid::Uuid::new_v4().simple());
+        let (client, connection) = tokio_postgres::connect(&server, tokio_postgres::NoTls).await.expect("it connects");
+        let create = format!("CREATE DATABASE {name}");
+        tokio::select! {
+            created = client.batch_execute(&create) => created.expect("it is created"),
+            ended = connection => panic!("the connection has ended: {ended:?}"),
+        }
+        let (base, _) = server.rsplit_once('/').expect("it ends with a database");
+        let ca = std::env::var("JOURNEYMAN_TEST_POSTGRES_CA").expect("tests/run says where it is, with the server");
+        Some(self.with_postgres(&format!("{base}/{name}"), &ca))
+    }
+
+    pub(crate) fn with_postgres(self, url: &str, ca: &str) -> Self {
+        self.write("postgres", url);
+        self.configure(&format!("\n[notifier.postgres]\nurl_file = \"postgres\"\nca_file = \"{ca}\"\n"));
+        self
+    }
+
     /// What is in the files of the database.
     pub(crate) fn database(&self) -> Vec<u8> {
         let files = ["notifier.db", "notifier.db-wal"].map(|name| std::fs::read(self.folder.path().join(name)));
@@ -167,11 +207,16 @@ impl Place {
         self.start_with(&[]).await
     }
 
+    /// A command with the configuration.
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_journeyman"));
+        command.args(arguments).args(["--config", "journeyman.toml"]).current_dir(self.path()).env_clear();
+        command
+    }
+
     /// Does not wait until it listens.
     pub(crate) fn spawn(&self, variables: &[(&str, &str)]) -> Process {
-        let folder = self.folder.path();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_journeyman"));
-        command.args(["notifier", "--config", "journeyman.toml"]).current_dir(folder).env_clear();
+        let mut command = self.command(&["notifier"]);
         command.env("JOURNEYMAN__LOG__LEVEL", "debug").envs(variables.iter().copied());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         Process::of(command)
@@ -253,6 +298,20 @@ impl Running<'_> {
     /// Without its path.
     pub(crate) fn address(&self) -> &str {
         self.url.trim_end_matches("/v1")
+    }
+
+    /// The answer of a path beside those of `/v1`.
+    pub(crate) async fn get(&self, path: &str) -> Value {
+        let root = self.url.trim_end_matches("/v1");
+        let call = self.place.client.get(format!("{root}{path}")).bearer_auth(TOKEN).send();
+        within("an answer", call).await.expect("it answers").json().await.expect("JSON")
+    }
+
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        let root = self.url.trim_end_matches("/v1");
+        let call = self.place.client.post(format!("{root}{path}")).bearer_auth(TOKEN).json(body).send();
+        let answer = within("an answer", call).await.expect("it answers");
+        (answer.status().as_u16(), answer.json().await.expect("JSON"))
     }
 
     pub(crate) async fn kill(self) {

@@ -15,6 +15,7 @@
 mod check;
 mod faults;
 mod host;
+mod lanes;
 mod queue;
 mod rng;
 mod staged;

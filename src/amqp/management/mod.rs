@@ -5,6 +5,7 @@
 mod policies;
 mod queue_counts;
 mod routing;
+mod vhosts;
 
 use std::path::Path;
 use std::time::Duration;

@@ -66,6 +66,10 @@ pub(super) struct Client {
 impl Client {
     pub(super) fn new(arguments: ClientArgs, environment: &Environment) -> Result<Self, Failure> {
         let (base, token) = arguments.load(environment)?;
+        Self::of(base, token)
+    }
+
+    pub(super) fn of(base: reqwest::Url, token: Secret) -> Result<Self, Failure> {
         let http = client_builder().connect_timeout(NOTIFY_CONNECT_TIMEOUT).timeout(NOTIFY_CALL_TIMEOUT).build();
         let http = http.map_err(|error| Failure::from_error(Exit::Internal, &error))?;
         Ok(Self { http, base, token })

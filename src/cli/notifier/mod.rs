@@ -1,26 +1,22 @@
 //! `journeyman notifier`: delivers webhooks until a signal stops it.
 
 mod client;
+mod dev;
 mod endpoints;
 mod listen;
 mod operate;
 mod send;
+mod setup;
 
 use clap::{Args, Subcommand};
 use tokio_util::sync::CancellationToken;
 
-use super::amqp_setup;
 use super::config_args::{self, ConfigArgs, NoFlags, NotifierFlags};
 use super::exit::{Exit, ExitResult, Failure};
-use super::output;
 use super::signals::ExitSignals;
-use crate::amqp;
 use crate::config::{Environment, schema};
 use crate::http::BearerToken;
-use crate::limits::AMQP_CLOSE_TIMEOUT;
-use crate::notifier::{
-    AmqpConfig, Database, Notifier, NotifierConfig, NotifierError, SealKey, SealKeys, Tokens, Topology, TopologyError,
-};
+use crate::notifier::{Database, Notifier, NotifierConfig, NotifierError, SealKey, SealKeys, Tokens};
 use crate::observe::log;
 use crate::sqlite::Db;
 use endpoints::{endpoints, invalid, sender};
@@ -37,10 +33,13 @@ pub(super) struct NotifierArgs {
 
 #[derive(Debug, Subcommand)]
 enum NotifierCommand {
-    /// Make the exchange and the queues of `[notifier.amqp]` in RabbitMQ
+    /// Show ordered delivery to a receiver that fails, in this terminal, and exit
+    Dev,
+    /// Make in RabbitMQ what `[notifier.amqp]` and `[notifier.mistral]` need
     ///
-    /// The user of the broker's URI needs the right to configure them, which the notifier itself does not. JOURNEYMAN_AMQP_URI
-    /// is the URI of another user. What exists already is kept.
+    /// The user of the broker's URI needs the right to configure queues, which the notifier itself does not. JOURNEYMAN_AMQP_URI is
+    /// the URI of another user. What exists already is kept. The vhost of Mistral needs an administrator; the user of
+    /// `amqp.uri_file` gets all rights there.
     Setup(ConfigArgs<NoFlags>),
     /// Send an event to a running notifier
     Send(Box<send::SendArgs>),
@@ -52,42 +51,13 @@ enum NotifierCommand {
 
 pub(super) async fn run(arguments: NotifierArgs, environment: &Environment) -> ExitResult {
     match arguments.command {
+        Some(NotifierCommand::Dev) => Box::pin(dev::run()).await,
+        Some(NotifierCommand::Setup(settings)) => setup::run(settings, environment).await,
         Some(NotifierCommand::Send(arguments)) => send::run(*arguments, environment).await,
         Some(NotifierCommand::Listen(arguments)) => listen::run(arguments, environment).await,
-        Some(NotifierCommand::Setup(settings)) => set_up(settings, environment).await,
         Some(NotifierCommand::Operate(command)) => operate::run(command, environment).await,
         None => Box::pin(deliver(arguments.settings, environment)).await,
     }
-}
-
-async fn set_up(settings: ConfigArgs<NoFlags>, environment: &Environment) -> ExitResult {
-    let loaded = settings.load(&environment.without_controller_variables())?;
-    config_args::print_warnings(&loaded);
-    let Some(AmqpConfig { broker, topology }) = amqp_config(&loaded.config, environment)? else {
-        return Err(Failure::new(
-            Exit::Config,
-            "the notifier takes no events from RabbitMQ: add a section [notifier.amqp]",
-        ));
-    };
-    let failure = |error: TopologyError| Failure::from_error(Exit::HostUnusable, &error);
-    let connection = broker.connect("journeyman notifier setup").await.map_err(|error| failure(error.into()))?;
-    let mut lines = Vec::new();
-    let made = |what: &str, is_new: bool| lines.push(format!("{} {what}", if is_new { "created" } else { "exists " }));
-    let ended = topology.set_up(&broker, &connection, made).await;
-    amqp::close(&connection, AMQP_CLOSE_TIMEOUT).await;
-    for line in lines {
-        output::line(&line)?;
-    }
-    ended.map_err(failure)?;
-    Ok(Exit::Success)
-}
-
-fn amqp_config(config: &schema::Config, environment: &Environment) -> Result<Option<AmqpConfig>, Failure> {
-    let Some(amqp) = &config.notifier.amqp else { return Ok(None) };
-    let broker = amqp_setup::build_broker(&config.amqp, environment)?;
-    let topology = Topology::new(&amqp.queue, amqp.shards)
-        .map_err(|error| Failure::new(Exit::Config, format!("notifier.amqp.queue: {error}")))?;
-    Ok(Some(AmqpConfig { broker, topology }))
 }
 
 async fn deliver(settings: ConfigArgs<NotifierFlags>, environment: &Environment) -> ExitResult {
@@ -150,7 +120,8 @@ fn notifier_config(all: &schema::Config, environment: &Environment) -> Result<No
         retention,
         sender,
         seal_keys,
-        amqp: amqp_config(all, environment)?,
+        amqp: setup::amqp_config(all, environment)?,
+        mistral: setup::mistral_config(all, environment)?,
         endpoints,
     })
 }

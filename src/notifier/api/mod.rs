@@ -2,6 +2,7 @@
 
 mod events;
 mod metrics;
+mod mistral;
 mod operators;
 mod page;
 mod status;
@@ -108,6 +109,8 @@ impl Api {
             .route("/v1/lanes/{id}/{action}", post(operators::change_lane))
             .route("/v1/attempts", get(operators::attempts))
             .route("/v1/replay", post(operators::replay))
+            .route("/unavailable", get(mistral::unavailable))
+            .route("/redeliver", post(mistral::redeliver))
             .layer(DefaultBodyLimit::max(NOTIFIER_BODY_BYTES_MAX))
             .layer(middleware::map_response(add_headers))
             .with_state(Arc::new(self))

@@ -10,15 +10,11 @@ use lapin::message::Delivery;
 use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions, BasicRejectOptions};
 use lapin::types::ShortString;
 use lapin::{Channel, Connection, Consumer};
-use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::topology::Topology;
-use super::{Intake, parse_events};
+use super::{Intake, parse_events, retry_sessions};
 use crate::amqp::{self, Broker};
-use crate::domain::backoff::Backoff;
-use crate::domain::jitter::Jitter;
-use crate::domain::poll::POLL_RETRY;
 use crate::limits::{AMQP_CLOSE_TIMEOUT, NOTIFIER_BATCH_MAX, NOTIFIER_BODY_BYTES_MAX, NOTIFIER_PREFETCH};
 use crate::notifier::store::Added;
 
@@ -45,20 +41,7 @@ impl AmqpIntake {
 
     /// Takes events until `stop`. After an error it connects again.
     pub(in crate::notifier) async fn run(self, stop: CancellationToken) {
-        let (mut backoff, mut jitter) = (Backoff::NEW, Jitter::seeded(uuid::Uuid::new_v4().as_u64_pair().0));
-        loop {
-            let began = Instant::now();
-            let Err(why) = self.run_session(&stop).await else { return };
-            // A connection alone proves nothing: the store may fail.
-            if began.elapsed() > POLL_RETRY.max {
-                backoff.reset();
-            }
-            let wait = backoff.wait(POLL_RETRY, None, &mut jitter);
-            tracing::warn!("cannot take events from RabbitMQ: {why} (retrying in {wait:.1?})");
-            if stop.run_until_cancelled(sleep(wait)).await.is_none() {
-                return;
-            }
-        }
+        retry_sessions("events", &stop, async || self.run_session(&stop).await).await;
     }
 
     async fn run_session(&self, stop: &CancellationToken) -> Result<(), String> {

@@ -5,11 +5,17 @@ pub(super) mod topology;
 
 use std::sync::Arc;
 
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
 use super::counters::Counters;
 use super::event::Event;
 use super::registry::{EndpointSettings, Entry, InvalidEndpoint, Registered, Registry};
 use super::stamp;
 use super::store::{Added, Store, StoreFailure};
+use crate::domain::backoff::Backoff;
+use crate::domain::jitter::Jitter;
+use crate::domain::poll::POLL_RETRY;
 use crate::host::crash_points::crash_point;
 use crate::limits::NOTIFIER_BATCH_MAX;
 
@@ -51,7 +57,15 @@ impl Intake {
         self.store(vec![(event, vec![Arc::clone(endpoint)])]).await.map(drop)
     }
 
+    /// Stores events that were checked, each for one endpoint, whatever types it wants: all or none.
+    pub(super) async fn accept_each(&self, events: Vec<(Event, Arc<str>)>) -> Result<Vec<Added>, StoreFailure> {
+        self.store(events.into_iter().map(|(event, endpoint)| (event, vec![endpoint])).collect()).await
+    }
+
     async fn store(&self, events: Vec<(Event, Vec<Arc<str>>)>) -> Result<Vec<Added>, StoreFailure> {
+        if events.is_empty() {
+            return Ok(Vec::new());
+        }
         let added = self.store.add(events, stamp()).await?;
         crash_point("notifier-stored");
         Ok(added)
@@ -100,10 +114,32 @@ pub(super) fn parse_events(body: &[u8]) -> Result<Vec<Event>, String> {
         vec![serde_json::from_slice(body).map_err(place)?]
     };
     if events.is_empty() || events.len() > NOTIFIER_BATCH_MAX {
-        return Err(format!("{} events: one call or message has 1 to {NOTIFIER_BATCH_MAX}", events.len()));
+        return Err(format!("{} events: a call or a message has 1 to {NOTIFIER_BATCH_MAX}", events.len()));
     }
     for (index, event) in events.iter().enumerate() {
         event.check().map_err(|error| format!("event {index}: {error}"))?;
     }
     Ok(events)
+}
+
+/// Repeats the sessions with RabbitMQ that take `what`, until one ends without an error or `stop` comes while it waits.
+pub(super) async fn retry_sessions(
+    what: &str,
+    stop: &CancellationToken,
+    mut session: impl AsyncFnMut() -> Result<(), String>,
+) {
+    let (mut backoff, mut jitter) = (Backoff::NEW, Jitter::seeded(uuid::Uuid::new_v4().as_u64_pair().0));
+    loop {
+        let began = Instant::now();
+        let Err(why) = session().await else { return };
+        // A connection alone proves nothing: the store may fail.
+        if began.elapsed() > POLL_RETRY.max {
+            backoff.reset();
+        }
+        let wait = backoff.wait(POLL_RETRY, None, &mut jitter);
+        tracing::warn!("cannot take {what} from RabbitMQ: {why} (retrying in {wait:.1?})");
+        if stop.run_until_cancelled(sleep(wait)).await.is_none() {
+            return;
+        }
+    }
 }

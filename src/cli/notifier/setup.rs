@@ -1,0 +1,78 @@
+//! `journeyman notifier setup`: makes in RabbitMQ what the notifier needs there.
+
+use std::collections::BTreeSet;
+
+use super::endpoints::invalid;
+use crate::amqp::{self, Broker, BrokerConfig};
+use crate::cli::config_args::{self, ConfigArgs, NoFlags};
+use crate::cli::exit::{Exit, ExitResult, Failure};
+use crate::cli::{amqp_setup, output};
+use crate::config::{Environment, schema};
+use crate::limits::AMQP_CLOSE_TIMEOUT;
+use crate::notifier::{AmqpConfig, MistralConfig, Topology, TopologyError, UrlKey};
+
+pub(super) async fn run(settings: ConfigArgs<NoFlags>, environment: &Environment) -> ExitResult {
+    let loaded = settings.load(&environment.without_controller_variables())?;
+    config_args::print_warnings(&loaded);
+    let config = &loaded.config;
+    let (amqp, mistral) = (amqp_config(config, environment)?, mistral_config(config, environment)?);
+    if amqp.is_none() && mistral.is_none() {
+        let message = "the notifier takes nothing from RabbitMQ: add a section [notifier.amqp] or [notifier.mistral]";
+        return Err(Failure::new(Exit::Config, message));
+    }
+    if let Some(amqp) = amqp {
+        set_up_amqp(&amqp).await?;
+    }
+    if let Some(mistral) = mistral {
+        // Whoever sets up, and whoever the notifier is at the broker.
+        let mut users = BTreeSet::from([mistral.broker.user()]);
+        if let Some(file) = &config.amqp.uri_file {
+            let uri = BrokerConfig::new(file.load("an AMQP address", environment)?.reveal());
+            users.insert(Broker::new(&uri).map_err(|error| invalid("amqp.uri_file", &error))?.user());
+        }
+        mistral.set_up(&users).await.map_err(|why| Failure::new(Exit::HostUnusable, why))?;
+        let users: Vec<String> = users.into_iter().collect();
+        output::line(&format!("prepared vhost {} for {}", mistral.broker.vhost(), users.join(" and ")))?;
+    }
+    Ok(Exit::Success)
+}
+
+async fn set_up_amqp(AmqpConfig { broker, topology }: &AmqpConfig) -> Result<(), Failure> {
+    let failure = |error: TopologyError| Failure::from_error(Exit::HostUnusable, &error);
+    let connection = broker.connect("journeyman notifier setup").await.map_err(|error| failure(error.into()))?;
+    let mut lines = Vec::new();
+    let made = |what: &str, is_new: bool| lines.push(format!("{} {what}", if is_new { "created" } else { "exists " }));
+    let ended = topology.set_up(broker, &connection, made).await;
+    amqp::close(&connection, AMQP_CLOSE_TIMEOUT).await;
+    for line in lines {
+        output::line(&line)?;
+    }
+    ended.map_err(failure)
+}
+
+pub(super) fn mistral_config(
+    config: &schema::Config,
+    environment: &Environment,
+) -> Result<Option<MistralConfig>, Failure> {
+    let Some(mistral) = &config.notifier.mistral else { return Ok(None) };
+    if config.notifier.seal_key_files.is_empty() {
+        let message = "URLs and headers are kept sealed: set `notifier.seal_key_files`";
+        return Err(invalid("notifier.mistral", &message));
+    }
+    let events = amqp_setup::build_broker(&config.amqp, environment)?;
+    let broker = events.clone().in_vhost(&mistral.vhost).map_err(|error| invalid("notifier.mistral.vhost", &error))?;
+    let Some(management) = amqp_setup::build_management(&config.amqp, &broker)? else {
+        return Err(invalid("notifier.mistral", &"its queues are found at `amqp.management_url`: set it"));
+    };
+    let key = mistral.url_key_file.load("a key", environment)?;
+    let url_key = UrlKey::new(key.reveal()).map_err(|error| invalid("notifier.mistral.url_key_file", &error))?;
+    Ok(Some(MistralConfig { broker, management, events, url_key, delete_after: mistral.delete_after.0 }))
+}
+
+pub(super) fn amqp_config(config: &schema::Config, environment: &Environment) -> Result<Option<AmqpConfig>, Failure> {
+    let Some(amqp) = &config.notifier.amqp else { return Ok(None) };
+    let broker = amqp_setup::build_broker(&config.amqp, environment)?;
+    let topology = Topology::new(&amqp.queue, amqp.shards)
+        .map_err(|error| Failure::new(Exit::Config, format!("notifier.amqp.queue: {error}")))?;
+    Ok(Some(AmqpConfig { broker, topology }))
+}

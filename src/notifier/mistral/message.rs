@@ -1,0 +1,177 @@
+//! The queues and messages of Mistral's publishers.
+//!
+//! A queue `EXECUTION.KEY` is that of a workflow execution and a URL, whose key is an HMAC: publishers and the notifier share its secret.
+//! A message is JSON: `url`, `headers`, `restart_count` and the `body` that is posted as it is, or `"end": true`.
+
+use std::collections::BTreeMap;
+
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use lapin::BasicProperties;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use sha2::{Digest as _, Sha256};
+
+use super::targets::Target;
+use crate::notifier::event::Event;
+
+/// Of the HMAC, so that the queue of any URL has a short name.
+const KEY_BYTES: usize = 16;
+
+/// The secret that publishers and the notifier share.
+#[derive(Clone)]
+pub(crate) struct UrlKey(Hmac<Sha256>);
+
+impl UrlKey {
+    /// # Errors
+    ///
+    /// If it is empty.
+    pub(crate) fn new(secret: &str) -> Result<Self, &'static str> {
+        match Hmac::new_from_slice(secret.as_bytes()) {
+            Ok(mac) if !secret.is_empty() => Ok(Self(mac)),
+            Ok(_) | Err(_) => Err("the key is empty"),
+        }
+    }
+
+    pub(super) fn of(&self, parts: &[&str]) -> String {
+        let mut mac = self.0.clone();
+        for (index, part) in parts.iter().enumerate() {
+            if index > 0 {
+                mac.update(&[0]);
+            }
+            mac.update(part.as_bytes());
+        }
+        let digest = mac.finalize().into_bytes();
+        hex::encode(digest.get(..KEY_BYTES).unwrap_or_default())
+    }
+}
+
+/// The execution of a queue, if it is one of Mistral's, and the key of its URL.
+pub(super) fn parse_queue(name: &str) -> Option<(&str, &str)> {
+    let (execution, key) = name.rsplit_once('.')?;
+    let is_key = key.len() == 2 * KEY_BYTES && key.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    (is_key && !execution.is_empty()).then_some((execution, key))
+}
+
+#[derive(Debug)]
+pub(super) enum Message {
+    Event {
+        event: Box<Event>,
+        target: Target,
+    },
+    /// The execution has ended, after so many restarts.
+    End {
+        epoch: u32,
+    },
+    /// A change of state without a name, which Mistral publishes too.
+    Nameless,
+}
+
+#[derive(Deserialize)]
+struct Wire {
+    #[serde(default)]
+    end: bool,
+    #[serde(default)]
+    restart_count: u32,
+    url: Option<String>,
+    headers: Option<BTreeMap<String, String>>,
+    body: Option<Box<RawValue>>,
+}
+
+#[derive(Deserialize)]
+struct Body {
+    event: Option<String>,
+}
+
+/// # Errors
+///
+/// Why it is none, in words without anything of the message.
+pub(super) fn parse(queue: &str, key: &UrlKey, properties: &BasicProperties, data: &[u8]) -> Result<Message, String> {
+    let Some((execution, url_key)) = parse_queue(queue) else { return Err("its queue has no key of a URL".to_owned()) };
+    let place = |error: serde_json::Error| format!("invalid JSON at line {}, column {}", error.line(), error.column());
+    let wire: Wire = serde_json::from_slice(data).map_err(place)?;
+    let epoch = wire.restart_count;
+    if wire.end {
+        return Ok(Message::End { epoch });
+    }
+    let (Some(url), Some(body)) = (wire.url, wire.body) else { return Err("it has no `url` or no `body`".to_owned()) };
+    if key.of(&[&url]) != url_key {
+        return Err(
+            "its URL is not that of its queue, or `notifier.mistral.url_key_file` is not the publisher's".to_owned()
+        );
+    }
+    let target = Target::new(url, &wire.headers.unwrap_or_default())?;
+    let Body { event } = serde_json::from_str(body.get()).map_err(place)?;
+    let Some(r#type) = event else { return Ok(Message::Nameless) };
+    let id = match properties.message_id() {
+        Some(id) => id.to_string(),
+        None => hex::encode(Sha256::digest(data)),
+    };
+    let (source, key) = (format!("mistral {queue}"), execution.to_owned());
+    let event = Box::new(Event { source, id, r#type, key, epoch: Some(epoch), time: None, last: false, data: body });
+    event.check().map_err(|error| error.to_string())?;
+    Ok(Message::Event { event, target })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EXECUTION: &str = "6fd5c4b0-3a07-4e0e-9a43-91c36a0fb7a4";
+    const URL: &str = "https://example.com/hook?token=s3cret";
+
+    fn key() -> UrlKey {
+        UrlKey::new("shared").unwrap()
+    }
+
+    fn parsed(data: &str) -> Result<Message, String> {
+        let queue = format!("{EXECUTION}.{}", key().of(&[URL]));
+        parse(&queue, &key(), &BasicProperties::default(), data.as_bytes())
+    }
+
+    #[test]
+    fn the_key_of_a_url_is_what_publishers_compute() {
+        // hmac.new(b"shared", url, hashlib.sha256).hexdigest()[:32]
+        assert_eq!(key().of(&[URL]), "74145670fc12d6368ded355047176360");
+        let queue = format!("{EXECUTION}.{}", key().of(&[&"x".repeat(2_000)]));
+        assert!(queue.len() < 100);
+        assert_eq!(parse_queue(&queue).map(|(execution, _)| execution), Some(EXECUTION));
+        for other in
+            ["orders", "journeyman.dead", "a.00112233445566778899aabbccddeefg", ".00112233445566778899aabbccddeeff"]
+        {
+            assert_eq!(parse_queue(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_body_is_kept_byte_for_byte() {
+        let body = r#"{"id": "1",  "name":"caf\u00e9", "event": "TASK_FAILED"}"#;
+        let data =
+            format!(r#"{{"url": "{URL}", "headers": null, "polling_time": 5, "restart_count": 3, "body": {body}}}"#);
+        let Ok(Message::Event { event, target }) = parsed(&data) else { panic!("an event") };
+        assert_eq!((event.data.get(), event.epoch, event.key.as_str()), (body, Some(3), EXECUTION));
+        assert_eq!(
+            (event.r#type.as_str(), target),
+            ("TASK_FAILED", Target::new(URL.to_owned(), &BTreeMap::new()).unwrap())
+        );
+        assert_eq!(event.id.len(), 64, "of the message, without an id of its own");
+    }
+
+    #[test]
+    fn what_is_no_event_is_told_without_its_content() {
+        assert!(matches!(parsed(r#"{"end": true, "restart_count": 2}"#), Ok(Message::End { epoch: 2 })));
+        let nameless = format!(r#"{{"url": "{URL}", "body": {{"event": null}}}}"#);
+        assert!(matches!(parsed(&nameless), Ok(Message::Nameless)));
+        for (data, why) in [
+            ("end".to_owned(), "invalid JSON at line 1"),
+            (format!(r#"{{"url": "{URL}"}}"#), "no `url` or no `body`"),
+            (
+                r#"{"url": "http://other/s3cret", "body": {"event": "A"}}"#.to_owned(),
+                "its URL is not that of its queue",
+            ),
+            (format!(r#"{{"url": "{URL}", "body": {{"event": "s3 cret"}}}}"#), "type is not made of names"),
+        ] {
+            let error = parsed(&data).unwrap_err();
+            assert!(error.contains(why) && !error.contains("s3"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! The endpoints that messages name, by URL and headers. Both are secrets: the store has them sealed, under a name that is a hash.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::message::UrlKey;
+use crate::domain::lane::retry::OnExhausted;
+use crate::limits::{NOTIFIER_TARGET_TIMEOUT, NOTIFIER_TARGETS_MAX};
+use crate::notifier::format::Format;
+use crate::notifier::intake::{EndpointError, Intake};
+use crate::notifier::registry::{EndpointSettings, InvalidEndpoint};
+
+const PREFIX: &str = "mistral-";
+
+/// Whether an endpoint is one that a message has named.
+pub(in crate::notifier) fn is_target(endpoint: &str) -> bool {
+    endpoint.starts_with(PREFIX)
+}
+
+/// Where a publisher wants an event to be delivered.
+#[derive(PartialEq, Eq)]
+pub(super) struct Target {
+    url: String,
+    /// One in a line.
+    headers: String,
+}
+
+impl std::fmt::Debug for Target {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str("Target([REDACTED])")
+    }
+}
+
+pub(super) enum TargetError {
+    /// The message is at fault.
+    Invalid(String),
+    Failed(String),
+}
+
+impl Target {
+    /// # Errors
+    ///
+    /// If a header would become two.
+    pub(super) fn new(url: String, headers: &BTreeMap<String, String>) -> Result<Self, &'static str> {
+        let line = |(name, value): (&String, &String)| format!("{name}: {value}\n");
+        if headers
+            .iter()
+            .any(|(name, value)| name.contains(':') || [name, value].iter().any(|text| text.contains(char::is_control)))
+        {
+            return Err("one of its headers is none of HTTP");
+        }
+        Ok(Self { url, headers: headers.iter().map(line).collect() })
+    }
+
+    /// The name of its endpoint, which is made before its first event.
+    pub(super) async fn endpoint(self, key: &UrlKey, intake: &Intake) -> Result<Arc<str>, TargetError> {
+        let name = format!("{PREFIX}{}", key.of(&[&self.url, &self.headers]));
+        let known = intake.endpoints();
+        if let Some((name, _)) = known.get_key_value(name.as_str()) {
+            return Ok(Arc::clone(name));
+        }
+        if known.keys().filter(|name| is_target(name)).count() >= NOTIFIER_TARGETS_MAX {
+            let message =
+                format!("{NOTIFIER_TARGETS_MAX} URLs with headers are known: remove endpoints that are not used");
+            return Err(TargetError::Failed(message));
+        }
+        let settings = EndpointSettings {
+            url: self.url,
+            events: Vec::new(),
+            headers: self.headers,
+            keys: Vec::new(),
+            format: Format::Mistral,
+            on_exhausted: OnExhausted::Block,
+            timeout_seconds: NOTIFIER_TARGET_TIMEOUT.as_secs(),
+        };
+        match intake.put_endpoint(&name, &settings).await {
+            Ok(()) => Ok(name.into()),
+            Err(EndpointError::Invalid(InvalidEndpoint::Settings(why))) => Err(TargetError::Invalid(why)),
+            Err(error) => Err(TargetError::Failed(error.to_string())),
+        }
+    }
+}
