@@ -213,6 +213,18 @@ impl Broker {
         ended.map_err(|error| self.call_error(operation, &error))
     }
 
+    /// As [`Broker::bounded`], with the broker's reply code.
+    pub(crate) async fn bounded_or_code<T>(
+        &self,
+        operation: &str,
+        call: impl Future<Output = lapin::Result<T>>,
+    ) -> Result<T, (CallError, Option<u16>)> {
+        let mut code = None;
+        let watched = async { call.await.inspect_err(|error| code = reply_code(error)) };
+        let ended = self.bounded(operation, watched).await;
+        ended.map_err(|error| (error, code))
+    }
+
     async fn open_stream(&self, uri: &AMQPUri) -> std::io::Result<stream::BrokerStream> {
         let stream = tokio::net::TcpStream::connect((uri.authority.host.as_str(), uri.authority.port)).await?;
         stream.set_nodelay(true)?;

@@ -2,7 +2,7 @@
 
 use super::exit::{Exit, Failure};
 use crate::config::{Environment, schema};
-use crate::notifier::{Announcer, Announcing, NotifyConfig, Publisher, TypePattern};
+use crate::notifier::{Announcer, Announcing, NotifierClient, NotifyConfig, Publisher, TypePattern};
 
 /// `None` without a notifier.
 pub(super) fn notify_config(
@@ -11,7 +11,9 @@ pub(super) fn notify_config(
 ) -> Result<Option<NotifyConfig>, Failure> {
     let (Some(url), Some(token)) = (&config.url, &config.token_file) else { return Ok(None) };
     let token = token.load("a token", environment)?;
-    let publisher = Publisher::new(url.parts(), token).map_err(|error| Failure::from_error(Exit::Internal, &error))?;
+    let publisher = NotifierClient::new(url.parts().clone(), token)
+        .map(Publisher::new)
+        .map_err(|error| Failure::from_error(Exit::Internal, &error))?;
     let wanted = config.events.iter().map(|text| TypePattern::new(text)).collect();
     Ok(Some(NotifyConfig { publisher, wanted }))
 }

@@ -919,6 +919,8 @@ pub struct Notifier {
     pub amqp: Option<NotifierAmqp>,
     /// Takes the notifications of a Mistral too [built-in: no].
     pub mistral: Option<NotifierMistral>,
+    /// Takes events from a table of an application too [built-in: no].
+    pub outbox: Option<NotifierOutbox>,
     /// Networks that webhooks may reach although they are not public, such as `10.0.0.0/8`.
     pub allowed_networks: Vec<String>,
     /// Refuses endpoints without TLS.
@@ -948,6 +950,7 @@ impl Default for Notifier {
             retention: built_in("720h"),
             amqp: None,
             mistral: None,
+            outbox: None,
             allowed_networks: Vec::new(),
             https_only: false,
             proxy_file: None,
@@ -970,6 +973,23 @@ pub struct NotifierPostgres {
     pub ca_file: Option<File>,
 }
 
+/// A table in PostgreSQL that an application writes events to, in its own transactions. `journeyman notifier setup` makes it.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NotifierOutbox {
+    /// File with the URL of the database.
+    pub url_file: SecretFile,
+    /// Certificate of the CA of the server (PEM), in place of the system's.
+    pub ca_file: Option<File>,
+    /// Name of the table, perhaps with its schema.
+    #[serde(default = "outbox_table")]
+    pub table: String,
+}
+
+fn outbox_table() -> String {
+    "journeyman_outbox".to_owned()
+}
+
 /// The queues from which the notifier takes events, at the broker of `[amqp]`. `journeyman notifier setup` makes them.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -978,7 +998,7 @@ pub struct NotifierAmqp {
     pub queue: String,
     /// Number of queues over which the exchange spreads the keys. It cannot be changed later. More than one needs RabbitMQ 4.3, or its plugin `rabbitmq_sharding`.
     #[schemars(range(min = 1, max = 256))]
-    #[serde(deserialize_with = "shards")]
+    #[serde(deserialize_with = "up_to::<_, NOTIFIER_SHARDS_MAX>")]
     pub shards: u16,
 }
 
@@ -988,10 +1008,10 @@ impl Default for NotifierAmqp {
     }
 }
 
-fn shards<'de, D: Deserializer<'de>>(from: D) -> Result<u16, D::Error> {
-    let shards = u16::deserialize(from)?;
-    let is_good = (1..=NOTIFIER_SHARDS_MAX).contains(&shards);
-    is_good.then_some(shards).ok_or_else(|| D::Error::custom(format!("a whole number from 1 to {NOTIFIER_SHARDS_MAX}")))
+fn up_to<'de, D: Deserializer<'de>, const MAX: u16>(from: D) -> Result<u16, D::Error> {
+    let number = i64::deserialize(from)?;
+    let number = u16::try_from(number).ok().filter(|number| (1..=MAX).contains(number));
+    number.ok_or_else(|| D::Error::custom(format!("a whole number from 1 to {MAX}")))
 }
 
 /// A vhost with a queue for each workflow execution and URL, at the broker of `[amqp]`. Needs `amqp.management_url` and `notifier.seal_key_files`.
@@ -1041,7 +1061,7 @@ pub struct NotifierEndpoint {
     pub on_exhausted: OnExhausted,
     /// How many attempts may be under way at once.
     #[schemars(range(min = 1, max = 64))]
-    #[serde(default = "webhook_attempts_max", deserialize_with = "attempts_max")]
+    #[serde(default = "webhook_attempts_max", deserialize_with = "up_to::<_, NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX>")]
     pub attempts_max: u16,
     /// How many attempts may begin within a second, a minute or an hour, such as `10/s` [built-in: no limit].
     pub rate: Option<AttemptRate>,
@@ -1052,12 +1072,6 @@ pub struct NotifierEndpoint {
 
 const fn webhook_attempts_max() -> u16 {
     NOTIFIER_ATTEMPTS_PER_ENDPOINT
-}
-
-fn attempts_max<'de, D: Deserializer<'de>>(from: D) -> Result<u16, D::Error> {
-    let max = i64::deserialize(from)?;
-    let max = u16::try_from(max).ok().filter(|max| (1..=NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX).contains(max));
-    max.ok_or_else(|| D::Error::custom(format!("a whole number from 1 to {NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX}")))
 }
 
 fn timeout_within_limit<'de, D: Deserializer<'de>>(from: D) -> Result<Span<1_000>, D::Error> {

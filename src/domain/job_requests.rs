@@ -145,11 +145,6 @@ impl JobRequests {
         }
     }
 
-    /// How many requests wait for a worker.
-    pub fn free_count(&self) -> usize {
-        self.free.len()
-    }
-
     fn take(&mut self, id: &str) {
         if let Some(seen) = self.seen.get(id) {
             self.free.remove(&Place { precedence: seen.precedence, created: seen.created, id: id.into() });

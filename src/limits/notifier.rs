@@ -19,8 +19,6 @@ pub const NOTIFIER_ATTEMPTS_MAX: usize = 256;
 /// Unless the endpoint says otherwise.
 pub const NOTIFIER_ATTEMPTS_PER_ENDPOINT: u16 = 32;
 pub const NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX: u16 = 64;
-/// Of what a notifier answers to a publisher.
-pub const NOTIFY_ANSWER_BYTES_MAX: usize = 64 * 1024;
 pub const NOTIFY_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Of one call of a publisher.
 pub const NOTIFY_CALL_TIMEOUT: Duration = Duration::from_secs(20);
@@ -71,6 +69,10 @@ pub const NOTIFIER_ROWS_MAX: usize = 1_000;
 pub const NOTIFIER_ROWS_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// Unless more are asked for.
 pub const NOTIFIER_ROWS_SHOWN: usize = 100;
+/// Rows of an outbox that one transaction takes.
+pub const NOTIFIER_OUTBOX_ROWS: usize = 64;
+/// How often an outbox is looked at that was empty.
+pub const NOTIFIER_OUTBOX_INTERVAL: Duration = Duration::from_millis(500);
 /// Messages of one queue of RabbitMQ that were not acknowledged yet.
 pub const NOTIFIER_PREFETCH: u16 = 64;
 /// Deliveries of one message by RabbitMQ. Each of them but one is a lost connection.

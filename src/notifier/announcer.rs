@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 
 use super::event::Event;
 use super::pattern::TypePattern;
-use super::publisher::{PublishError, Publisher};
+use super::publisher::{CallError, Publisher};
 use crate::limits::{
     NOTIFY_BATCH_MAX, NOTIFY_CLOSE_TIMEOUT, NOTIFY_DENIED_WAIT, NOTIFY_EVENTS_WAITING_MAX, NOTIFY_REPORT_INTERVAL,
 };
@@ -26,6 +26,7 @@ pub(crate) struct Announcement<'a> {
     pub(crate) event_type: &'a str,
     pub(crate) key: String,
     pub(crate) id: String,
+    /// Of a run, which has its last event with it.
     pub(crate) epoch: Option<u32>,
     pub(crate) data: Value,
 }
@@ -63,8 +64,8 @@ impl Announcer {
         }
         let Ok(data) = to_raw_value(&data) else { return };
         let time = Some(jiff::Timestamp::now());
-        let event =
-            Event { source: source.clone(), id, r#type: event_type.to_owned(), key, epoch, time, last: false, data };
+        let (source, last) = (source.clone(), epoch.is_some());
+        let event = Event { source, id, r#type: event_type.to_owned(), key, epoch, time, last, data };
         let id = event.id.clone();
         let failed = match event.check() {
             Ok(()) => events.try_send(event).err().map(|_| "too many events wait for the notifier".to_owned()),
@@ -113,15 +114,15 @@ pub(crate) async fn hand_over(publisher: &mut Publisher, events: &[Event]) {
     loop {
         match publisher.publish_within(events, NOTIFY_REPORT_INTERVAL).await {
             Ok(_) => return,
-            Err(PublishError::Refused(why)) => match events {
+            Err(CallError::Refused(why)) => match events {
                 [event] => return tracing::error!(event = event.id, "the notifier refuses an event: {why}"),
                 _ => break,
             },
-            Err(error @ PublishError::Denied(_)) => {
+            Err(error @ CallError::Denied(_)) => {
                 tracing::error!("{} events wait: {error}", events.len());
                 tokio::time::sleep(NOTIFY_DENIED_WAIT).await;
             }
-            Err(error @ PublishError::Unavailable { .. }) => tracing::warn!("{} events wait: {error}", events.len()),
+            Err(error @ CallError::Unavailable { .. }) => tracing::warn!("{} events wait: {error}", events.len()),
         }
     }
     // One of them is refused.

@@ -286,7 +286,8 @@ impl Engine {
                 continue;
             }
             // Those that are taken are due as well.
-            let found = self.store.due(name, now, room + self.taken.len()).await?;
+            let (found, next_due) = self.store.due(name, now, room + self.taken.len()).await?;
+            entry.next_due = next_due;
             entry.is_behind = found.len() > room;
             for DueLane { id, partition } in found {
                 let is_ours = self.lease.lease.has.contains(&partition) && !self.lease.lease.drain.contains(&partition);
@@ -296,7 +297,6 @@ impl Engine {
                 }
             }
             self.dispatcher.rest(name, instant(entry.state.health.rests_until, now, self.clock.now()));
-            entry.next_due = self.store.next_due(name, now).await?;
         }
         Ok(())
     }

@@ -22,6 +22,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::OptionFuture;
 use secrecy::{ExposeSecret as _, SecretString};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -30,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 pub(crate) use self::announcer::{Announcement, Announcer, Announcing, NotifyConfig, hand_over};
 use self::api::Api;
 pub(crate) use self::api::{EndpointStatus, Status, Tokens};
-pub(crate) use self::delivery::{ClientCertificate, Sender, SenderConfig, Signed, SigningKey, parse_headers, verify};
+pub(crate) use self::delivery::{ClientCertificate, Sender, SenderConfig, Signed, SigningKey, verify};
 pub(crate) use self::engine::Endpoint;
 use self::engine::Engine;
 pub(crate) use self::event::Event;
@@ -38,13 +39,14 @@ pub(crate) use self::format::Format;
 use self::intake::Intake;
 pub(crate) use self::intake::amqp::AmqpConfig;
 use self::intake::amqp::AmqpIntake;
+pub(crate) use self::intake::outbox::Outbox;
 pub(crate) use self::intake::topology::{Topology, TopologyError};
 use self::mistral::MistralIntake;
 pub(crate) use self::mistral::{MistralConfig, UrlKey};
 pub(crate) use self::pattern::TypePattern;
-pub(crate) use self::publisher::{PublishError, Publisher};
-pub(crate) use self::registry::Endpoints;
+pub(crate) use self::publisher::{CallError, NotifierClient, Publisher};
 use self::registry::Registry;
+pub(crate) use self::registry::{EndpointSettings, Endpoints};
 pub(crate) use self::seal::{SealKey, SealKeys};
 pub(crate) use self::store::{AttemptRow, LaneRow, LastFailure};
 use self::store::{Postgres, PostgresError};
@@ -65,6 +67,25 @@ pub(crate) enum Database {
     Postgres { url: SecretString, ca: Option<PathBuf> },
 }
 
+impl Database {
+    /// Makes what is missing of its tables.
+    async fn open(&self) -> Result<(Store, Option<watch::Receiver<StoreStatus>>), NotifierError> {
+        Ok(match self {
+            Self::Sqlite(db) => Store::open(db).map(|(store, status)| (store, Some(status)))?,
+            Self::Postgres { url, ca } => (Store::of(Postgres::open(url.expose_secret(), ca.as_deref()).await?), None),
+        })
+    }
+
+    /// Makes the tables, or brings them to the format of this version.
+    ///
+    /// # Errors
+    ///
+    /// What the database or its user does not allow.
+    pub(crate) async fn migrate(&self) -> Result<(), NotifierError> {
+        self.open().await.map(drop)
+    }
+}
+
 pub(crate) struct NotifierConfig {
     pub(crate) database: Database,
     pub(crate) listen: SocketAddr,
@@ -76,6 +97,7 @@ pub(crate) struct NotifierConfig {
     /// Where events are taken besides HTTP.
     pub(crate) amqp: Option<AmqpConfig>,
     pub(crate) mistral: Option<MistralConfig>,
+    pub(crate) outbox: Option<Outbox>,
     pub(crate) endpoints: Endpoints,
 }
 
@@ -99,6 +121,8 @@ pub(crate) struct Notifier {
     api: Api,
     amqp: Option<AmqpIntake>,
     mistral: Option<MistralIntake>,
+    outbox: Option<Outbox>,
+    intake: Arc<Intake>,
     listener: TcpListener,
     store: Store,
     retention: Duration,
@@ -111,12 +135,7 @@ impl Notifier {
     ///
     /// If the database or the address cannot be used.
     pub(crate) async fn start(config: NotifierConfig) -> Result<Self, NotifierError> {
-        let (store, status) = match &config.database {
-            Database::Sqlite(db) => Store::open(db).map(|(store, status)| (store, Some(status)))?,
-            Database::Postgres { url, ca } => {
-                (Store::of(Postgres::open(url.expose_secret(), ca.as_deref()).await?), None)
-            }
-        };
+        let (store, status) = config.database.open().await?;
         let address = config.listen;
         let failed = |source| NotifierError::Listen { address, source };
         let listener = TcpListener::bind(address).await.map_err(failed)?;
@@ -130,8 +149,9 @@ impl Notifier {
         let engine = Engine::new(store.clone(), config.sender, registry, limits, Arc::clone(&intake)).await?;
         let amqp = config.amqp.map(|amqp| AmqpIntake::new(amqp, Arc::clone(&intake)));
         let mistral = config.mistral.map(|mistral| MistralIntake::new(mistral, Arc::clone(&intake)));
-        let api = Api::new(intake, store.clone(), config.tokens);
-        Ok(Self { engine, api, amqp, mistral, listener, store, retention: config.retention, status })
+        let api = Api::new(Arc::clone(&intake), store.clone(), config.tokens);
+        let NotifierConfig { outbox, retention, .. } = config;
+        Ok(Self { engine, api, amqp, mistral, outbox, intake, listener, store, retention, status })
     }
 
     pub(crate) fn address(&self) -> std::io::Result<SocketAddr> {
@@ -144,7 +164,7 @@ impl Notifier {
     ///
     /// If the database fails.
     pub(crate) async fn run(self, stop: CancellationToken) -> Result<(), NotifierError> {
-        let Self { engine, api, amqp, mistral, listener, store, retention, mut status } = self;
+        let Self { engine, api, amqp, mistral, outbox, intake, listener, store, retention, mut status } = self;
         let limits = Limits {
             connections_max: HTTP_CONNECTIONS_MAX,
             connections_per_peer_max: HTTP_CONNECTIONS_MAX,
@@ -152,18 +172,11 @@ impl Notifier {
             connection_age_max: None,
         };
         let serving = http::serve_until(listener, api.routes(), limits, SocketAddr::ip, stop.clone());
-        let consuming = async {
-            if let Some(amqp) = amqp {
-                amqp.run(stop.clone()).await;
-            }
-        };
-        let consuming_mistral = async {
-            if let Some(mistral) = mistral {
-                mistral.run(stop.clone()).await;
-            }
-        };
+        let amqp = OptionFuture::from(amqp.map(|amqp| amqp.run(stop.clone())));
+        let mistral = OptionFuture::from(mistral.map(|mistral| mistral.run(stop.clone())));
+        let outbox = OptionFuture::from(outbox.map(|outbox| outbox.run(intake, stop.clone())));
         let working = async {
-            tokio::join!(serving, consuming, consuming_mistral, engine.run(stop.clone()));
+            tokio::join!(serving, amqp, mistral, outbox, engine.run(stop.clone()));
         };
         let too_long = async {
             stop.cancelled().await;

@@ -1,10 +1,10 @@
-//! Hands events to a notifier over HTTP.
+//! Calls a notifier over HTTP: hands it events, and asks what operators ask.
 
 use std::time::Duration;
 
 use reqwest::header::RETRY_AFTER;
-use reqwest::{Client, StatusCode, Url};
-use serde::Deserialize;
+use reqwest::{Client, RequestBuilder, StatusCode, Url};
+use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, timeout_at};
 
 use super::event::Event;
@@ -12,14 +12,92 @@ use crate::config::values::Secret;
 use crate::domain::backoff::{Backoff, Policy};
 use crate::domain::jitter::Jitter;
 use crate::http::client::{client_builder, read_body, root_cause};
-use crate::limits::{NOTIFY_ANSWER_BYTES_MAX, NOTIFY_CALL_TIMEOUT, NOTIFY_CONNECT_TIMEOUT};
+use crate::limits::{NOTIFIER_ROWS_BYTES_MAX, NOTIFY_CALL_TIMEOUT, NOTIFY_CONNECT_TIMEOUT};
 
 const RETRY: Policy = Policy { first: Duration::from_millis(500), max: Duration::from_secs(30) };
 
-pub(crate) struct Publisher {
-    client: Client,
-    events: Url,
+/// Holds neither an event nor the token.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CallError {
+    #[error("the notifier rejects the token: {0}")]
+    Denied(String),
+    #[error("the notifier refuses: {0}")]
+    Refused(String),
+    /// The notifier may have done what it was asked for.
+    #[error("no answer of the notifier at {origin}: {why}")]
+    Unavailable { origin: String, why: String, retry_after: Option<Duration> },
+}
+
+/// Makes one call at a time.
+pub(crate) struct NotifierClient {
+    http: Client,
+    base: Url,
     token: Secret,
+}
+
+impl NotifierClient {
+    /// # Errors
+    ///
+    /// If the client cannot be built.
+    pub(crate) fn new(base: Url, token: Secret) -> Result<Self, reqwest::Error> {
+        let http = client_builder().connect_timeout(NOTIFY_CONNECT_TIMEOUT).timeout(NOTIFY_CALL_TIMEOUT).build()?;
+        Ok(Self { http, base, token })
+    }
+
+    /// Parameters without a value are left out.
+    pub(crate) async fn get(&self, path: &str, parameters: &[(&str, Option<String>)]) -> Result<Vec<u8>, CallError> {
+        let mut url = self.url(&[path]);
+        let given = parameters.iter().filter_map(|(name, value)| Some((name, value.as_ref()?)));
+        url.query_pairs_mut().extend_pairs(given);
+        self.call(self.http.get(url)).await
+    }
+
+    pub(crate) async fn post(&self, path: &[&str], body: &(impl Serialize + ?Sized)) -> Result<Vec<u8>, CallError> {
+        self.call(self.http.post(self.url(path)).json(body)).await
+    }
+
+    fn url(&self, path: &[&str]) -> Url {
+        let mut url = self.base.clone();
+        if let Ok(mut segments) = url.path_segments_mut() {
+            segments.pop_if_empty().push("v1").extend(path);
+        }
+        url
+    }
+
+    pub(crate) fn unavailable(&self, why: impl Into<String>) -> CallError {
+        CallError::Unavailable { origin: self.base.origin().ascii_serialization(), why: why.into(), retry_after: None }
+    }
+
+    async fn call(&self, request: RequestBuilder) -> Result<Vec<u8>, CallError> {
+        #[derive(Deserialize)]
+        struct Refusal {
+            message: String,
+        }
+        let call = request.bearer_auth(self.token.reveal()).send();
+        let mut answer = call.await.map_err(|error| self.unavailable(root_cause(&error.without_url())))?;
+        let status = answer.status();
+        let asked = answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+        let body = read_body(&mut answer, NOTIFIER_ROWS_BYTES_MAX).await;
+        let body = body.map_err(|_| self.unavailable("its answer broke off or is too long"))?;
+        if status.is_success() {
+            return Ok(body);
+        }
+        let why = serde_json::from_slice(&body).map_or_else(|_| status.to_string(), |Refusal { message }| message);
+        match status {
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(CallError::Denied(why)),
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => {
+                let origin = self.base.origin().ascii_serialization();
+                Err(CallError::Unavailable { origin, why, retry_after: asked.map(Duration::from_secs) })
+            }
+            _ if status.is_server_error() => Err(self.unavailable(why)),
+            _ => Err(CallError::Refused(why)),
+        }
+    }
+}
+
+/// Hands events over, and repeats that as long as it may.
+pub(crate) struct Publisher {
+    client: NotifierClient,
     backoff: Backoff,
     jitter: Jitter,
 }
@@ -32,37 +110,10 @@ pub(crate) struct Accepted {
     pub(crate) duplicates: usize,
 }
 
-/// Holds neither an event nor the token.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum PublishError {
-    #[error("the notifier rejects the token: {0}")]
-    Denied(String),
-    #[error("the notifier refuses the event: {0}")]
-    Refused(String),
-    /// The notifier may have the events; the same ones may be sent again.
-    #[error("no answer of the notifier at {origin}: {why}")]
-    Unavailable { origin: String, why: String, retry_after: Option<Duration> },
-}
-
-#[derive(Deserialize)]
-struct Refusal {
-    message: String,
-}
-
 impl Publisher {
-    /// # Errors
-    ///
-    /// If the client cannot be built.
-    pub(crate) fn new(notifier: &Url, token: Secret) -> Result<Self, reqwest::Error> {
-        let client = client_builder().connect_timeout(NOTIFY_CONNECT_TIMEOUT).timeout(NOTIFY_CALL_TIMEOUT).build()?;
-        let mut events = notifier.clone();
-        events.set_path(&format!("{}/v1/events", notifier.path().trim_end_matches('/')));
+    pub(crate) fn new(client: NotifierClient) -> Self {
         let jitter = Jitter::seeded(uuid::Uuid::new_v4().as_u64_pair().0);
-        Ok(Self { client, events, token, backoff: Backoff::NEW, jitter })
-    }
-
-    fn origin(&self) -> String {
-        self.events.origin().ascii_serialization()
+        Self { client, backoff: Backoff::NEW, jitter }
     }
 
     /// Makes one call.
@@ -70,29 +121,9 @@ impl Publisher {
     /// # Errors
     ///
     /// If the notifier does not have the events, or may not have them.
-    pub(crate) async fn publish(&self, events: &[Event]) -> Result<Accepted, PublishError> {
-        let unavailable = |why: String| PublishError::Unavailable { origin: self.origin(), why, retry_after: None };
-        let call = self.client.post(self.events.clone()).bearer_auth(self.token.reveal()).json(events).send();
-        let mut answer = call.await.map_err(|error| unavailable(root_cause(&error.without_url())))?;
-        let status = answer.status();
-        let asked = answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
-        let body = read_body(&mut answer, NOTIFY_ANSWER_BYTES_MAX).await;
-        let body = body.map_err(|_| unavailable("its answer broke off or is too long".to_owned()))?;
-        if status.is_success() {
-            return serde_json::from_slice(&body)
-                .map_err(|_| unavailable("its answer is not that of a notifier".to_owned()));
-        }
-        let message = serde_json::from_slice(&body).map_or_else(|_| status.to_string(), |Refusal { message }| message);
-        match status {
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(PublishError::Denied(message)),
-            StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => Err(PublishError::Unavailable {
-                origin: self.origin(),
-                why: message,
-                retry_after: asked.map(Duration::from_secs),
-            }),
-            _ if status.is_server_error() => Err(unavailable(message)),
-            _ => Err(PublishError::Refused(message)),
-        }
+    pub(crate) async fn publish(&self, events: &[Event]) -> Result<Accepted, CallError> {
+        let answer = self.client.post(&["events"], events).await?;
+        serde_json::from_slice(&answer).map_err(|_| self.client.unavailable("its answer is not that of a notifier"))
     }
 
     /// Repeats the call while the notifier is unavailable, up to `within`.
@@ -104,28 +135,19 @@ impl Publisher {
     /// # Cancel safety
     ///
     /// Cancel safe; the notifier may have the events.
-    pub(crate) async fn publish_within(
-        &mut self,
-        events: &[Event],
-        within: Duration,
-    ) -> Result<Accepted, PublishError> {
+    pub(crate) async fn publish_within(&mut self, events: &[Event], within: Duration) -> Result<Accepted, CallError> {
         let deadline = Instant::now() + within;
-        let why = || format!("none within {} s", within.as_secs());
-        let mut last = PublishError::Unavailable { origin: self.origin(), why: why(), retry_after: None };
+        let mut last = self.client.unavailable(format!("none within {} s", within.as_secs()));
         loop {
-            let Ok(result) = timeout_at(deadline, self.publish(events)).await else { return Err(last) };
-            let PublishError::Unavailable { retry_after, .. } = (match result {
-                Ok(accepted) => {
+            match timeout_at(deadline, self.publish(events)).await {
+                Ok(Ok(accepted)) => {
                     self.backoff.reset();
                     return Ok(accepted);
                 }
-                Err(error) => {
-                    last = error;
-                    &last
-                }
-            }) else {
-                return Err(last);
-            };
+                Ok(Err(error)) => last = error,
+                Err(_) => return Err(last),
+            }
+            let CallError::Unavailable { retry_after, .. } = &last else { return Err(last) };
             let wait = self.backoff.wait(RETRY, *retry_after, &mut self.jitter);
             if deadline.duration_since(Instant::now()) <= wait {
                 return Err(last);

@@ -41,21 +41,21 @@ pub(super) struct Entry {
 /// An endpoint that is made while the notifier runs. All of it may be secret.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct EndpointSettings {
-    pub(super) url: String,
+pub(crate) struct EndpointSettings {
+    pub(crate) url: String,
     #[serde(default)]
-    pub(super) events: Vec<String>,
+    pub(crate) events: Vec<String>,
     /// One `Name: value` in a line.
     #[serde(default)]
-    pub(super) headers: String,
+    pub(crate) headers: String,
     #[serde(default)]
-    pub(super) keys: Vec<String>,
+    pub(crate) keys: Vec<String>,
     #[serde(default)]
-    pub(super) format: Format,
+    pub(crate) format: Format,
     #[serde(default)]
-    pub(super) on_exhausted: OnExhausted,
+    pub(crate) on_exhausted: OnExhausted,
     #[serde(default = "timeout_seconds")]
-    pub(super) timeout_seconds: u64,
+    pub(crate) timeout_seconds: u64,
 }
 
 const fn timeout_seconds() -> u64 {
@@ -64,7 +64,7 @@ const fn timeout_seconds() -> u64 {
 
 /// Holds nothing of the settings.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum InvalidEndpoint {
+pub(crate) enum InvalidEndpoint {
     #[error("endpoint {0} is in the configuration, which has the last word: change it there")]
     Configured(String),
     #[error("an endpoint's name has 1 to 64 letters, digits, `-`, `_` and `.`")]
@@ -76,7 +76,10 @@ pub(super) enum InvalidEndpoint {
 }
 
 impl EndpointSettings {
-    fn build(&self) -> Result<(Endpoint, Vec<TypePattern>), InvalidEndpoint> {
+    /// # Errors
+    ///
+    /// What cannot be used.
+    pub(crate) fn build(&self) -> Result<(Endpoint, Vec<TypePattern>), InvalidEndpoint> {
         let invalid = |what: &str, error: &dyn std::fmt::Display| InvalidEndpoint::Settings(format!("{what}: {error}"));
         let url: WebhookUrl = self.url.parse().map_err(|error| invalid("url", &format!("expected {error}")))?;
         let headers = parse_headers(&self.headers).map_err(|error| invalid("headers", &error))?;

@@ -35,6 +35,7 @@ mod memory;
 mod mistral;
 mod nodes;
 mod operate;
+mod outbox;
 mod page;
 mod support;
 mod tools;

@@ -158,23 +158,8 @@ impl Place {
 
     /// With a database of its own in the PostgreSQL that tests/run starts, in place of the file; `None` without a server.
     pub(crate) async fn on_postgres(self) -> Option<Self> {
-        let server = std::env::var("JOURNEYMAN_TEST_POSTGRES").ok().filter(|url| !url.is_empty());
-        let is_needed = std::env::var("CI").is_ok_and(|ci| ci == "true");
-        assert!(server.is_some() || !is_needed, "JOURNEYMAN_TEST_POSTGRES names no server; tests/run starts one");
-        let Some(server) = server else {
-            eprintln!("NOT TESTED: JOURNEYMAN_TEST_POSTGRES names no server; tests/run starts one");
-            return None;
-        };
-        let name = format!("test_{}", uuid::Uuid::new_v4().simple());
-        let (client, connection) = tokio_postgres::connect(&server, tokio_postgres::NoTls).await.expect("it connects");
-        let create = format!("CREATE DATABASE {name}");
-        tokio::select! {
-            created = client.batch_execute(&create) => created.expect("it is created"),
-            ended = connection => panic!("the connection has ended: {ended:?}"),
-        }
-        let (base, _) = server.rsplit_once('/').expect("it ends with a database");
-        let ca = std::env::var("JOURNEYMAN_TEST_POSTGRES_CA").expect("tests/run says where it is, with the server");
-        Some(self.with_postgres(&format!("{base}/{name}"), &ca))
+        let PostgresDatabase { url, ca } = PostgresDatabase::create().await?;
+        Some(self.with_postgres(&url, &ca))
     }
 
     pub(crate) fn with_postgres(self, url: &str, ca: &str) -> Self {
@@ -239,6 +224,54 @@ impl Place {
         let line: Value = serde_json::from_str(line).expect("a line of JSON");
         let url = format!("http://{}/v1", line["address"].as_str().expect("an address"));
         Some(Running { place: self, process, url })
+    }
+}
+
+/// A database in the PostgreSQL that tests/run starts.
+pub(crate) struct PostgresDatabase {
+    pub(crate) url: String,
+    pub(crate) ca: String,
+}
+
+impl PostgresDatabase {
+    /// `None` without a server.
+    pub(crate) async fn create() -> Option<Self> {
+        let server = std::env::var("JOURNEYMAN_TEST_POSTGRES").ok().filter(|url| !url.is_empty());
+        let is_needed = std::env::var("CI").is_ok_and(|ci| ci == "true");
+        assert!(server.is_some() || !is_needed, "JOURNEYMAN_TEST_POSTGRES names no server; tests/run starts one");
+        let Some(server) = server else {
+            eprintln!("NOT TESTED: JOURNEYMAN_TEST_POSTGRES names no server; tests/run starts one");
+            return None;
+        };
+        let name = format!("test_{}", uuid::Uuid::new_v4().simple());
+        let (client, connection) = tokio_postgres::connect(&server, tokio_postgres::NoTls).await.expect("it connects");
+        let create = format!("CREATE DATABASE {name}");
+        tokio::select! {
+            created = client.batch_execute(&create) => created.expect("it is created"),
+            ended = connection => panic!("the connection has ended: {ended:?}"),
+        }
+        let (base, _) = server.rsplit_once('/').expect("it ends with a database");
+        let ca = std::env::var("JOURNEYMAN_TEST_POSTGRES_CA").expect("tests/run says where it is, with the server");
+        Some(Self { url: format!("{base}/{name}"), ca })
+    }
+
+    pub(crate) async fn execute(&self, sql: &str) {
+        let (client, connection) =
+            tokio_postgres::connect(&self.url, tokio_postgres::NoTls).await.expect("it connects");
+        tokio::select! {
+            done = client.batch_execute(sql) => done.expect("it is done"),
+            ended = connection => panic!("the connection has ended: {ended:?}"),
+        }
+    }
+
+    /// The rows of a query, as texts.
+    pub(crate) async fn query(&self, sql: &str) -> Vec<String> {
+        let (client, connection) =
+            tokio_postgres::connect(&self.url, tokio_postgres::NoTls).await.expect("it connects");
+        tokio::select! {
+            rows = client.query(sql, &[]) => rows.expect("it is done").iter().map(|row| row.get(0)).collect(),
+            ended = connection => panic!("the connection has ended: {ended:?}"),
+        }
     }
 }
 

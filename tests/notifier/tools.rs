@@ -159,8 +159,8 @@ async fn an_endpoint_has_a_format_headers_and_a_rate_of_its_own() {
 async fn endpoints_that_cannot_be_used_are_refused_without_their_secrets() {
     let place = Place::new(&[]);
     for (variables, says) in [
-        (&[("URL", "ftp://example.com/hunter2")][..], "url_file: expected a URL"),
-        (&[("URL", "https://example.com/"), ("HEADERS", "hunter2")], "headers_file: line 1"),
+        (&[("URL", "ftp://example.com/hunter2")][..], "url: expected a URL"),
+        (&[("URL", "https://example.com/"), ("HEADERS", "hunter2")], "headers: line 1"),
         (&[("URL", "http://example.com/hunter2"), ("JOURNEYMAN__NOTIFIER__HTTPS_ONLY", "true")], "no TLS"),
         (
             &[("URL", "https://example.com/hunter2"), ("JOURNEYMAN__NOTIFIER__CLIENT_CERTIFICATE_FILE", "a")],

@@ -4,15 +4,12 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::sync::Arc;
 
-use reqwest::header::HeaderMap;
-
 use crate::cli::exit::{Exit, Failure};
-use crate::config::values::{Secret, SecretFile, WebhookUrl};
+use crate::config::values::{Secret, SecretFile};
 use crate::config::{Environment, schema};
 use crate::domain::lane::dispatcher::EndpointLimits;
-use crate::domain::lane::retry::RetryPolicy;
 use crate::notifier::{
-    ClientCertificate, Endpoint, Endpoints, Sender, SenderConfig, SigningKey, TypePattern, parse_headers,
+    ClientCertificate, Endpoint, EndpointSettings, Endpoints, Sender, SenderConfig, SigningKey, TypePattern,
 };
 
 pub(super) fn invalid(key: &str, error: &dyn Display) -> Failure {
@@ -53,40 +50,41 @@ pub(super) fn endpoints(config: &schema::Notifier, environment: &Environment) ->
     let mut endpoints = BTreeMap::new();
     for (name, endpoint) in &config.endpoint {
         let key = format!("notifier.endpoint.{name}");
-        let patterns = endpoint.events.iter().map(|text| TypePattern::new(text)).collect();
-        let built = build(&key, endpoint, environment)?;
+        let (built, wanted) = build(&key, endpoint, environment)?;
         if config.https_only && built.url.scheme() != "https" {
             return Err(invalid(&key, &"its URL has no TLS, and `notifier.https_only` is set"));
         }
-        endpoints.insert(Arc::from(name.as_str()), (built, patterns));
+        endpoints.insert(Arc::from(name.as_str()), (built, wanted));
     }
     Ok(endpoints)
 }
 
-fn build(key: &str, endpoint: &schema::NotifierEndpoint, environment: &Environment) -> Result<Endpoint, Failure> {
+fn build(
+    key: &str,
+    endpoint: &schema::NotifierEndpoint,
+    environment: &Environment,
+) -> Result<(Endpoint, Vec<TypePattern>), Failure> {
+    let load = |file: &SecretFile, what| file.load(what, environment).map(|secret| secret.reveal().to_owned());
     let url = match (&endpoint.url, &endpoint.url_file) {
-        (Some(url), None) => url.clone(),
-        (None, Some(file)) => file
-            .load("a URL", environment)?
-            .reveal()
-            .parse::<WebhookUrl>()
-            .map_err(|expected| invalid(&format!("{key}.url_file"), &format!("expected {expected} in it")))?,
+        (Some(url), None) => url.parts().to_string(),
+        (None, Some(file)) => load(file, "a URL")?,
         (Some(_), Some(_)) | (None, None) => return Err(invalid(key, &"set either `url` or `url_file`")),
     };
-    let headers = match &endpoint.headers_file {
-        Some(file) => parse_headers(file.load("headers", environment)?.reveal())
-            .map_err(|error| invalid(&format!("{key}.headers_file"), &error))?,
-        None => HeaderMap::new(),
-    };
-    Ok(Endpoint {
-        url: url.parts().clone(),
-        headers,
-        keys: signing_keys(&format!("{key}.key_files"), &endpoint.key_files, environment)?.into(),
-        timeout: endpoint.timeout.0,
-        retry: RetryPolicy { on_exhausted: endpoint.on_exhausted, ..RetryPolicy::default() },
+    let keys: Result<_, _> = endpoint.key_files.iter().map(|file| load(file, "a signing key")).collect();
+    let settings = EndpointSettings {
+        url,
+        events: endpoint.events.clone(),
+        headers: endpoint.headers_file.as_ref().map(|file| load(file, "headers")).transpose()?.unwrap_or_default(),
+        keys: keys?,
         format: endpoint.format,
-        limits: EndpointLimits { attempts_max: endpoint.attempts_max.into(), rate: endpoint.rate.map(|rate| rate.0) },
-    })
+        on_exhausted: endpoint.on_exhausted,
+        timeout_seconds: endpoint.timeout.0.as_secs(),
+    };
+    let (mut built, wanted) = settings.build().map_err(|error| invalid(key, &error))?;
+    built.timeout = endpoint.timeout.0;
+    built.limits =
+        EndpointLimits { attempts_max: endpoint.attempts_max.into(), rate: endpoint.rate.map(|rate| rate.0) };
+    Ok((built, wanted))
 }
 
 pub(super) fn signing_keys(

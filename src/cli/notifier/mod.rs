@@ -13,7 +13,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::config_args::{self, ConfigArgs, NoFlags, NotifierFlags};
 use super::exit::{Exit, ExitResult, Failure};
+use super::output;
 use super::signals::ExitSignals;
+use crate::config::values::SecretFile;
 use crate::config::{Environment, schema};
 use crate::http::BearerToken;
 use crate::notifier::{Database, Notifier, NotifierConfig, NotifierError, SealKey, SealKeys, Tokens};
@@ -35,12 +37,15 @@ pub(super) struct NotifierArgs {
 enum NotifierCommand {
     /// Show ordered delivery to a receiver that fails, in this terminal, and exit
     Dev,
-    /// Make in RabbitMQ what `[notifier.amqp]` and `[notifier.mistral]` need
+    /// Make in RabbitMQ and PostgreSQL what `[notifier.amqp]`, `[notifier.mistral]` and `[notifier.outbox]` need
     ///
     /// The user of the broker's URI needs the right to configure queues, which the notifier itself does not. JOURNEYMAN_AMQP_URI is
     /// the URI of another user. What exists already is kept. The vhost of Mistral needs an administrator; the user of
     /// `amqp.uri_file` gets all rights there.
     Setup(ConfigArgs<NoFlags>),
+    /// Prepare the notifier's database
+    #[command(subcommand)]
+    Store(StoreCommand),
     /// Send an event to a running notifier
     Send(Box<send::SendArgs>),
     /// Receive webhooks on this machine, show and check them, and fail some on request
@@ -49,10 +54,19 @@ enum NotifierCommand {
     Operate(operate::OperateCommand),
 }
 
+#[derive(Debug, Subcommand)]
+enum StoreCommand {
+    /// Make the tables, or bring them to the format of this version
+    ///
+    /// The notifier does so itself when it starts, if its user of PostgreSQL may.
+    Migrate(ConfigArgs<NoFlags>),
+}
+
 pub(super) async fn run(arguments: NotifierArgs, environment: &Environment) -> ExitResult {
     match arguments.command {
         Some(NotifierCommand::Dev) => Box::pin(dev::run()).await,
         Some(NotifierCommand::Setup(settings)) => setup::run(settings, environment).await,
+        Some(NotifierCommand::Store(StoreCommand::Migrate(settings))) => migrate(settings, environment).await,
         Some(NotifierCommand::Send(arguments)) => send::run(*arguments, environment).await,
         Some(NotifierCommand::Listen(arguments)) => listen::run(arguments, environment).await,
         Some(NotifierCommand::Operate(command)) => operate::run(command, environment).await,
@@ -66,14 +80,6 @@ async fn deliver(settings: ConfigArgs<NotifierFlags>, environment: &Environment)
     config_args::log_warnings(&loaded);
     let config = notifier_config(&loaded.config, environment)?;
     let mut signals = ExitSignals::listen()?;
-    let failure = |error: NotifierError| {
-        let exit = match &error {
-            NotifierError::Database(_) | NotifierError::Listen { .. } => Exit::HostUnusable,
-            NotifierError::Postgres(_) => Exit::HostUnusable,
-            NotifierError::Store(_) | NotifierError::Failed(_) => Exit::Internal,
-        };
-        Failure::from_error(exit, &error)
-    };
     let notifier = Notifier::start(config).await.map_err(failure)?;
     let address = notifier.address().map_or_else(|error| error.to_string(), |address| address.to_string());
     tracing::info!(address, "notifier listening");
@@ -91,6 +97,21 @@ async fn deliver(settings: ConfigArgs<NotifierFlags>, environment: &Environment)
     Ok(Exit::Success)
 }
 
+fn failure(error: NotifierError) -> Failure {
+    let exit = match &error {
+        NotifierError::Database(_) | NotifierError::Listen { .. } | NotifierError::Postgres(_) => Exit::HostUnusable,
+        NotifierError::Store(_) | NotifierError::Failed(_) => Exit::Internal,
+    };
+    Failure::from_error(exit, &error)
+}
+
+async fn migrate(settings: ConfigArgs<NoFlags>, environment: &Environment) -> ExitResult {
+    let config = settings.load(&environment.without_controller_variables())?.config.notifier;
+    database(&config, environment)?.migrate().await.map_err(failure)?;
+    output::line("the tables have the format of this version")?;
+    Ok(Exit::Success)
+}
+
 fn notifier_config(all: &schema::Config, environment: &Environment) -> Result<NotifierConfig, Failure> {
     let config = &all.notifier;
     let Some(token) = &config.token_file else {
@@ -99,12 +120,8 @@ fn notifier_config(all: &schema::Config, environment: &Environment) -> Result<No
             "the notifier has no token for its callers: set `notifier.token_file` to a file with one",
         ));
     };
-    let write = BearerToken::new(token.load("a token", environment)?.reveal());
-    let read = match &config.read_token_file {
-        Some(file) => Some(BearerToken::new(file.load("a token", environment)?.reveal())),
-        None => None,
-    };
-    let tokens = Tokens { write, read };
+    let load = |file: &SecretFile| file.load("a token", environment).map(|token| BearerToken::new(token.reveal()));
+    let tokens = Tokens { write: load(token)?, read: config.read_token_file.as_ref().map(load).transpose()? };
     let mut seal_keys = Vec::new();
     for file in &config.seal_key_files {
         let key: Result<SealKey, _> = file.load("a seal key", environment)?.reveal().parse();
@@ -122,6 +139,7 @@ fn notifier_config(all: &schema::Config, environment: &Environment) -> Result<No
         seal_keys,
         amqp: setup::amqp_config(all, environment)?,
         mistral: setup::mistral_config(all, environment)?,
+        outbox: setup::outbox(config, environment)?,
         endpoints,
     })
 }

@@ -4,6 +4,8 @@ use std::str::FromStr;
 
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::client::{Client, ClientArgs};
@@ -38,6 +40,26 @@ pub(super) struct ChangeArgs {
     call: CallArgs,
 }
 
+#[derive(Debug, Args)]
+pub(super) struct RowsArgs {
+    /// Of this endpoint only
+    #[arg(long, value_name = "ENDPOINT")]
+    endpoint: Option<String>,
+    /// How many [default: 100]
+    #[arg(long, value_name = "COUNT")]
+    limit: Option<u32>,
+    #[command(flatten)]
+    call: CallArgs,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct EndpointChangeArgs {
+    /// Name of the endpoint
+    endpoint: String,
+    #[command(flatten)]
+    change: ChangeArgs,
+}
+
 /// An endpoint or a lane.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
@@ -62,47 +84,26 @@ impl Target {
 #[derive(Debug, Subcommand)]
 pub(super) enum OperateCommand {
     /// Show whether each endpoint gets its messages, why not, and what waits
+    #[command(visible_alias = "endpoints")]
     Status(CallArgs),
-    /// List the endpoints with their health
-    Endpoints(CallArgs),
     /// List lanes that have messages or are stopped, the oldest head first
     Lanes {
-        /// Of this endpoint only
-        #[arg(long, value_name = "ENDPOINT")]
-        endpoint: Option<String>,
         /// Lanes of this key, also empty ones
         #[arg(long, value_name = "KEY")]
         key: Option<String>,
-        /// How many [default: 100]
-        #[arg(long, value_name = "COUNT")]
-        limit: Option<u32>,
         #[command(flatten)]
-        call: CallArgs,
+        rows: RowsArgs,
     },
     /// List attempts with what came back, the latest first
     Attempts {
-        /// Of this endpoint only
-        #[arg(long, value_name = "ENDPOINT")]
-        endpoint: Option<String>,
         /// Of this lane only
         #[arg(long, value_name = "LANE")]
         lane: Option<i64>,
-        /// How many [default: 100]
-        #[arg(long, value_name = "COUNT")]
-        limit: Option<u32>,
         #[command(flatten)]
-        call: CallArgs,
+        rows: RowsArgs,
     },
-    /// Try what waits for an endpoint at once, also if it is disabled or paused; or send one event again
-    Redeliver {
-        /// Name of the endpoint
-        endpoint: String,
-        /// An event that has ended, by its id, instead of what waits
-        #[arg(long, value_name = "ID", conflicts_with = "note")]
-        event: Option<String>,
-        #[command(flatten)]
-        change: ChangeArgs,
-    },
+    /// Try what waits for an endpoint at once, also if it is disabled or paused
+    Redeliver(EndpointChangeArgs),
     /// Send messages that have ended once more, in order
     Replay(Box<ReplayArgs>),
     /// Give up the message that a lane waits for
@@ -136,19 +137,9 @@ pub(super) enum OperateCommand {
         change: ChangeArgs,
     },
     /// Deliver nothing to an endpoint until it is enabled; messages are kept
-    Disable {
-        /// Name of the endpoint
-        endpoint: String,
-        #[command(flatten)]
-        change: ChangeArgs,
-    },
+    Disable(EndpointChangeArgs),
     /// Deliver to an endpoint again
-    Enable {
-        /// Name of the endpoint
-        endpoint: String,
-        #[command(flatten)]
-        change: ChangeArgs,
-    },
+    Enable(EndpointChangeArgs),
     /// Send an endpoint an event of type `notifier.test`
     Test {
         /// Name of the endpoint
@@ -214,39 +205,13 @@ pub(super) async fn run(command: OperateCommand, environment: &Environment) -> E
             let status: Status = client.get("status", &[]).await?;
             output::show(&status, call.output, status_text)?;
         }
-        OperateCommand::Endpoints(call) => {
-            let client = Client::new(call.client, environment)?;
-            let status: Status = client.get("status", &[]).await?;
-            output::show(&status.endpoints, call.output, |endpoints| endpoint_table(endpoints.iter()))?;
+        OperateCommand::Lanes { key, rows } => show_rows("lanes", ("key", key), rows, lane_table, environment).await?,
+        OperateCommand::Attempts { lane, rows } => {
+            let of = ("lane", lane.map(|lane| lane.to_string()));
+            show_rows("attempts", of, rows, attempt_table, environment).await?;
         }
-        OperateCommand::Lanes { endpoint, key, limit, call } => {
-            let client = Client::new(call.client, environment)?;
-            let limit = limit.map(|limit| limit.to_string());
-            let lanes: Vec<LaneRow> =
-                client.get("lanes", &[("endpoint", endpoint), ("key", key), ("limit", limit)]).await?;
-            output::show(&lanes, call.output, |lanes| lane_table(lanes))?;
-        }
-        OperateCommand::Attempts { endpoint, lane, limit, call } => {
-            let client = Client::new(call.client, environment)?;
-            let number = |number: Option<i64>| number.map(|number| number.to_string());
-            let parameters = [("endpoint", endpoint), ("lane", number(lane)), ("limit", number(limit.map(i64::from)))];
-            let attempts: Vec<AttemptRow> = client.get("attempts", &parameters).await?;
-            output::show(&attempts, call.output, |attempts| attempt_table(attempts))?;
-        }
-        OperateCommand::Redeliver { endpoint, event: Some(event), change } => {
-            let asked = json!({ "endpoint": endpoint, "event_id": event });
-            let messages = replay(&asked, change.call, environment).await?;
-            if messages == 0 {
-                let message = format!(
-                    "no message of event `{event}` for endpoint {endpoint} has ended; `journeyman notifier lanes` has those that wait"
-                );
-                return Err(Failure::new(Exit::Failed, message));
-            }
-        }
-        OperateCommand::Redeliver { endpoint, event: None, change } => {
-            let body = json!({ "note": change.note });
-            change_one(("endpoints", endpoint), "redeliver", "what waits is tried now", body, change.call, environment)
-                .await?;
+        OperateCommand::Redeliver(EndpointChangeArgs { endpoint, change }) => {
+            note_one(("endpoints", endpoint), "redeliver", "what waits is tried now", change, environment).await?;
         }
         OperateCommand::Replay(arguments) => {
             let ReplayArgs { endpoint, since, until, key, event_type, event, outcome, dry_run, call } = *arguments;
@@ -255,7 +220,11 @@ pub(super) async fn run(command: OperateCommand, environment: &Environment) -> E
                 "endpoint": endpoint, "since": time(since), "until": time(until), "key": key, "type": event_type,
                 "event_id": event, "outcome": outcome, "dry_run": dry_run,
             });
-            replay(&asked, call, environment).await?;
+            let answer = Client::new(call.client, environment)?.post(&["replay"], &asked).await?;
+            let does = if dry_run { "would be" } else { "are" };
+            output::show(&answer, call.output, |answer| {
+                format!("{} messages {does} sent again\n", answer["messages"])
+            })?;
         }
         OperateCommand::SkipHead { lane, position, reason, call } => {
             let (of, done) = (("lanes", lane.to_string()), format!("message {position} is skipped"));
@@ -267,16 +236,13 @@ pub(super) async fn run(command: OperateCommand, environment: &Environment) -> E
             change_one(target.path(), "pause", "paused", body, change.call, environment).await?;
         }
         OperateCommand::Resume { target, change } => {
-            let body = json!({ "note": change.note });
-            change_one(target.path(), "resume", "resumed", body, change.call, environment).await?;
+            note_one(target.path(), "resume", "resumed", change, environment).await?;
         }
-        OperateCommand::Disable { endpoint, change } => {
-            let body = json!({ "note": change.note });
-            change_one(("endpoints", endpoint), "disable", "disabled", body, change.call, environment).await?;
+        OperateCommand::Disable(EndpointChangeArgs { endpoint, change }) => {
+            note_one(("endpoints", endpoint), "disable", "disabled", change, environment).await?;
         }
-        OperateCommand::Enable { endpoint, change } => {
-            let body = json!({ "note": change.note });
-            change_one(("endpoints", endpoint), "enable", "enabled", body, change.call, environment).await?;
+        OperateCommand::Enable(EndpointChangeArgs { endpoint, change }) => {
+            note_one(("endpoints", endpoint), "enable", "enabled", change, environment).await?;
         }
         OperateCommand::Test { endpoint, call } => {
             let done = "a `notifier.test` is sent; `journeyman notifier attempts` has what comes back";
@@ -284,6 +250,29 @@ pub(super) async fn run(command: OperateCommand, environment: &Environment) -> E
         }
     }
     Ok(Exit::Success)
+}
+
+async fn show_rows<T: Serialize + DeserializeOwned>(
+    path: &str,
+    of: (&str, Option<String>),
+    RowsArgs { endpoint, limit, call }: RowsArgs,
+    table: fn(&[T]) -> String,
+    environment: &Environment,
+) -> Result<(), Failure> {
+    let limit = limit.map(|limit| limit.to_string());
+    let rows: Vec<T> =
+        Client::new(call.client, environment)?.get(path, &[("endpoint", endpoint), ("limit", limit), of]).await?;
+    Ok(output::show(&rows, call.output, |rows| table(rows))?)
+}
+
+async fn note_one(
+    of: (&str, String),
+    action: &str,
+    done: &str,
+    ChangeArgs { note, call }: ChangeArgs,
+    environment: &Environment,
+) -> Result<(), Failure> {
+    change_one(of, action, done, json!({ "note": note }), call, environment).await
 }
 
 /// Changes an endpoint or a lane.
@@ -298,15 +287,6 @@ async fn change_one(
     let answer = Client::new(call.client, environment)?.post(&[kind, &name, action], &body).await?;
     let done = format!("{} {name}: {done}\n", kind.trim_end_matches('s'));
     Ok(output::show(&answer, call.output, |_| done)?)
-}
-
-/// Returns how many messages it found.
-async fn replay(asked: &Value, call: CallArgs, environment: &Environment) -> Result<u64, Failure> {
-    let answer = Client::new(call.client, environment)?.post(&["replay"], asked).await?;
-    let messages = answer["messages"].as_u64().unwrap_or_default();
-    let does = if answer["dry_run"] == true { "would be" } else { "are" };
-    output::show(&answer, call.output, |_| format!("{messages} messages {does} sent again\n"))?;
-    Ok(messages)
 }
 
 fn text(text: &str, chars_max: usize) -> String {
@@ -372,22 +352,6 @@ fn status_text(status: &Status) -> String {
         }
     }
     out
-}
-
-fn endpoint_table<'a>(endpoints: impl Iterator<Item = (&'a String, &'a EndpointStatus)>) -> String {
-    let row = |(name, one): (&String, &EndpointStatus)| {
-        vec![
-            text(name, NAME_CHARS_MAX),
-            one.state.as_str().to_owned(),
-            one.health.failures.to_string(),
-            relative(one.health.failing_since),
-            relative(one.paused_until),
-            one.disabled.map_or_else(|| "–".to_owned(), |reason| reason.name().to_owned()),
-            note(one.note.as_ref()),
-        ]
-    };
-    let head = ["ENDPOINT", "STATE", "FAILURES", "FAILING SINCE", "PAUSE ENDS", "DISABLED", "NOTE"];
-    table(head, endpoints.map(row))
 }
 
 fn lane_table(lanes: &[LaneRow]) -> String {

@@ -5,13 +5,13 @@ use std::io::Read as _;
 use clap::Args;
 use serde_json::value::RawValue;
 
-use super::client::ClientArgs;
+use super::client::{ClientArgs, failure};
 use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::output;
 use crate::config::Environment;
 use crate::config::values::Span;
 use crate::limits::NOTIFIER_DATA_BYTES_MAX;
-use crate::notifier::{Event, PublishError, Publisher};
+use crate::notifier::{Event, Publisher};
 
 /// `journeyman notifier send`
 #[derive(Debug, Args)]
@@ -48,8 +48,7 @@ pub(super) struct SendArgs {
 ///
 /// [`Exit::Unreachable`] without an answer in time, [`Exit::Denied`] for a wrong token, [`Exit::Failed`] for a refused event.
 pub(super) async fn run(arguments: SendArgs, environment: &Environment) -> ExitResult {
-    let (url, token) = arguments.client.load(environment)?;
-    let mut publisher = Publisher::new(&url, token).map_err(|error| Failure::from_error(Exit::Internal, &error))?;
+    let mut publisher = Publisher::new(arguments.client.client(environment)?);
     let id = arguments.id.unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
     let event = Event {
         source: arguments.source,
@@ -62,14 +61,8 @@ pub(super) async fn run(arguments: SendArgs, environment: &Environment) -> ExitR
         data: read_data(arguments.data)?,
     };
     event.check().map_err(|error| Failure::from_error(Exit::Failed, &error))?;
-    publisher.publish_within(&[event], arguments.timeout.0).await.map_err(|error| {
-        let exit = match &error {
-            PublishError::Denied(_) => Exit::Denied,
-            PublishError::Refused(_) => Exit::Failed,
-            PublishError::Unavailable { .. } => Exit::Unreachable,
-        };
-        Failure::new(exit, format!("event `{id}`: {error}"))
-    })?;
+    let sent = publisher.publish_within(&[event], arguments.timeout.0).await.map_err(failure);
+    sent.map_err(|Failure { exit, message }| Failure { exit, message: format!("event `{id}`: {message}") })?;
     output::line(&id)?;
     Ok(Exit::Success)
 }

@@ -1,4 +1,4 @@
-//! `journeyman notifier setup`: makes in RabbitMQ what the notifier needs there.
+//! `journeyman notifier setup`: makes what the notifier needs where it takes events from.
 
 use std::collections::BTreeSet;
 
@@ -9,15 +9,16 @@ use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::{amqp_setup, output};
 use crate::config::{Environment, schema};
 use crate::limits::AMQP_CLOSE_TIMEOUT;
-use crate::notifier::{AmqpConfig, MistralConfig, Topology, TopologyError, UrlKey};
+use crate::notifier::{AmqpConfig, MistralConfig, Outbox, Topology, TopologyError, UrlKey};
 
 pub(super) async fn run(settings: ConfigArgs<NoFlags>, environment: &Environment) -> ExitResult {
     let loaded = settings.load(&environment.without_controller_variables())?;
     config_args::print_warnings(&loaded);
     let config = &loaded.config;
     let (amqp, mistral) = (amqp_config(config, environment)?, mistral_config(config, environment)?);
-    if amqp.is_none() && mistral.is_none() {
-        let message = "the notifier takes nothing from RabbitMQ: add a section [notifier.amqp] or [notifier.mistral]";
+    let outbox = outbox(&config.notifier, environment)?;
+    if amqp.is_none() && mistral.is_none() && outbox.is_none() {
+        let message = "the notifier takes events over HTTP only: add a section [notifier.amqp], [notifier.mistral] or [notifier.outbox]";
         return Err(Failure::new(Exit::Config, message));
     }
     if let Some(amqp) = amqp {
@@ -34,20 +35,28 @@ pub(super) async fn run(settings: ConfigArgs<NoFlags>, environment: &Environment
         let users: Vec<String> = users.into_iter().collect();
         output::line(&format!("prepared vhost {} for {}", mistral.broker.vhost(), users.join(" and ")))?;
     }
+    if let Some(outbox) = outbox {
+        outbox.set_up().await.map_err(|why| Failure::new(Exit::HostUnusable, format!("notifier.outbox: {why}")))?;
+        output::line(&format!("prepared table {}", outbox.table()))?;
+    }
     Ok(Exit::Success)
+}
+
+pub(super) fn outbox(config: &schema::Notifier, environment: &Environment) -> Result<Option<Outbox>, Failure> {
+    let Some(outbox) = &config.outbox else { return Ok(None) };
+    let url = outbox.url_file.load("the URL of a database", environment)?;
+    let ca = outbox.ca_file.as_ref().map(|file| file.0.as_path());
+    let outbox = Outbox::new(url.reveal(), ca, &outbox.table);
+    outbox.map(Some).map_err(|error| invalid("notifier.outbox", &error))
 }
 
 async fn set_up_amqp(AmqpConfig { broker, topology }: &AmqpConfig) -> Result<(), Failure> {
     let failure = |error: TopologyError| Failure::from_error(Exit::HostUnusable, &error);
     let connection = broker.connect("journeyman notifier setup").await.map_err(|error| failure(error.into()))?;
-    let mut lines = Vec::new();
-    let made = |what: &str, is_new: bool| lines.push(format!("{} {what}", if is_new { "created" } else { "exists " }));
-    let ended = topology.set_up(broker, &connection, made).await;
+    let ended = topology.set_up(broker, &connection).await;
     amqp::close(&connection, AMQP_CLOSE_TIMEOUT).await;
-    for line in lines {
-        output::line(&line)?;
-    }
-    ended.map_err(failure)
+    ended.map_err(failure)?;
+    Ok(output::line(&format!("prepared exchange {} and its queues", topology.exchange()))?)
 }
 
 pub(super) fn mistral_config(

@@ -11,21 +11,16 @@ use serde_json::json;
 
 use super::{Api, Refused};
 use crate::notifier::intake::parse_events;
-use crate::notifier::store::Added;
 
 pub(super) async fn accept(State(api): State<Arc<Api>>, headers: HeaderMap, body: Bytes) -> Result<Response, Refused> {
     api.may_write(&headers)?;
     let Ok(_permit) = api.calls.try_acquire() else {
         return Err(Refused(StatusCode::TOO_MANY_REQUESTS, "too many calls at once; retry in a second".to_owned()));
     };
-    let counters = &api.intake.counters;
     let events = parse_events(&body).map_err(|message| {
-        counters.on_refused("http");
+        api.intake.counters.on_refused("http");
         Refused(StatusCode::BAD_REQUEST, message)
     })?;
-    let added = api.intake.accept(events).await?;
-    let duplicates = added.iter().filter(|one| **one == Added::Duplicate).count();
-    let accepted = added.len() - duplicates;
-    counters.on_taken("http", accepted, duplicates);
+    let (accepted, duplicates) = api.intake.take("http", events).await?;
     Ok((StatusCode::ACCEPTED, Json(json!({ "accepted": accepted, "duplicates": duplicates }))).into_response())
 }

@@ -6,7 +6,6 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::{Path, Query, State};
 use axum::http::HeaderMap;
-use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
@@ -21,7 +20,7 @@ use crate::limits::{NOTIFIER_NAME_BYTES_MAX, NOTIFIER_ROWS_MAX, NOTIFIER_ROWS_SH
 use crate::notifier::event::Event;
 use crate::notifier::registry::EndpointSettings;
 use crate::notifier::stamp;
-use crate::notifier::store::{AttemptRow, EndpointChange, LaneRow, ReplayFilter};
+use crate::notifier::store::{AttemptRow, EndpointChange, LaneChange, LaneRow, ReplayFilter};
 
 type Answer<T> = Result<Json<T>, Refused>;
 
@@ -75,13 +74,13 @@ pub(super) async fn change_endpoint(
     };
     let change = change.map(|Json(change)| change).unwrap_or_default().check()?;
     let done = match action.as_str() {
-        "pause" => EndpointChange::Pause { until: change.until() },
-        "resume" => EndpointChange::Resume,
+        "pause" => EndpointChange::Pause { until: Some(change.until()) },
+        "resume" => EndpointChange::Pause { until: None },
         "disable" => EndpointChange::Disable(DisableReason::ByOperator),
         "enable" => EndpointChange::Enable,
         "redeliver" => EndpointChange::Redeliver,
         "test" => {
-            api.intake.accept_for(endpoint, test_event()).await?;
+            api.intake.accept_each(vec![(test_event(), Arc::clone(endpoint))]).await?;
             return Ok(Json(json!({ "endpoint": name, "sent": "notifier.test" })));
         }
         _ => return Err(Refused::not_found(format!("no action {action:?} of an endpoint"))),
@@ -159,25 +158,20 @@ pub(super) async fn change_lane(
 ) -> Answer<Value> {
     api.may_write(&headers)?;
     let change = change.map(|Json(change)| change).unwrap_or_default().check()?;
-    let lane = LaneId(id);
-    let is_done = match action.as_str() {
-        "pause" => api.store.pause_lane(lane, change.until(), change.note).await?,
-        "resume" => api.store.resume_lane(lane, change.note, stamp()).await?,
-        "skip-head" => {
-            let (Some(position), Some(note)) = (change.position, change.note) else {
-                return Err(Refused::bad_request(
-                    "skip-head needs the `position` of the head, and a `note` that says why",
-                ));
-            };
-            let is_skipped = api.store.skip_head(lane, position, note, stamp()).await?;
-            if is_skipped {
-                api.intake.counters.on_skipped();
-            }
-            is_skipped
+    let done = match (action.as_str(), change.position, &change.note) {
+        ("pause", ..) => LaneChange::Pause { until: change.until() },
+        ("resume", ..) => LaneChange::Resume,
+        ("skip-head", Some(position), Some(_)) => LaneChange::SkipHead { position },
+        ("skip-head", ..) => {
+            let needs = "skip-head needs the `position` of the head, and a `note` that says why";
+            return Err(Refused::bad_request(needs));
         }
         _ => return Err(Refused::not_found(format!("no action {action:?} of a lane"))),
     };
-    if is_done {
+    if api.store.change_lane(LaneId(id), done, change.note, stamp()).await? {
+        if matches!(done, LaneChange::SkipHead { .. }) {
+            api.intake.counters.on_skipped();
+        }
         Ok(Json(json!({ "lane": id, "done": action })))
     } else {
         let message = format!("no lane {id}, or the message is not its head: `GET /v1/lanes` has the heads");
@@ -185,39 +179,16 @@ pub(super) async fn change_lane(
     }
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Replay {
-    endpoint: String,
-    since: Option<Timestamp>,
-    until: Option<Timestamp>,
-    key: Option<String>,
-    r#type: Option<String>,
-    event_id: Option<String>,
-    outcome: Option<String>,
-    #[serde(default)]
-    dry_run: bool,
-}
-
 pub(super) async fn replay(
     State(api): State<Arc<Api>>,
     headers: HeaderMap,
-    Json(replay): Json<Replay>,
+    Json(filter): Json<ReplayFilter>,
 ) -> Answer<Value> {
     api.may_write(&headers)?;
-    let at = |time: Option<Timestamp>| time.map(|time| Stamp(time.as_millisecond()));
-    let filter = ReplayFilter {
-        since: at(replay.since),
-        until: at(replay.until),
-        endpoint: replay.endpoint,
-        key: replay.key,
-        r#type: replay.r#type,
-        event_id: replay.event_id,
-        outcome: replay.outcome,
-    };
-    let messages = api.store.replay(filter, replay.dry_run, stamp()).await?;
-    if !replay.dry_run {
+    let is_dry_run = filter.dry_run;
+    let messages = api.store.replay(filter, stamp()).await?;
+    if !is_dry_run {
         api.intake.counters.on_replayed(messages);
     }
-    Ok(Json(json!({ "messages": messages, "dry_run": replay.dry_run })))
+    Ok(Json(json!({ "messages": messages, "dry_run": is_dry_run })))
 }

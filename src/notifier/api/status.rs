@@ -120,7 +120,7 @@ impl Api {
         let mut endpoints = BTreeMap::new();
         let now = stamp();
         for name in self.intake.endpoints().keys() {
-            let (counts, failure) = (self.store.counts(name).await?, self.store.last_failure(name).await?);
+            let (counts, failure) = self.store.counts(name).await?;
             let known = states.remove(&**name).unwrap_or_default();
             let probe_at = self.intake.counters.probe_at(name);
             let status = EndpointStatus::new(name, known, counts, failure, probe_at, now);

@@ -16,7 +16,6 @@ use super::topology::Topology;
 use super::{Intake, parse_events, retry_sessions};
 use crate::amqp::{self, Broker};
 use crate::limits::{AMQP_CLOSE_TIMEOUT, NOTIFIER_BATCH_MAX, NOTIFIER_BODY_BYTES_MAX, NOTIFIER_PREFETCH};
-use crate::notifier::store::Added;
 
 pub(crate) struct AmqpConfig {
     pub(crate) broker: Broker,
@@ -41,7 +40,7 @@ impl AmqpIntake {
 
     /// Takes events until `stop`. After an error it connects again.
     pub(in crate::notifier) async fn run(self, stop: CancellationToken) {
-        retry_sessions("events", &stop, async || self.run_session(&stop).await).await;
+        retry_sessions("events from RabbitMQ", &stop, async || self.run_session(&stop).await).await;
     }
 
     async fn run_session(&self, stop: &CancellationToken) -> Result<(), String> {
@@ -109,9 +108,7 @@ impl AmqpIntake {
                 next = more;
             }
             if let Some(last) = last {
-                let added = self.intake.accept(events).await.map_err(|error| error.to_string())?;
-                let duplicates = added.iter().filter(|one| **one == Added::Duplicate).count();
-                self.intake.counters.on_taken("amqp", added.len() - duplicates, duplicates);
+                self.intake.take("amqp", events).await.map_err(|error| error.to_string())?;
                 amqp::poll_once(shard.channel.basic_ack(last, BasicAckOptions { multiple: true }));
             }
         }

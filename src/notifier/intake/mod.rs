@@ -1,6 +1,7 @@
 //! Takes events from their sources. Each source hands them to [`Intake::accept`], and acknowledges them once it returns.
 
 pub(super) mod amqp;
+pub(super) mod outbox;
 pub(super) mod topology;
 
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use crate::host::crash_points::crash_point;
 use crate::limits::NOTIFIER_BATCH_MAX;
 
 pub(super) struct Intake {
-    store: Store,
+    pub(super) store: Store,
     registry: Arc<Registry>,
     pub(super) counters: Counters,
 }
@@ -31,7 +32,7 @@ impl Intake {
     }
 
     /// Stores events that were checked, all or none. They are on disk when it returns.
-    pub(super) async fn accept(&self, events: Vec<Event>) -> Result<Vec<Added>, StoreFailure> {
+    async fn accept(&self, events: Vec<Event>) -> Result<Vec<Added>, StoreFailure> {
         let endpoints = self.registry.current();
         let events = events.into_iter().map(|event| {
             let is_told = |name: &str, entry: &Entry| entry.wants(&event.r#type) && !event.is_about(name);
@@ -42,6 +43,15 @@ impl Intake {
         self.store(events.collect()).await
     }
 
+    /// As [`Intake::accept`], and counts them. Returns how many are new, and how many are not.
+    pub(super) async fn take(&self, source: &'static str, events: Vec<Event>) -> Result<(usize, usize), StoreFailure> {
+        let added = self.accept(events).await?;
+        let duplicates = added.iter().filter(|one| **one == Added::Duplicate).count();
+        let accepted = added.len() - duplicates;
+        self.counters.on_taken(source, accepted, duplicates);
+        Ok((accepted, duplicates))
+    }
+
     /// Stores events of the notifier itself. If it cannot, the log has them only.
     pub(super) async fn accept_own(&self, events: Vec<Event>) {
         if events.is_empty() {
@@ -50,11 +60,6 @@ impl Intake {
         if let Err(error) = self.accept(events).await {
             tracing::error!("cannot store what operators are told by webhook: {error}");
         }
-    }
-
-    /// Stores an event for one endpoint, whatever types it wants.
-    pub(super) async fn accept_for(&self, endpoint: &Arc<str>, event: Event) -> Result<(), StoreFailure> {
-        self.store(vec![(event, vec![Arc::clone(endpoint)])]).await.map(drop)
     }
 
     /// Stores events that were checked, each for one endpoint, whatever types it wants: all or none.
@@ -122,7 +127,7 @@ pub(super) fn parse_events(body: &[u8]) -> Result<Vec<Event>, String> {
     Ok(events)
 }
 
-/// Repeats the sessions with RabbitMQ that take `what`, until one ends without an error or `stop` comes while it waits.
+/// Repeats the sessions that take `what`, until one ends without an error or `stop` comes while it waits.
 pub(super) async fn retry_sessions(
     what: &str,
     stop: &CancellationToken,
@@ -137,7 +142,7 @@ pub(super) async fn retry_sessions(
             backoff.reset();
         }
         let wait = backoff.wait(POLL_RETRY, None, &mut jitter);
-        tracing::warn!("cannot take {what} from RabbitMQ: {why} (retrying in {wait:.1?})");
+        tracing::warn!("cannot take {what}: {why} (retrying in {wait:.1?})");
         if stop.run_until_cancelled(sleep(wait)).await.is_none() {
             return;
         }

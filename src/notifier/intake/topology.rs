@@ -69,6 +69,10 @@ impl Topology {
         })
     }
 
+    pub(crate) const fn exchange(&self) -> &ShortString {
+        &self.exchange
+    }
+
     /// Checks that everything is there, without declaring anything. Returns how many messages could not be taken.
     pub(super) async fn check(&self, broker: &Broker, connection: &Connection) -> Result<u32, TopologyError> {
         let look = Look { broker, connection };
@@ -84,17 +88,12 @@ impl Topology {
         look.count(&self.dead).await?.ok_or_else(|| TopologyError::Missing(format!("queue {}", self.dead)))
     }
 
-    /// Makes what is missing. Calls `made` with each exchange and queue, and whether it is new.
+    /// Makes what is missing.
     ///
     /// # Errors
     ///
     /// If something exists that differs, or the broker refuses.
-    pub(crate) async fn set_up(
-        &self,
-        broker: &Broker,
-        connection: &Connection,
-        mut made: impl FnMut(&str, bool),
-    ) -> Result<(), TopologyError> {
+    pub(crate) async fn set_up(&self, broker: &Broker, connection: &Connection) -> Result<(), TopologyError> {
         let look = Look { broker, connection };
         let (Some(first), Some(last)) = (self.shards.first(), self.shards.last()) else { return Ok(()) };
         let has_too_few = look.count(first).await?.is_some() && look.count(last).await?.is_none();
@@ -104,14 +103,13 @@ impl Topology {
         // First, since the broker may lack its type.
         let kind = if self.shards.len() == 1 { ExchangeKind::Fanout } else { ExchangeKind::Custom(HASH.to_owned()) };
         let arguments = header_table([("alternate-exchange", text(self.dead.as_str()))]);
-        made(&format!("exchange {}", self.exchange), look.declare_exchange(&self.exchange, kind, arguments).await?);
-        made(&format!("queue {}", self.dead), look.declare_queue(&self.dead, self.dead_arguments()).await?);
-        let declared = look.declare_exchange(&self.dead, ExchangeKind::Fanout, FieldTable::default()).await?;
-        made(&format!("exchange {}", self.dead), declared);
+        look.declare_exchange(&self.exchange, kind, arguments).await?;
+        look.declare_queue(&self.dead, self.dead_arguments()).await?;
+        look.declare_exchange(&self.dead, ExchangeKind::Fanout, FieldTable::default()).await?;
         look.bind(&self.dead, &self.dead).await?;
         // The first one last: where it exists, all do.
         for shard in self.shards.iter().rev() {
-            made(&format!("queue {shard}"), look.declare_queue(shard, self.shard_arguments()).await?);
+            look.declare_queue(shard, self.shard_arguments()).await?;
             look.bind(shard, &self.exchange).await?;
         }
         Ok(())
@@ -164,30 +162,24 @@ impl Look<'_> {
         Ok(found.is_some())
     }
 
-    /// Returns whether it is new.
-    async fn declare_queue(&self, name: &ShortString, arguments: FieldTable) -> Result<bool, TopologyError> {
-        let is_new = self.count(name).await?.is_none();
+    async fn declare_queue(&self, name: &ShortString, arguments: FieldTable) -> Result<(), TopologyError> {
         let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
         let declaring =
             async { self.connection.create_channel().await?.queue_declare(name.clone(), options, arguments).await };
-        self.call("declare", name, declaring).await?;
-        Ok(is_new)
+        self.call("declare", name, declaring).await.map(drop)
     }
 
-    /// Returns whether it is new.
     async fn declare_exchange(
         &self,
         name: &ShortString,
         kind: ExchangeKind,
         arguments: FieldTable,
-    ) -> Result<bool, TopologyError> {
-        let is_new = !self.has_exchange(name).await?;
+    ) -> Result<(), TopologyError> {
         let options = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
         let declaring = async {
             self.connection.create_channel().await?.exchange_declare(name.clone(), kind, options, arguments).await
         };
-        self.call("declare", name, declaring).await?;
-        Ok(is_new)
+        self.call("declare", name, declaring).await.map(drop)
     }
 
     async fn bind(&self, queue: &ShortString, exchange: &ShortString) -> Result<(), TopologyError> {

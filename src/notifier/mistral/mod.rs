@@ -113,7 +113,7 @@ impl MistralIntake {
 
     /// Takes messages until `stop`. After an error it connects again.
     pub(super) async fn run(self, stop: CancellationToken) {
-        retry_sessions("Mistral's notifications", &stop, async || self.run_session(&stop).await).await;
+        retry_sessions("Mistral's notifications from RabbitMQ", &stop, async || self.run_session(&stop).await).await;
     }
 
     async fn run_session(&self, stop: &CancellationToken) -> Result<(), String> {
@@ -156,18 +156,16 @@ impl MistralIntake {
     /// Waits until no other notifier has the lock. It is let go with the connection.
     async fn lock(&self, connection: &Connection) -> Result<Channel, String> {
         loop {
-            let mut code = None;
             let locking = async {
                 let channel = connection.create_channel().await?;
                 let options =
                     QueueDeclareOptions { exclusive: true, auto_delete: true, ..QueueDeclareOptions::default() };
-                let locked = channel.queue_declare(LOCK.into(), options, FieldTable::default()).await;
-                locked.inspect_err(|error| code = amqp::reply_code(error)).map(|_| channel)
+                channel.queue_declare(LOCK.into(), options, FieldTable::default()).await.map(|_| channel)
             };
-            match self.config.broker.bounded("take the lock", locking).await {
+            match self.config.broker.bounded_or_code("take the lock", locking).await {
                 Ok(channel) => return Ok(channel),
-                Err(_) if code == Some(amqp::RESOURCE_LOCKED) => sleep(NOTIFIER_MISTRAL_STANDBY_INTERVAL).await,
-                Err(error) => return Err(error.message),
+                Err((_, Some(amqp::RESOURCE_LOCKED))) => sleep(NOTIFIER_MISTRAL_STANDBY_INTERVAL).await,
+                Err((error, _)) => return Err(error.message),
             }
         }
     }

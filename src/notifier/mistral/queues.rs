@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::MistralConfig;
 use super::message::{self, Message};
-use super::targets::TargetError;
+use super::targets::{self, TargetError};
 use crate::amqp;
 use crate::host::crash_points::crash_point;
 use crate::limits::{NOTIFIER_BATCH_MAX, NOTIFIER_BODY_BYTES_MAX};
@@ -75,15 +75,11 @@ impl QueueConsumer<'_> {
     }
 
     async fn exists(&self) -> Result<bool, String> {
-        let mut code = None;
-        let finding = async {
-            let found = amqp::find_queue(self.connection, self.queue.clone()).await;
-            found.inspect_err(|error| code = amqp::reply_code(error))
-        };
-        match self.config.broker.bounded(&format!("look up {}", self.queue), finding).await {
+        let finding = amqp::find_queue(self.connection, self.queue.clone());
+        match self.config.broker.bounded_or_code(&format!("look up {}", self.queue), finding).await {
             Ok(_) => Ok(true),
-            Err(_) if code == Some(amqp::NOT_FOUND) => Ok(false),
-            Err(error) => Err(error.message),
+            Err((_, Some(amqp::NOT_FOUND))) => Ok(false),
+            Err((error, _)) => Err(error.message),
         }
     }
 
@@ -110,6 +106,7 @@ impl QueueConsumer<'_> {
     /// Stores what the deliveries hold, and acknowledges them. Returns once it is on disk.
     async fn store(&mut self, batch: Vec<Delivery>) -> Result<(), String> {
         let (mut events, mut done): (Vec<(Event, Arc<str>)>, Vec<DeliveryTag>) = (Vec::new(), Vec::new());
+        let mut ended = None;
         for delivery in batch {
             let tag = delivery.delivery_tag;
             match self.parse(&delivery) {
@@ -128,12 +125,19 @@ impl QueueConsumer<'_> {
                     events.push((*event, endpoint));
                     done.push(tag);
                 }
-                Ok(Message::End { epoch }) => done.extend(self.end.replace(HeldEnd { tag, epoch }).map(|end| end.tag)),
+                Ok(Message::End { epoch }) => {
+                    ended = Some(epoch);
+                    done.extend(self.end.replace(HeldEnd { tag, epoch }).map(|end| end.tag));
+                }
                 Ok(Message::Nameless) => done.push(tag),
                 Err(why) => self.reject(tag, &why),
             }
         }
         self.intake.accept_each(events).await.map_err(|error| error.to_string())?;
+        if let (Some(epoch), Some((execution, _))) = (ended, message::parse_queue(self.queue.as_str())) {
+            let closed = self.intake.store.close_lanes(targets::PREFIX, execution, epoch).await;
+            closed.map_err(|error| error.to_string())?;
+        }
         for tag in done {
             amqp::poll_once(self.channel.basic_ack(tag, BasicAckOptions::default()));
         }
@@ -184,27 +188,25 @@ impl QueueConsumer<'_> {
                 return Ok(false);
             }
         }
-        let mut code = None;
         let deleting = async {
             let channel = self.connection.create_channel().await?;
             let options = QueueDeleteOptions { if_unused: true, if_empty: true, nowait: false };
-            channel.queue_delete(self.queue.clone(), options).await.inspect_err(|error| code = amqp::reply_code(error))
+            channel.queue_delete(self.queue.clone(), options).await
         };
-        let deleted = self.config.broker.bounded(&format!("delete {}", self.queue), deleting).await;
-        match (deleted, code) {
-            (Ok(_), _) => {
+        match self.config.broker.bounded_or_code(&format!("delete {}", self.queue), deleting).await {
+            Ok(_) => {
                 tracing::debug!(queue = self.queue.as_str(), "deleted the queue of an execution that has ended");
                 Ok(true)
             }
-            (Err(_), Some(PRECONDITION_FAILED)) => {
+            Err((_, Some(PRECONDITION_FAILED))) => {
                 tracing::debug!(queue = self.queue.as_str(), "kept the queue: a message has come for it");
                 Ok(false)
             }
-            (Err(error), Some(amqp::ACCESS_REFUSED)) => {
+            Err((error, Some(amqp::ACCESS_REFUSED))) => {
                 tracing::warn!("no right to delete queues of executions that have ended: {}", error.message);
                 Ok(false)
             }
-            (Err(error), _) => Err(error.message),
+            Err((error, _)) => Err(error.message),
         }
     }
 }

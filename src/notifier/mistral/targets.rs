@@ -10,7 +10,8 @@ use crate::notifier::format::Format;
 use crate::notifier::intake::{EndpointError, Intake};
 use crate::notifier::registry::{EndpointSettings, InvalidEndpoint};
 
-const PREFIX: &str = "mistral-";
+/// Of the names of such endpoints.
+pub(super) const PREFIX: &str = "mistral-";
 
 /// Whether an endpoint is one that a message has named.
 pub(in crate::notifier) fn is_target(endpoint: &str) -> bool {

@@ -20,9 +20,9 @@ use tokio::sync::{Notify, watch};
 use uuid::Uuid;
 
 pub(crate) use self::operators::{
-    AttemptRow, Counts, EndpointChange, EndpointState, LaneRow, LastFailure, ReplayFilter,
+    AttemptRow, Counts, EndpointChange, EndpointState, LaneChange, LaneRow, LastFailure, ReplayFilter,
 };
-pub(crate) use self::postgres::{Postgres, PostgresError};
+pub(crate) use self::postgres::{Postgres, PostgresError, PostgresPool, words as postgres_words};
 use self::sqlite::{SqliteTx, Tables};
 pub(super) use self::statements::outcome_text;
 pub(crate) use self::statements::{Added, AttemptRecord, Committed, DueLane, Head, Lease};
@@ -122,17 +122,10 @@ impl Store {
         self.hints.changed.notified().await;
     }
 
-    fn tell_stored(&self) {
-        self.hints.stored.notify_one();
+    fn tell(&self, of: fn(&Hints) -> &Notify) {
+        of(&self.hints).notify_one();
         if let Kind::Postgres(postgres) = &self.database {
-            postgres.told.stored.notify_one();
-        }
-    }
-
-    fn tell_changed(&self) {
-        self.hints.changed.notify_one();
-        if let Kind::Postgres(postgres) = &self.database {
-            postgres.told.changed.notify_one();
+            of(&postgres.told).notify_one();
         }
     }
 
@@ -150,9 +143,13 @@ impl Store {
         events: Vec<(Event, Vec<Arc<str>>)>,
         now: Stamp,
     ) -> Result<Vec<Added>, StoreFailure> {
-        let added = transaction!(self, move |db| statements::add(db, &events, now))?;
-        self.tell_stored();
-        Ok(added)
+        transaction!(self, move |db| statements::add(db, &events, now)).inspect(|_| self.tell(|hints| &hints.stored))
+    }
+
+    /// Of these endpoints, unless a later epoch has begun.
+    pub(crate) async fn close_lanes(&self, endpoints: &str, key: &str, epoch: u32) -> Result<(), StoreFailure> {
+        let (endpoints, key) = (format!("{endpoints}%"), key.to_owned());
+        transaction!(self, move |db| statements::close_lanes(db, &endpoints, &key, epoch))
     }
 
     /// Returns what this node has, and for how long from the call on; for ever in a database of its own.
@@ -171,15 +168,15 @@ impl Store {
         transaction!(self, move |db| statements::end_lease(db, &node))
     }
 
-    pub(crate) async fn due(&self, endpoint: &Arc<str>, now: Stamp, max: usize) -> Result<Vec<DueLane>, StoreFailure> {
+    /// The lanes whose heads are due, and when another one is.
+    pub(crate) async fn due(
+        &self,
+        endpoint: &Arc<str>,
+        now: Stamp,
+        max: usize,
+    ) -> Result<(Vec<DueLane>, Option<Stamp>), StoreFailure> {
         let (node, endpoint) = (Arc::clone(&self.node), Arc::clone(endpoint));
         transaction!(self, move |db| statements::due(db, &node, &endpoint, now, max))
-    }
-
-    /// When a head of the endpoint is due that is not due yet.
-    pub(crate) async fn next_due(&self, endpoint: &Arc<str>, now: Stamp) -> Result<Option<Stamp>, StoreFailure> {
-        let endpoint = Arc::clone(endpoint);
-        transaction!(self, move |db| statements::next_due(db, &endpoint, now))
     }
 
     /// What the lane sends next; `None` if nothing, or if another node has the lane.
@@ -217,28 +214,21 @@ impl Store {
         now: Stamp,
     ) -> Result<(), StoreFailure> {
         let endpoint = endpoint.to_owned();
-        transaction!(self, move |db| operators::change_endpoint(db, &endpoint, change, note.as_deref(), now))?;
-        self.tell_changed();
-        Ok(())
+        transaction!(self, move |db| operators::change_endpoint(db, &endpoint, change, note.as_deref(), now))
+            .inspect(|()| self.tell(|hints| &hints.changed))
     }
 
     /// `None` removes an endpoint that is in no configuration; its lanes stay.
     pub(crate) async fn set_settings(&self, endpoint: &str, settings: Option<Vec<u8>>) -> Result<(), StoreFailure> {
         let endpoint = endpoint.to_owned();
-        transaction!(self, move |db| operators::set_settings(db, &endpoint, settings.as_deref()))?;
-        self.tell_changed();
-        Ok(())
+        transaction!(self, move |db| operators::set_settings(db, &endpoint, settings.as_deref()))
+            .inspect(|()| self.tell(|hints| &hints.changed))
     }
 
-    pub(crate) async fn counts(&self, endpoint: &str) -> Result<Counts, StoreFailure> {
+    /// What waits, and the last failure of the heads.
+    pub(crate) async fn counts(&self, endpoint: &str) -> Result<(Counts, Option<LastFailure>), StoreFailure> {
         let endpoint = endpoint.to_owned();
         transaction!(self, move |db| operators::counts(db, &endpoint))
-    }
-
-    /// Of the heads that wait.
-    pub(crate) async fn last_failure(&self, endpoint: &str) -> Result<Option<LastFailure>, StoreFailure> {
-        let endpoint = endpoint.to_owned();
-        transaction!(self, move |db| operators::last_failure(db, &endpoint))
     }
 
     /// The lanes that have messages or are stopped, those with the oldest heads first; or the lanes of one key.
@@ -261,39 +251,16 @@ impl Store {
         transaction!(self, move |db| operators::attempts(db, endpoint.as_deref(), lane, max))
     }
 
-    /// Returns whether the message was the head of the lane.
-    pub(crate) async fn skip_head(
+    /// Returns whether there is such a lane, whose head is that message.
+    pub(crate) async fn change_lane(
         &self,
         lane: LaneId,
-        position: i64,
-        reason: String,
-        now: Stamp,
-    ) -> Result<bool, StoreFailure> {
-        let skipped = transaction!(self, move |db| operators::skip_head(db, lane, position, &reason, now))?;
-        self.tell_changed();
-        Ok(skipped)
-    }
-
-    /// Returns whether there is such a lane.
-    pub(crate) async fn pause_lane(
-        &self,
-        lane: LaneId,
-        until: Stamp,
-        note: Option<String>,
-    ) -> Result<bool, StoreFailure> {
-        transaction!(self, move |db| operators::pause_lane(db, lane, until, note.as_deref()))
-    }
-
-    /// Opens a lane that is paused or parked. Returns whether there is such a lane.
-    pub(crate) async fn resume_lane(
-        &self,
-        lane: LaneId,
+        change: LaneChange,
         note: Option<String>,
         now: Stamp,
     ) -> Result<bool, StoreFailure> {
-        let resumed = transaction!(self, move |db| operators::resume_lane(db, lane, note.as_deref(), now))?;
-        self.tell_changed();
-        Ok(resumed)
+        transaction!(self, move |db| operators::change_lane(db, lane, change, note.as_deref(), now))
+            .inspect(|_| self.tell(|hints| &hints.changed))
     }
 
     pub(crate) async fn end_pauses(&self, now: Stamp) -> Result<u64, StoreFailure> {
@@ -302,10 +269,8 @@ impl Store {
 
     /// How many messages that have ended the filter is true for. They are sent once more, each lane's in their order, unless it is a
     /// dry run.
-    pub(crate) async fn replay(&self, filter: ReplayFilter, is_dry_run: bool, now: Stamp) -> Result<i64, StoreFailure> {
-        let count = transaction!(self, move |db| operators::replay(db, &filter, is_dry_run, now))?;
-        self.tell_changed();
-        Ok(count)
+    pub(crate) async fn replay(&self, filter: ReplayFilter, now: Stamp) -> Result<i64, StoreFailure> {
+        transaction!(self, move |db| operators::replay(db, &filter, now)).inspect(|_| self.tell(|hints| &hints.changed))
     }
 
     /// Removes some of what ended before this time. Returns how many rows.

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::sql::{Row, Sql, SqlError, values};
+use super::sql::{Sql, SqlError, read, values};
 use crate::domain::lane::dispatcher::LaneId;
 use crate::domain::lane::endpoint::{DisableReason, EndpointHealth};
 use crate::domain::staged::Stamp;
@@ -26,15 +27,29 @@ pub(crate) struct EndpointState {
 /// What an operator does with an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EndpointChange {
+    /// `None` ends a pause.
     Pause {
-        until: Stamp,
+        until: Option<Stamp>,
     },
-    Resume,
     Disable(DisableReason),
     /// It is healthy again until it is tried.
     Enable,
     /// Its heads are tried at once; it is enabled if it was disabled, and resumed if it was paused.
     Redeliver,
+}
+
+/// What an operator does with a lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LaneChange {
+    Pause {
+        until: Stamp,
+    },
+    /// It is open, if it was paused or parked.
+    Resume,
+    /// The head is never delivered, if it still is this message.
+    SkipHead {
+        position: i64,
+    },
 }
 
 /// How many lanes have messages, and how many messages wait.
@@ -101,18 +116,22 @@ pub(crate) struct AttemptRow {
     pub(crate) detail: String,
 }
 
-/// Messages of a time, by what they are.
-#[derive(Debug, Clone, Default)]
+/// Messages that have ended, by what they are.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct ReplayFilter {
     pub(crate) endpoint: String,
-    /// When their events came, in milliseconds since 1970.
-    pub(crate) since: Option<Stamp>,
-    pub(crate) until: Option<Stamp>,
+    /// When their events came.
+    pub(crate) since: Option<Timestamp>,
+    pub(crate) until: Option<Timestamp>,
     pub(crate) key: Option<String>,
     pub(crate) r#type: Option<String>,
     pub(crate) event_id: Option<String>,
     /// Such as `exhausted`; any outcome otherwise.
     pub(crate) outcome: Option<String>,
+    /// They are only counted.
+    #[serde(default)]
+    pub(crate) dry_run: bool,
 }
 
 pub(super) async fn endpoints(db: &mut impl Sql) -> Result<BTreeMap<String, EndpointState>> {
@@ -150,10 +169,6 @@ pub(super) async fn change_endpoint(
             let update = "UPDATE endpoint SET paused_until = $2, note = $3 WHERE name = $1";
             db.execute(update, values![endpoint, until, note]).await?;
         }
-        EndpointChange::Resume => {
-            let update = "UPDATE endpoint SET paused_until = NULL, note = $2 WHERE name = $1";
-            db.execute(update, values![endpoint, note]).await?;
-        }
         EndpointChange::Disable(reason) => {
             let update =
                 "UPDATE endpoint SET disabled = $2, note = coalesce($3, note) WHERE name = $1 AND disabled IS NULL";
@@ -184,7 +199,7 @@ pub(super) async fn set_settings(db: &mut impl Sql, endpoint: &str, settings: Op
     .map(drop)
 }
 
-pub(super) async fn counts(db: &mut impl Sql, endpoint: &str) -> Result<Counts> {
+pub(super) async fn counts(db: &mut impl Sql, endpoint: &str) -> Result<(Counts, Option<LastFailure>)> {
     let row = db
         .first(
             "SELECT count(*), CAST(coalesce(sum(CASE WHEN state = 'parked' THEN 1 ELSE 0 END), 0) AS BIGINT),
@@ -197,21 +212,9 @@ pub(super) async fn counts(db: &mut impl Sql, endpoint: &str) -> Result<Counts> 
             values![endpoint],
         )
         .await?;
-    let read = |mut row: Row| {
-        Ok(Counts {
-            lanes: row.take()?,
-            parked: row.take()?,
-            paused: row.take()?,
-            messages: row.take()?,
-            oldest: row.take()?,
-            next_due: row.take()?,
-        })
-    };
-    row.map_or_else(|| Ok(Counts::default()), read)
-}
-
-pub(super) async fn last_failure(db: &mut impl Sql, endpoint: &str) -> Result<Option<LastFailure>> {
-    let row = db
+    let read = read!(Counts => lanes, parked, paused, messages, oldest, next_due);
+    let counts = row.map_or_else(|| Ok(Counts::default()), read)?;
+    let failed = db
         .first(
             "SELECT attempt.started_at, attempt.status, attempt.error, attempt.detail
              FROM lane JOIN attempt ON attempt.lane = lane.id AND attempt.position = lane.head
@@ -220,14 +223,7 @@ pub(super) async fn last_failure(db: &mut impl Sql, endpoint: &str) -> Result<Op
             values![endpoint],
         )
         .await?;
-    let read = |mut row: Row| {
-        Ok(LastFailure { at: row.take()?, status: row.take()?, error: row.take()?, detail: take_text(&mut row)? })
-    };
-    row.map(read).transpose()
-}
-
-fn take_text(row: &mut Row) -> Result<String> {
-    Ok(String::from_utf8_lossy(&row.take::<Vec<u8>>()?).into_owned())
+    Ok((counts, failed.map(read!(LastFailure => at, status, error, detail)).transpose()?))
 }
 
 /// The lanes of an endpoint that have messages or are stopped, those with the oldest heads first; or the lanes of one key.
@@ -251,23 +247,7 @@ pub(super) async fn lanes(
             values![endpoint, key, max],
         )
         .await?;
-    let read = |mut row: Row| {
-        Ok(LaneRow {
-            id: row.take()?,
-            endpoint: row.take()?,
-            key: row.take()?,
-            state: row.take()?,
-            note: row.take()?,
-            epoch: row.take()?,
-            seq: row.take()?,
-            head: row.take()?,
-            waiting: row.take()?,
-            attempts: row.take()?,
-            due_at: row.take()?,
-            head_since: row.take()?,
-            head_type: row.take()?,
-        })
-    };
+    let read = read!(LaneRow => id, endpoint, key, state, note, epoch, seq, head, waiting, attempts, due_at, head_since, head_type);
     rows.into_iter().map(read).collect()
 }
 
@@ -292,73 +272,47 @@ pub(super) async fn attempts(
             values![endpoint, lane, max],
         )
         .await?;
-    let read = |mut row: Row| {
-        Ok(AttemptRow {
-            endpoint: row.take()?,
-            key: row.take()?,
-            lane: row.take()?,
-            position: row.take()?,
-            epoch: row.take()?,
-            seq: row.take()?,
-            event_id: row.take()?,
-            r#type: row.take()?,
-            number: row.take()?,
-            started_at: row.take()?,
-            took_ms: row.take()?,
-            status: row.take()?,
-            error: row.take()?,
-            detail: take_text(&mut row)?,
-        })
-    };
+    let read = read!(AttemptRow =>
+        endpoint, key, lane, position, epoch, seq, event_id, r#type, number,
+        started_at, took_ms, status, error, detail);
     rows.into_iter().map(read).collect()
 }
 
-/// Ends the head of a lane, if it still is that message. Returns whether it was.
-pub(super) async fn skip_head(
+/// Returns whether there is such a lane, whose head is that message.
+pub(super) async fn change_lane(
     db: &mut impl Sql,
-    lane: LaneId,
-    position: i64,
-    reason: &str,
+    LaneId(lane): LaneId,
+    change: LaneChange,
+    note: Option<&str>,
     now: Stamp,
 ) -> Result<bool> {
-    let updated = db
-        .execute(
-            "UPDATE lane SET head = head + 1, attempts = 0, first_attempt_at = NULL,
-                 state = CASE WHEN state = 'parked' THEN 'open' ELSE state END,
-                 due_at = CASE WHEN state <> 'paused' AND (head < tail
-                     OR EXISTS (SELECT 1 FROM replay WHERE replay.lane = lane.id)) THEN CAST($3 AS BIGINT) END
-             WHERE id = $1 AND head = $2 AND head <= tail",
-            values![lane.0, position, now],
-        )
-        .await?;
-    if updated > 0 {
-        db.execute(
-            "UPDATE message SET outcome = 'skipped-by-operator', note = $3, ended_at = $4
-             WHERE lane = $1 AND position = $2",
-            values![lane.0, position, reason, now],
-        )
-        .await?;
-    }
-    Ok(updated > 0)
-}
-
-/// Returns whether there is such a lane.
-pub(super) async fn pause_lane(db: &mut impl Sql, lane: LaneId, until: Stamp, note: Option<&str>) -> Result<bool> {
-    let update = "UPDATE lane SET state = 'paused', paused_until = $2, note = $3, due_at = NULL WHERE id = $1";
-    Ok(db.execute(update, values![lane.0, until, note]).await? > 0)
-}
-
-/// Opens a lane that is paused or parked.
-pub(super) async fn resume_lane(db: &mut impl Sql, lane: LaneId, note: Option<&str>, now: Stamp) -> Result<bool> {
-    let updated = db
-        .execute(
-            "UPDATE lane SET state = 'open', paused_until = NULL, note = $2, first_attempt_at = NULL,
-                 due_at = CASE WHEN head <= tail OR EXISTS (SELECT 1 FROM replay WHERE replay.lane = lane.id)
-                     THEN CAST($3 AS BIGINT) END
-             WHERE id = $1",
-            values![lane.0, note, now],
-        )
-        .await?;
+    let updated = match change {
+        LaneChange::Pause { until } => {
+            let update = "UPDATE lane SET state = 'paused', paused_until = $2, note = $3, due_at = NULL WHERE id = $1";
+            db.execute(update, values![lane, until, note]).await?
+        }
+        LaneChange::Resume => {
+            let update = "UPDATE lane SET state = 'open', paused_until = NULL, note = $2, first_attempt_at = NULL,
+                     due_at = CASE WHEN head <= tail OR EXISTS (SELECT 1 FROM replay WHERE replay.lane = lane.id)
+                         THEN CAST($3 AS BIGINT) END
+                 WHERE id = $1";
+            db.execute(update, values![lane, note, now]).await?
+        }
+        LaneChange::SkipHead { position } => {
+            let update = "UPDATE lane SET head = head + 1, attempts = 0, first_attempt_at = NULL,
+                     state = CASE WHEN state = 'parked' THEN 'open' ELSE state END,
+                     due_at = CASE WHEN state <> 'paused' AND (head < tail
+                         OR EXISTS (SELECT 1 FROM replay WHERE replay.lane = lane.id)) THEN CAST($3 AS BIGINT) END
+                 WHERE id = $1 AND head = $2 AND head <= tail";
+            let updated = db.execute(update, values![lane, position, now]).await?;
+            if updated > 0 {
+                let update = "UPDATE message SET outcome = 'skipped-by-operator', note = $3, ended_at = $4
+                     WHERE lane = $1 AND position = $2";
+                db.execute(update, values![lane, position, note, now]).await?;
+            }
+            updated
+        }
+    };
     Ok(updated > 0)
 }
 
@@ -390,17 +344,17 @@ macro_rules! matching {
 
 /// How many messages that have ended a filter is true for. They are sent once more, each lane's in their order, unless it is a dry
 /// run.
-pub(super) async fn replay(db: &mut impl Sql, filter: &ReplayFilter, is_dry_run: bool, now: Stamp) -> Result<i64> {
+pub(super) async fn replay(db: &mut impl Sql, filter: &ReplayFilter, now: Stamp) -> Result<i64> {
     let condition = values![
         &filter.endpoint,
-        filter.since,
-        filter.until,
+        filter.since.map(Timestamp::as_millisecond),
+        filter.until.map(Timestamp::as_millisecond),
         filter.key.as_ref(),
         filter.r#type.as_ref(),
         filter.event_id.as_ref(),
         filter.outcome.as_ref(),
     ];
-    if is_dry_run {
+    if filter.dry_run {
         let row = db.first(concat!("SELECT count(*) FROM ", matching!()), condition).await?;
         return row.map_or(Ok(0), |mut row| row.take());
     }

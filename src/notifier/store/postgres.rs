@@ -4,7 +4,7 @@ use std::path::Path;
 use std::str::FromStr as _;
 use std::sync::Arc;
 
-use deadpool_postgres::{Manager, Object, Pool, Runtime};
+use deadpool_postgres::{Manager, Object, Pool, PoolError, Runtime};
 use futures_util::future::poll_fn;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
@@ -51,36 +51,42 @@ const CHANGED: &str = "journeyman_notifier_changed";
 /// Holds the tables of the notifier.
 const SCHEMA: &str = "journeyman_notifier";
 
+/// Connections to a database.
 #[derive(Clone)]
-pub(crate) struct Postgres {
+pub(crate) struct PostgresPool {
     pool: Pool,
     config: Arc<Config>,
     tls: MakeRustlsConnect,
+}
+
+#[derive(Clone)]
+pub(crate) struct Postgres {
+    connections: PostgresPool,
     /// What other nodes have to look at. They would find it without a word, a little later.
     pub(super) told: Arc<Hints>,
 }
 
 /// The words of an error, without the values that it is about.
-pub(super) fn words(error: &tokio_postgres::Error) -> String {
+pub(crate) fn words(error: &tokio_postgres::Error) -> String {
     match error.as_db_error() {
         Some(reported) => format!("{} ({})", reported.message(), reported.code().code()),
         None => root_cause(error),
     }
 }
 
-impl Postgres {
-    /// Connects, and creates what is missing of the tables.
+impl PostgresPool {
+    /// Connects later, with these options of the server.
     ///
     /// # Errors
     ///
-    /// If the URL, the certificates or the database cannot be used.
-    pub(crate) async fn open(url: &str, ca: Option<&Path>) -> Result<Self, PostgresError> {
+    /// If the URL or the certificates cannot be used.
+    pub(crate) fn new(url: &str, ca: Option<&Path>, options: &str) -> Result<Self, PostgresError> {
         // The error of the parser may quote the URL.
         let invalid =
             |_| PostgresError::Url("see https://www.postgresql.org/docs/current/libpq-connect.html".to_owned());
         let mut config = Config::from_str(url).map_err(invalid)?;
         let options = format!(
-            "{} -c search_path={SCHEMA} -c idle_in_transaction_session_timeout={} -c statement_timeout={}",
+            "{} {options} -c idle_in_transaction_session_timeout={} -c statement_timeout={}",
             config.get_options().unwrap_or_default(),
             POSTGRES_IDLE_TRANSACTION_TIMEOUT.as_millis(),
             POSTGRES_STATEMENT_TIMEOUT.as_millis(),
@@ -96,13 +102,33 @@ impl Postgres {
             .create_timeout(Some(POSTGRES_WAIT_TIMEOUT))
             .build()
             .map_err(|error| PostgresError::Unusable(error.to_string()))?;
-        let postgres = Self { pool, config: Arc::new(config), tls, told: Arc::default() };
+        Ok(Self { pool, config: Arc::new(config), tls })
+    }
+
+    /// # Errors
+    ///
+    /// Why there is no connection, in words without a credential.
+    pub(crate) async fn get(&self) -> Result<Object, String> {
+        let words = |error| if let PoolError::Backend(error) = &error { words(error) } else { error.to_string() };
+        self.pool.get().await.map_err(words)
+    }
+}
+
+impl Postgres {
+    /// Connects, and creates what is missing of the tables.
+    ///
+    /// # Errors
+    ///
+    /// If the URL, the certificates or the database cannot be used.
+    pub(crate) async fn open(url: &str, ca: Option<&Path>) -> Result<Self, PostgresError> {
+        let connections = PostgresPool::new(url, ca, &format!("-c search_path={SCHEMA}"))?;
+        let postgres = Self { connections, told: Arc::default() };
         postgres.create_tables().await?;
         Ok(postgres)
     }
 
     async fn create_tables(&self) -> Result<(), PostgresError> {
-        let mut client = self.pool.get().await.map_err(|error| PostgresError::Unusable(pool_words(&error)))?;
+        let mut client = self.connections.get().await.map_err(PostgresError::Unusable)?;
         let failed = |error| PostgresError::Unusable(words(&error));
         let tx = client.transaction().await.map_err(failed)?;
         tx.execute("SELECT pg_advisory_xact_lock($1)", &[&LOCK]).await.map_err(failed)?;
@@ -126,7 +152,7 @@ impl Postgres {
     }
 
     pub(super) async fn begin(&self) -> Result<PostgresTx, StoreFailure> {
-        let client = self.pool.get().await.map_err(|error| StoreFailure::Unreachable(pool_words(&error)))?;
+        let client = self.connections.get().await.map_err(StoreFailure::Unreachable)?;
         client.batch_execute("BEGIN").await.map_err(|error| StoreFailure::Unreachable(words(&error)))?;
         Ok(PostgresTx(Some(client)))
     }
@@ -142,7 +168,7 @@ impl Postgres {
     }
 
     async fn exchange_hints(&self, hints: &Hints) -> Result<(), tokio_postgres::Error> {
-        let (client, mut connection) = self.config.connect(self.tls.clone()).await?;
+        let (client, mut connection) = self.connections.config.connect(self.connections.tls.clone()).await?;
         let listening = async {
             while let Some(message) = poll_fn(|context| connection.poll_message(context)).await {
                 if let AsyncMessage::Notification(hint) = message? {
@@ -166,10 +192,6 @@ impl Postgres {
             ended = telling => ended,
         }
     }
-}
-
-fn pool_words(error: &deadpool_postgres::PoolError) -> String {
-    if let deadpool_postgres::PoolError::Backend(error) = error { words(error) } else { error.to_string() }
 }
 
 /// The tables of SQLite, with the types of PostgreSQL.

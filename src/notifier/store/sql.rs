@@ -95,7 +95,12 @@ impl Field for Stamp {
 
 impl Field for String {
     fn of(value: Value) -> Result<Self, Value> {
-        if let Value::Text(text) = value { Ok(text) } else { Err(value) }
+        match value {
+            Value::Text(text) => Ok(text),
+            // Of a receiver.
+            Value::Bytes(bytes) => Ok(Self::from_utf8_lossy(&bytes).into_owned()),
+            Value::Null | Value::Int(_) => Err(value),
+        }
     }
 }
 
@@ -111,52 +116,25 @@ impl<T: Field> Field for Option<T> {
     }
 }
 
-impl From<i64> for Value {
-    fn from(number: i64) -> Self {
-        Self::Int(number)
-    }
+macro_rules! from {
+    ($($type:ty: |$from:ident| $made:expr;)*) => {
+        $(impl From<$type> for Value {
+            fn from($from: $type) -> Self {
+                $made
+            }
+        })*
+    };
 }
 
-impl From<u32> for Value {
-    fn from(number: u32) -> Self {
-        Self::Int(number.into())
-    }
-}
-
-impl From<usize> for Value {
-    fn from(number: usize) -> Self {
-        Self::Int(i64::try_from(number).unwrap_or(i64::MAX))
-    }
-}
-
-impl From<Stamp> for Value {
-    fn from(at: Stamp) -> Self {
-        Self::Int(at.0)
-    }
-}
-
-impl From<&str> for Value {
-    fn from(text: &str) -> Self {
-        Self::Text(text.to_owned())
-    }
-}
-
-impl From<&String> for Value {
-    fn from(text: &String) -> Self {
-        Self::Text(text.clone())
-    }
-}
-
-impl From<&Arc<str>> for Value {
-    fn from(text: &Arc<str>) -> Self {
-        Self::Text((**text).to_owned())
-    }
-}
-
-impl From<&[u8]> for Value {
-    fn from(bytes: &[u8]) -> Self {
-        Self::Bytes(bytes.to_vec())
-    }
+from! {
+    i64: |number| Self::Int(number);
+    u32: |number| Self::Int(number.into());
+    usize: |number| Self::Int(i64::try_from(number).unwrap_or(i64::MAX));
+    Stamp: |at| Self::Int(at.0);
+    &str: |text| Self::Text(text.to_owned());
+    &String: |text| Self::Text(text.clone());
+    &Arc<str>: |text| Self::Text((**text).to_owned());
+    &[u8]: |bytes| Self::Bytes(bytes.to_vec());
 }
 
 impl<T: Into<Self>> From<Option<T>> for Value {
@@ -170,3 +148,13 @@ macro_rules! values {
     ($($value:expr),* $(,)?) => { &[$($crate::notifier::store::sql::Value::from($value)),*] };
 }
 pub(super) use values;
+
+/// Reads a row as a struct, in the order of these fields.
+macro_rules! read {
+    ($type:ident => $($field:ident),*) => {
+        |mut row: $crate::notifier::store::sql::Row| {
+            Ok::<_, $crate::notifier::store::sql::SqlError>($type { $($field: row.take()?),* })
+        }
+    };
+}
+pub(super) use read;

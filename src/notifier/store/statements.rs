@@ -129,6 +129,17 @@ async fn append(db: &mut impl Sql, endpoint: &str, event: &Event, id: i64, now: 
     db.execute(insert, values![lane, tail, epoch, seq, id]).await.map(drop)
 }
 
+/// Unless a later epoch has begun.
+pub(super) async fn close_lanes(db: &mut impl Sql, endpoints: &str, key: &str, epoch: u32) -> Result<()> {
+    db.execute(
+        "UPDATE lane SET closed_epoch = epoch WHERE key = $1 AND epoch <= $2
+             AND endpoint IN (SELECT name FROM endpoint WHERE name LIKE $3)",
+        values![key, epoch, endpoints],
+    )
+    .await
+    .map(drop)
+}
+
 /// Lanes are spread evenly.
 fn partition(endpoint: &str, key: &str) -> Partition {
     let digest = Sha256::new().chain_update(endpoint).chain_update([0]).chain_update(key).finalize();
@@ -136,8 +147,14 @@ fn partition(endpoint: &str, key: &str) -> Partition {
     Partition(number % NOTIFIER_PARTITIONS)
 }
 
-/// The lanes of an endpoint and a node whose heads are due, the longest first.
-pub(super) async fn due(db: &mut impl Sql, node: &str, endpoint: &str, now: Stamp, max: usize) -> Result<Vec<DueLane>> {
+/// The lanes of an endpoint and a node whose heads are due, the longest first, and when the next head of the endpoint is.
+pub(super) async fn due(
+    db: &mut impl Sql,
+    node: &str,
+    endpoint: &str,
+    now: Stamp,
+    max: usize,
+) -> Result<(Vec<DueLane>, Option<Stamp>)> {
     let rows = db
         .query(
             "SELECT lane.id, lane.partition FROM lane JOIN partition ON partition.number = lane.partition
@@ -146,18 +163,14 @@ pub(super) async fn due(db: &mut impl Sql, node: &str, endpoint: &str, now: Stam
         )
         .await?;
     let due = |mut row: Row| Ok(DueLane { id: LaneId(row.take()?), partition: Partition(number(row.take()?)) });
-    rows.into_iter().map(due).collect()
+    let lanes = rows.into_iter().map(due).collect::<Result<_>>()?;
+    let select = "SELECT min(due_at) FROM lane WHERE endpoint = $1 AND due_at > $2";
+    let next = db.first(select, values![endpoint, now]).await?;
+    Ok((lanes, next.map_or(Ok(None), |mut row| row.take())?))
 }
 
 fn number(partition: i64) -> u16 {
     u16::try_from(partition).unwrap_or(u16::MAX)
-}
-
-/// When a head of an endpoint is due that is not due yet.
-pub(super) async fn next_due(db: &mut impl Sql, endpoint: &str, now: Stamp) -> Result<Option<Stamp>> {
-    let next =
-        db.first("SELECT min(due_at) FROM lane WHERE endpoint = $1 AND due_at > $2", values![endpoint, now]).await?;
-    next.map_or(Ok(None), |mut row| row.take())
 }
 
 /// `None` if nothing of the lane is to be delivered by this node.
@@ -209,13 +222,37 @@ pub(super) async fn end_attempt(
     verdict: HeadVerdict,
     now: Stamp,
 ) -> Result<Committed> {
+    let (lane, position) = (head.lane.0, head.position);
+    let (next_state, at) = match verdict {
+        HeadVerdict::Ended(_) => ("open", now),
+        HeadVerdict::TryAgain { at } => ("open", at),
+        HeadVerdict::Park => ("parked", now),
+    };
+    let (has_ended, state) = match verdict {
+        HeadVerdict::Ended(_) => (1_i64, HeadState::default()),
+        HeadVerdict::TryAgain { .. } | HeadVerdict::Park => (0, state),
+    };
+    let HeadState { attempts, first_attempt_at } = state;
     let updated = if head.is_replay {
-        end_replay(db, node, head, state, verdict, now).await?
+        let of_lane = values![lane, position, node, head.token, next_state, at, has_ended];
+        let updated = db.first(END_REPLAY, of_lane).await?;
+        match verdict {
+            _ if updated.is_none() => {}
+            HeadVerdict::Ended(_) => {
+                let delete = "DELETE FROM replay WHERE lane = $1 AND position = $2";
+                db.execute(delete, values![lane, position]).await?;
+            }
+            HeadVerdict::TryAgain { .. } | HeadVerdict::Park => {
+                let update = "UPDATE replay SET attempts = $3, first_attempt_at = $4 WHERE lane = $1 AND position = $2";
+                db.execute(update, values![lane, position, attempts, first_attempt_at]).await?;
+            }
+        }
+        updated
     } else {
-        end_head(db, node, head, state, verdict, now).await?
+        let values = values![lane, position, node, head.token, next_state, at, has_ended, attempts, first_attempt_at];
+        db.first(END_HEAD, values).await?
     };
     let Some(mut updated) = updated else { return Ok(Committed::Refused) };
-    let (lane, position) = (head.lane.0, head.position);
     if let HeadVerdict::Ended(outcome) = verdict {
         db.execute(
             "UPDATE message SET outcome = $3, ended_at = $4 WHERE lane = $1 AND position = $2",
@@ -241,93 +278,32 @@ pub(super) async fn end_attempt(
     Ok(Committed::Due(updated.take()?))
 }
 
-async fn end_head(
-    db: &mut impl Sql,
-    node: &str,
-    head: &Head,
-    state: HeadState,
-    verdict: HeadVerdict,
-    now: Stamp,
-) -> Result<Option<Row>> {
-    let (lane, position, token) = (head.lane.0, head.position, head.token);
-    match verdict {
-        HeadVerdict::Ended(_) => {
-            db.first(
-                "UPDATE lane SET head = head + 1, attempts = 0, first_attempt_at = NULL,
-                     due_at = CASE WHEN state = 'open' AND (head < tail
-                         OR EXISTS (SELECT 1 FROM replay WHERE replay.lane = lane.id)) THEN CAST($5 AS BIGINT) END
-                 WHERE id = $1 AND head = $2 AND EXISTS (SELECT 1 FROM partition
-                     WHERE number = lane.partition AND owner = $3 AND token = $4)
-                 RETURNING due_at",
-                values![lane, position, node, token, now],
-            )
-            .await
-        }
-        HeadVerdict::TryAgain { at } => {
-            db.first(
-                "UPDATE lane SET attempts = $5, first_attempt_at = $6,
-                     due_at = CASE WHEN state = 'open' THEN CAST($7 AS BIGINT) END
-                 WHERE id = $1 AND head = $2 AND EXISTS (SELECT 1 FROM partition
-                     WHERE number = lane.partition AND owner = $3 AND token = $4)
-                 RETURNING due_at",
-                values![lane, position, node, token, state.attempts, state.first_attempt_at, at],
-            )
-            .await
-        }
-        HeadVerdict::Park => {
-            db.first(
-                "UPDATE lane SET state = 'parked', attempts = $5, due_at = NULL
-                 WHERE id = $1 AND head = $2 AND EXISTS (SELECT 1 FROM partition
-                     WHERE number = lane.partition AND owner = $3 AND token = $4)
-                 RETURNING due_at",
-                values![lane, position, node, token, state.attempts],
-            )
-            .await
-        }
-    }
+/// The node ($3) has the partition of the lane still, as it had it ($4) when it read the head.
+macro_rules! fenced {
+    () => {
+        " AND EXISTS (SELECT 1 FROM partition WHERE number = lane.partition AND owner = $3 AND token = $4)
+          RETURNING due_at"
+    };
 }
 
+/// A lane that an operator has stopped meanwhile stays stopped.
+const END_HEAD: &str = concat!(
+    "UPDATE lane SET head = head + $7, attempts = $8, first_attempt_at = $9,
+         state = CASE WHEN state = 'open' THEN $5 ELSE state END,
+         due_at = CASE WHEN state = 'open' AND $5 = 'open' AND ($7 = 0 OR head < tail
+             OR EXISTS (SELECT 1 FROM replay WHERE replay.lane = lane.id)) THEN CAST($6 AS BIGINT) END
+     WHERE id = $1 AND head = $2",
+    fenced!()
+);
 /// The head of the lane stays what it is.
-async fn end_replay(
-    db: &mut impl Sql,
-    node: &str,
-    head: &Head,
-    state: HeadState,
-    verdict: HeadVerdict,
-    now: Stamp,
-) -> Result<Option<Row>> {
-    let (lane, position, token) = (head.lane.0, head.position, head.token);
-    let (next_state, at) = match verdict {
-        HeadVerdict::Ended(_) => ("open", now),
-        HeadVerdict::TryAgain { at } => ("open", at),
-        HeadVerdict::Park => ("parked", now),
-    };
-    let has_ended = matches!(verdict, HeadVerdict::Ended(_));
-    let updated = db
-        .first(
-            "UPDATE lane SET state = CASE WHEN state = 'open' THEN $5 ELSE state END,
-                 due_at = CASE WHEN state = 'open' AND $5 = 'open' AND (CAST($7 AS BIGINT) = 0 OR head <= tail
-                     OR EXISTS (SELECT 1 FROM replay WHERE replay.lane = lane.id AND replay.position <> $2))
-                     THEN CAST($6 AS BIGINT) END
-             WHERE id = $1 AND EXISTS (SELECT 1 FROM replay WHERE replay.lane = $1 AND replay.position = $2)
-                 AND EXISTS (SELECT 1 FROM partition
-                     WHERE number = lane.partition AND owner = $3 AND token = $4)
-             RETURNING due_at",
-            values![lane, position, node, token, next_state, at, i64::from(has_ended)],
-        )
-        .await?;
-    if updated.is_none() {
-        return Ok(None);
-    }
-    if has_ended {
-        let delete = "DELETE FROM replay WHERE lane = $1 AND position = $2";
-        db.execute(delete, values![lane, position]).await?;
-    } else {
-        let update = "UPDATE replay SET attempts = $3, first_attempt_at = $4 WHERE lane = $1 AND position = $2";
-        db.execute(update, values![lane, position, state.attempts, state.first_attempt_at]).await?;
-    }
-    Ok(updated)
-}
+const END_REPLAY: &str = concat!(
+    "UPDATE lane SET state = CASE WHEN state = 'open' THEN $5 ELSE state END,
+         due_at = CASE WHEN state = 'open' AND $5 = 'open' AND (CAST($7 AS BIGINT) = 0 OR head <= tail
+             OR EXISTS (SELECT 1 FROM replay WHERE replay.lane = lane.id AND replay.position <> $2))
+             THEN CAST($6 AS BIGINT) END
+     WHERE id = $1 AND EXISTS (SELECT 1 FROM replay WHERE replay.lane = $1 AND replay.position = $2)",
+    fenced!()
+);
 
 pub(crate) const fn outcome_text(outcome: MessageOutcome) -> &'static str {
     match outcome {

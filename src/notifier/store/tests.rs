@@ -1,5 +1,6 @@
 //! One suite for every database.
 
+use jiff::Timestamp;
 use serde_json::value::RawValue;
 
 use super::*;
@@ -74,11 +75,11 @@ async fn add(store: &Store, event: Event, endpoints: &[&str], at: i64) -> Added 
 }
 
 async fn due(store: &Store, endpoint: &str, at: i64) -> Vec<LaneId> {
-    store.due(&Arc::from(endpoint), Stamp(at), 9).await.unwrap().into_iter().map(|lane| lane.id).collect()
+    store.due(&Arc::from(endpoint), Stamp(at), 9).await.unwrap().0.into_iter().map(|lane| lane.id).collect()
 }
 
 async fn next_due(store: &Store, endpoint: &str, at: i64) -> Option<i64> {
-    store.next_due(&Arc::from(endpoint), Stamp(at)).await.unwrap().map(|at| at.0)
+    store.due(&Arc::from(endpoint), Stamp(at), 9).await.unwrap().1.map(|at| at.0)
 }
 
 async fn end(store: &Store, head: Head, verdict: HeadVerdict) -> Committed {
@@ -88,6 +89,10 @@ async fn end(store: &Store, head: Head, verdict: HeadVerdict) -> Committed {
     let attempt =
         AttemptRecord { started_at: Stamp(1), took_ms: 1, status: Some(200), error: None, detail: Vec::new() };
     store.end_attempt(head, state, attempt, verdict, Stamp(7)).await.unwrap()
+}
+
+async fn change(store: &Store, lane: LaneId, change: LaneChange, note: &str) -> bool {
+    store.change_lane(lane, change, Some(note.to_owned()), Stamp(8)).await.unwrap()
 }
 
 async fn head(store: &Store, lane: LaneId) -> Head {
@@ -112,7 +117,7 @@ on_each_database! {
         assert_eq!((a.len(), b.len(), due(&store, "a", 4).await.len()), (1, 1, 0));
         let head = head(&store, a[0]).await;
         assert_eq!((head.key.as_str(), head.data.as_slice()), ("k", b"{ \"a\":  1}".as_slice()), "byte for byte");
-        let counts = store.counts("a").await.unwrap();
+        let (counts, _) = store.counts("a").await.unwrap();
         assert_eq!(counts, Counts { lanes: 1, messages: 1, oldest: Some(Stamp(5)), next_due: Some(Stamp(5)), ..Counts::default() });
         let both = vec![(event("2", "z", None), names(&["a"])), (event("1", "a", None), names(&["a"]))];
         let added = store.add(both, Stamp(9)).await.unwrap();
@@ -128,8 +133,8 @@ on_each_database! {
         let first = head(&store, lane).await;
         assert_eq!(end(&store, first, again).await, Committed::Due(Some(Stamp(99))));
         assert_eq!(next_due(&store, "a", 5).await, Some(99));
-        let failure = store.last_failure("a").await.unwrap().unwrap();
-        assert_eq!((failure.status, store.last_failure("b").await.unwrap()), (Some(200), None));
+        let failure = store.counts("a").await.unwrap().1.unwrap();
+        assert_eq!((failure.status, store.counts("b").await.unwrap().1), (Some(200), None));
         let mut seen = Vec::new();
         loop {
             let head = head(&store, lane).await;
@@ -139,12 +144,12 @@ on_each_database! {
             }
         }
         assert_eq!(seen, [(1, 0, 1, 1), (2, 0, 2, 0), (3, 1, 1, 0), (4, 1, 2, 0), (5, 1, 3, 0)]);
-        assert_eq!((next_due(&store, "a", 5).await, store.counts("a").await.unwrap().messages), (None, 0));
+        assert_eq!((next_due(&store, "a", 5).await, store.counts("a").await.unwrap().0.messages), (None, 0));
         add(&store, event("6", "k", None), &["a"], 50).await;
         assert_eq!(due(&store, "a", 50).await, [lane], "an empty lane begins again");
         let attempts = store.attempts(Some("a".to_owned()), None, 9).await.unwrap();
         assert_eq!((attempts.len(), attempts[0].status, attempts[0].key.as_str()), (6, Some(200), "k"));
-        assert_eq!(store.last_failure("a").await.unwrap(), None, "no head was attempted");
+        assert_eq!(store.counts("a").await.unwrap().1, None, "no head was attempted");
     }
 
     async fn an_attempt_of_a_message_that_is_no_head_any_more_is_refused(store: Store) {
@@ -157,8 +162,8 @@ on_each_database! {
         assert_eq!(end(&store, same, DELIVERED).await, Committed::Refused);
         assert_eq!(head(&store, lane).await.seq, 2);
         let second = head(&store, lane).await;
-        assert!(!store.skip_head(lane, 1, "no head".to_owned(), Stamp(8)).await.unwrap());
-        assert!(store.skip_head(lane, 2, "poison".to_owned(), Stamp(8)).await.unwrap());
+        assert!(!change(&store, lane, LaneChange::SkipHead { position: 1 }, "no head").await);
+        assert!(change(&store, lane, LaneChange::SkipHead { position: 2 }, "poison").await);
         assert_eq!(end(&store, second, DELIVERED).await, Committed::Refused);
         assert_eq!(store.attempts(None, Some(lane.0), 9).await.unwrap().len(), 1, "nothing of a refused one is stored");
     }
@@ -168,17 +173,17 @@ on_each_database! {
         let lane = due(&store, "a", 5).await[0];
         assert_eq!(end(&store, head(&store, lane).await, HeadVerdict::Park).await, Committed::Due(None));
         add(&store, event("2", "k", None), &["a"], 6).await;
-        let counts = store.counts("a").await.unwrap();
+        let (counts, _) = store.counts("a").await.unwrap();
         assert_eq!((due(&store, "a", 99).await.len(), counts.messages, counts.parked), (0, 2, 1));
-        assert!(store.resume_lane(lane, None, Stamp(9)).await.unwrap());
+        assert!(store.change_lane(lane, LaneChange::Resume, None, Stamp(9)).await.unwrap());
         assert_eq!(due(&store, "a", 9).await, [lane]);
-        assert!(store.pause_lane(lane, Stamp(20), Some("maintenance".to_owned())).await.unwrap());
+        assert!(change(&store, lane, LaneChange::Pause { until: Stamp(20) }, "maintenance").await);
         assert_eq!(store.end_pauses(Stamp(19)).await.unwrap(), 0);
         let shown = &store.lanes(None, None, 9).await.unwrap()[0];
         assert_eq!((shown.state.as_str(), shown.note.as_deref(), shown.waiting), ("paused", Some("maintenance"), 2));
         assert_eq!(store.end_pauses(Stamp(20)).await.unwrap(), 1);
         assert_eq!(due(&store, "a", 20).await, [lane]);
-        assert!(!store.resume_lane(LaneId(77), None, Stamp(9)).await.unwrap());
+        assert!(!store.change_lane(LaneId(77), LaneChange::Resume, None, Stamp(9)).await.unwrap());
     }
 
     async fn what_is_replayed_goes_before_the_head_in_its_order(store: Store) {
@@ -188,9 +193,9 @@ on_each_database! {
         let lane = due(&store, "a", 5).await[0];
         deliver(&store, lane).await;
         deliver(&store, lane).await;
-        assert_eq!(store.replay(filter("a"), true, Stamp(9)).await.unwrap(), 2);
-        assert_eq!(store.replay(filter("a"), false, Stamp(9)).await.unwrap(), 2);
-        assert_eq!(store.replay(filter("a"), false, Stamp(9)).await.unwrap(), 0, "once at a time");
+        assert_eq!(store.replay(ReplayFilter { dry_run: true, ..filter("a") }, Stamp(9)).await.unwrap(), 2);
+        assert_eq!(store.replay(filter("a"), Stamp(9)).await.unwrap(), 2);
+        assert_eq!(store.replay(filter("a"), Stamp(9)).await.unwrap(), 0, "once at a time");
         let first = head(&store, lane).await;
         assert_eq!((first.is_replay, first.seq), (true, 1));
         end(&store, first, HeadVerdict::TryAgain { at: Stamp(30) }).await;
@@ -201,11 +206,11 @@ on_each_database! {
         }
         assert_eq!(seen, [(true, 1, 1), (true, 2, 0), (false, 3, 0)]);
         let one = ReplayFilter { event_id: Some("3".to_owned()), ..filter("a") };
-        assert_eq!(store.replay(one, false, Stamp(9)).await.unwrap(), 1);
+        assert_eq!(store.replay(one, Stamp(9)).await.unwrap(), 1);
         assert_eq!((due(&store, "a", 9).await, head(&store, lane).await.seq), (vec![lane], 3));
         assert_eq!(deliver(&store, lane).await, Committed::Due(None), "an empty lane is empty again");
-        let none = ReplayFilter { since: Some(Stamp(6)), ..filter("a") };
-        assert_eq!(store.replay(none, true, Stamp(9)).await.unwrap(), 0);
+        let none = ReplayFilter { since: Timestamp::from_millisecond(6).ok(), ..filter("a") };
+        assert_eq!(store.replay(none, Stamp(9)).await.unwrap(), 0);
     }
 
     async fn the_state_of_an_endpoint_is_kept(store: Store) {
@@ -213,7 +218,7 @@ on_each_database! {
         let failing = EndpointHealth { failures: 3, failing_since: Some(Stamp(4)), ..EndpointHealth::default() };
         assert_eq!(store.endpoints().await.unwrap(), BTreeMap::new());
         store.set_health(&a, failing).await.unwrap();
-        let pause = EndpointChange::Pause { until: Stamp(9) };
+        let pause = EndpointChange::Pause { until: Some(Stamp(9)) };
         store.change_endpoint("a", pause, Some("upgrade".to_owned()), Stamp(7)).await.unwrap();
         store.change_endpoint("a", EndpointChange::Disable(DisableReason::Gone), None, Stamp(7)).await.unwrap();
         store.change_endpoint("a", EndpointChange::Disable(DisableReason::Failing), None, Stamp(7)).await.unwrap();
@@ -226,7 +231,7 @@ on_each_database! {
             settings: Some(vec![1]),
         };
         assert_eq!(store.endpoints().await.unwrap()["a"], state);
-        store.change_endpoint("a", EndpointChange::Resume, None, Stamp(7)).await.unwrap();
+        store.change_endpoint("a", EndpointChange::Pause { until: None }, None, Stamp(7)).await.unwrap();
         store.change_endpoint("a", EndpointChange::Enable, None, Stamp(7)).await.unwrap();
         store.set_settings("a", None).await.unwrap();
         assert_eq!(store.endpoints().await.unwrap()["a"], EndpointState::default());
@@ -240,19 +245,38 @@ on_each_database! {
     }
 
     async fn what_ended_long_ago_is_removed_and_nothing_else(store: Store) {
-        for (id, key) in [("1", "k"), ("2", "k"), ("3", "other")] {
-            add(&store, event(id, key, None), &["a"], 5).await;
+        for (id, key, last) in [("1", "k", true), ("2", "k", true), ("3", "closed", true), ("4", "goes-on", false)] {
+            add(&store, Event { last, ..event(id, key, None) }, &["a"], 5).await;
         }
         for lane in due(&store, "a", 5).await {
             deliver(&store, lane).await;
         }
         assert_eq!(store.clean_up(Stamp(5)).await.unwrap(), 0);
-        // Two messages with their attempts and events, and the lane that is empty.
-        assert_eq!(store.clean_up(Stamp(8)).await.unwrap(), 7);
+        // Three messages with their attempts and events, and the lane that is empty and closed.
+        assert_eq!(store.clean_up(Stamp(8)).await.unwrap(), 10);
         assert_eq!(store.clean_up(Stamp(8)).await.unwrap(), 0);
         let [lane] = due(&store, "a", 9).await[..] else { panic!("one lane") };
         assert_eq!(head(&store, lane).await.seq, 2);
         assert_eq!(add(&store, event("1", "k", None), &["a"], 9).await, Added::Stored { lanes: 1 });
+        for (id, key, seq) in [("5", "closed", 1), ("6", "goes-on", 2)] {
+            add(&store, event(id, key, None), &["a"], 9).await;
+            assert_eq!(store.lanes(None, Some(key.to_owned()), 9).await.unwrap()[0].seq, seq, "{key}");
+        }
+    }
+
+    async fn a_lane_is_closed_unless_it_has_begun_anew(store: Store) {
+        store.set_settings("m-a", Some(vec![1])).await.unwrap();
+        for (id, key, epoch) in [("1", "ended", 1), ("2", "rerun", 2)] {
+            add(&store, event(id, key, Some(epoch)), &["m-a"], 5).await;
+            store.close_lanes("m-", key, 1).await.unwrap();
+        }
+        for lane in due(&store, "m-a", 5).await {
+            deliver(&store, lane).await;
+        }
+        assert_eq!(store.clean_up(Stamp(99)).await.unwrap(), 7);
+        let ended = store.lanes(None, Some("ended".to_owned()), 9).await.unwrap();
+        let rerun = store.lanes(None, Some("rerun".to_owned()), 9).await.unwrap();
+        assert_eq!((ended.len(), rerun.len()), (0, 1));
     }
 
     async fn a_node_has_every_partition_until_it_lets_it_go(store: Store) {
@@ -276,7 +300,7 @@ async fn p3_nodes_share_the_lanes_and_what_a_former_owner_stores_is_refused() {
     for key in &keys {
         add(&one, event(key, key, None), &["a"], 5).await;
     }
-    let lanes = async |store: &Store| store.due(&Arc::from("a"), Stamp(9), 99).await.unwrap();
+    let lanes = async |store: &Store| store.due(&Arc::from("a"), Stamp(9), 99).await.unwrap().0;
     assert!(lanes(&one).await.is_empty(), "a node without a lease delivers nothing");
     one.keep_lease(Vec::new()).await.unwrap();
     assert_eq!(lanes(&one).await.len(), keys.len());

@@ -7,7 +7,8 @@ use crate::limits::NOTIFIER_UPKEEP_BATCH;
 /// Removes a bounded number of messages that ended before this time, then events and lanes that nothing refers to. Returns how many
 /// rows are gone.
 ///
-/// The key of a lane that is removed begins anew with the first number.
+/// Of lanes only those go whose last epoch has had its last event: another one would count again from 1, and receivers would take
+/// its events for old ones.
 pub(super) async fn clean_up(db: &mut impl Sql, before: Stamp) -> Result<u64, SqlError> {
     let mut removed = 0;
     let old = db
@@ -39,6 +40,7 @@ pub(super) async fn clean_up(db: &mut impl Sql, before: Stamp) -> Result<u64, Sq
     removed += db
         .execute(
             "DELETE FROM lane WHERE id IN (SELECT id FROM lane WHERE last_at < $1 AND head > tail AND state = 'open'
+                 AND closed_epoch = epoch
                  AND NOT EXISTS (SELECT 1 FROM message WHERE message.lane = lane.id)
              ORDER BY last_at LIMIT $2)",
             values![before, NOTIFIER_UPKEEP_BATCH],
