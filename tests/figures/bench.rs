@@ -21,6 +21,7 @@ mod machine;
 #[allow(dead_code, unreachable_pub, clippy::expect_used, reason = "shared with the tests of the host")]
 mod metadata;
 mod no_op_worker;
+mod notifier;
 mod process_trees;
 mod programs;
 mod requests;
@@ -45,7 +46,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 pub(crate) type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 /// The measurements, in the order in which they run.
-const NAMES: [&str; 15] = [
+const NAMES: [&str; 16] = [
     "tasks",
     "commands",
     "requests",
@@ -59,6 +60,7 @@ const NAMES: [&str; 15] = [
     "staged",
     "delays",
     "screwdriver",
+    "notifier",
     "trees",
     "start",
 ];
@@ -101,6 +103,7 @@ impl Lab {
             "staged" => Box::pin(self.staged()).await,
             "delays" => Box::pin(self.delays()).await,
             "screwdriver" => Box::pin(self.screwdriver()).await,
+            "notifier" => Box::pin(self.notifier()).await,
             "trees" => self.trees().await,
             _ => self.start().await,
         }

@@ -241,6 +241,8 @@ impl Queue {
 /// A RabbitMQ of the run's own, or the one that the environment names.
 pub(crate) struct Broker {
     pub(crate) uri: String,
+    /// Of its management interface, with credentials.
+    pub(crate) management: Option<String>,
     folder: Option<PathBuf>,
 }
 
@@ -253,19 +255,21 @@ fn script(server: &str, action: &str, folder: &Path) -> Command {
 impl Broker {
     /// `None` where there is no RabbitMQ, which is printed.
     pub(crate) async fn start(lab: &Lab) -> Outcome<Option<Self>> {
-        let named = std::env::vars().find(|(name, value)| name == "JOURNEYMAN_TEST_AMQP" && !value.is_empty());
-        if let Some((_, uri)) = named {
-            return Ok(Some(Self { uri, folder: None }));
+        let named = |name: &str| std::env::vars().find(|(key, value)| key == name && !value.is_empty());
+        if let Some((_, uri)) = named("JOURNEYMAN_TEST_AMQP") {
+            let management = named("JOURNEYMAN_TEST_AMQP_MANAGEMENT").map(|(_, url)| url);
+            return Ok(Some(Self { uri, management, folder: None }));
         }
         let folder = lab.fresh("rabbitmq")?;
         let output = script("rabbitmq", "start", &folder).output().await?;
         let text = String::from_utf8_lossy(&output.stdout);
         let uri = text.lines().find_map(|line| line.strip_prefix("AMQP="));
+        let management = text.lines().find_map(|line| line.strip_prefix("MANAGEMENT=")).map(str::to_owned);
         if uri.is_none() {
             let why = String::from_utf8_lossy(&output.stderr);
             eprintln!("NOT MEASURED: no RabbitMQ (`apt-get install rabbitmq-server` provides it): {why}");
         }
-        Ok(uri.map(|uri| Self { uri: uri.to_owned(), folder: Some(folder) }))
+        Ok(uri.map(|uri| Self { uri: uri.to_owned(), management, folder: Some(folder) }))
     }
 }
 
@@ -273,6 +277,85 @@ impl Drop for Broker {
     fn drop(&mut self) {
         if let Some(folder) = &self.folder {
             script("rabbitmq", "kill", folder).as_std_mut().status().ok();
+        }
+    }
+}
+
+/// A PostgreSQL of the run's own, or the one that the environment names.
+pub(crate) struct Postgres {
+    url: String,
+    pub(crate) ca: String,
+    folder: Option<PathBuf>,
+}
+
+impl Postgres {
+    /// `None` where there is no PostgreSQL, which is printed.
+    pub(crate) async fn start(lab: &Lab) -> Outcome<Option<Self>> {
+        let named = |name: &str| std::env::vars().find(|(key, value)| key == name && !value.is_empty());
+        if let (Some((_, url)), Some((_, ca))) =
+            (named("JOURNEYMAN_TEST_POSTGRES"), named("JOURNEYMAN_TEST_POSTGRES_CA"))
+        {
+            return Ok(Some(Self { url, ca, folder: None }));
+        }
+        let folder = lab.fresh("postgres-server")?;
+        let output = script("postgres", "start", &folder).output().await?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let value = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned);
+        let (Some(url), Some(ca)) = (value("POSTGRES="), value("POSTGRES_CA=")) else {
+            let why = String::from_utf8_lossy(&output.stderr);
+            eprintln!("NOT MEASURED: no PostgreSQL (`apt-get install postgresql` provides it): {why}");
+            return Ok(None);
+        };
+        Ok(Some(Self { url, ca, folder: Some(folder) }))
+    }
+
+    /// The URL of a new database.
+    pub(crate) async fn database(&self) -> Outcome<String> {
+        let name = format!("bench_{}", new_task_id().as_str().replace(['-', '_'], "x").to_lowercase());
+        let (client, connection) = tokio_postgres::connect(&self.url, tokio_postgres::NoTls).await?;
+        let create = format!("CREATE DATABASE {name}");
+        tokio::select! {
+            created = client.batch_execute(&create) => created?,
+            ended = connection => ended?,
+        }
+        let (base, _) = self.url.rsplit_once('/').ok_or("a URL without a database")?;
+        Ok(format!("{base}/{name}"))
+    }
+
+    /// How many transactions of one row a second so many connections commit.
+    pub(crate) async fn commits_per_second(&self, connections: usize, lasting: Duration) -> Outcome<f64> {
+        let url = self.database().await?;
+        let (client, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await?;
+        tokio::select! {
+            created = client.batch_execute("CREATE TABLE bare (id BIGSERIAL PRIMARY KEY, data TEXT)") => created?,
+            ended = connection => ended?,
+        }
+        let began = now();
+        let committing = (0..connections).map(|_| async {
+            let (client, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await?;
+            let inserting = async {
+                let insert = client.prepare("INSERT INTO bare (data) VALUES ($1)").await?;
+                let mut count = 0_u32;
+                while now() - began < lasting {
+                    client.execute(&insert, &[&"a row of some bytes"]).await?;
+                    count += 1;
+                }
+                Outcome::Ok(count)
+            };
+            tokio::select! {
+                count = inserting => count,
+                ended = connection => Err(format!("the connection has ended: {ended:?}").into()),
+            }
+        });
+        let counts = futures_util::future::try_join_all(committing).await?;
+        Ok(f64::from(counts.iter().sum::<u32>()) / (now() - began).as_secs_f64())
+    }
+}
+
+impl Drop for Postgres {
+    fn drop(&mut self) {
+        if let Some(folder) = &self.folder {
+            script("postgres", "kill", folder).as_std_mut().status().ok();
         }
     }
 }
