@@ -12,5 +12,6 @@ pub mod program_path;
 pub mod resources;
 pub(crate) mod service_manager;
 pub mod termination_notice;
+pub(crate) mod tls_config;
 pub(crate) mod work_dir;
 pub(crate) mod worker_id_lock;

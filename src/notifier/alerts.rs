@@ -54,13 +54,7 @@ impl Change<'_> {
             );
             events.push(of_endpoint("disabled", json!({ "reason": reason })));
         }
-        let is_exhausted = match self.verdict {
-            HeadVerdict::Ended(MessageOutcome::Exhausted) | HeadVerdict::Park => true,
-            HeadVerdict::Ended(
-                MessageOutcome::Delivered | MessageOutcome::AbortedByReceiver | MessageOutcome::SkippedByOperator,
-            )
-            | HeadVerdict::TryAgain { .. } => false,
-        };
+        let is_exhausted = matches!(self.verdict, HeadVerdict::Ended(MessageOutcome::Exhausted) | HeadVerdict::Park);
         if is_exhausted {
             tracing::error!(
                 alert = "message-exhausted",

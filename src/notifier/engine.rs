@@ -316,15 +316,18 @@ impl Engine {
     fn begin_all(&mut self) {
         let now = self.clock.now();
         while let Some(next) = self.dispatcher.begin(now) {
-            let partition = self.taken.get(&next.lane);
-            let is_drained = partition.is_none_or(|partition| self.lease.lease.drain.contains(partition));
-            if is_drained {
+            if self.is_drained(next.lane) {
                 self.dispatcher.forget(&next);
                 self.taken.remove(&next.lane);
             } else {
                 self.begin(next);
             }
         }
+    }
+
+    /// Another node is to have the lane.
+    fn is_drained(&self, lane: LaneId) -> bool {
+        self.taken.get(&lane).is_none_or(|partition| self.lease.lease.drain.contains(partition))
     }
 
     fn begin(&mut self, next: NextAttempt) {
@@ -358,8 +361,7 @@ impl Engine {
                 self.give_back(&next);
             }
             Step::Committed { next, committed: Ok(Committed::Due(Some(due))) } if due <= stamp() => {
-                let is_drained =
-                    self.taken.get(&next.lane).is_none_or(|partition| self.lease.lease.drain.contains(partition));
+                let is_drained = self.is_drained(next.lane);
                 let entry = self.endpoints.get(&next.endpoint);
                 if let Some(entry) = entry.filter(|one| !is_drained && one.may_deliver(stamp())) {
                     self.dispatcher.add(&next.endpoint, &entry.origin, next.lane);
@@ -480,18 +482,13 @@ fn instant(at: Option<Stamp>, now: Stamp, clock: Instant) -> Option<Instant> {
 
 fn request(head: &Head, endpoint: &Endpoint, at: Stamp) -> DeliveryRequest {
     let mut headers = endpoint.headers.clone();
-    for (name, text) in [
-        ("journeyman-lane", head.key.clone()),
-        ("journeyman-epoch", head.epoch.to_string()),
-        ("journeyman-seq", head.seq.to_string()),
-        ("journeyman-replay", if head.is_replay { "true".to_owned() } else { String::new() }),
-    ] {
-        if text.is_empty() {
-            continue;
-        }
-        if let Ok(value) = HeaderValue::from_bytes(text.as_bytes()) {
-            headers.insert(name, value);
-        }
+    headers.insert("journeyman-epoch", head.epoch.into());
+    headers.insert("journeyman-seq", head.seq.into());
+    if let Ok(key) = HeaderValue::from_bytes(head.key.as_bytes()) {
+        headers.insert("journeyman-lane", key);
+    }
+    if head.is_replay {
+        headers.insert("journeyman-replay", HeaderValue::from_static("true"));
     }
     DeliveryRequest {
         url: endpoint.url.clone(),

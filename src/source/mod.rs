@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use tokio::sync::{Mutex, mpsc};
 
 use crate::domain::id::{PriorityQueue, Run};
 use crate::domain::outcome::Outcome;
@@ -107,6 +108,14 @@ pub struct InspectionTable {
     /// How the rows are to be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<&'static str>,
+}
+
+/// Waits for the next event, for ever once nobody sends any.
+async fn next_of(events: &Mutex<mpsc::Receiver<SourceEvent>>) -> SourceEvent {
+    match events.lock().await.recv().await {
+        Some(event) => event,
+        None => std::future::pending().await,
+    }
 }
 
 /// An event that a source reports without being asked.

@@ -30,12 +30,12 @@ const EVENTS: usize = 8;
 pub(super) async fn run() -> ExitResult {
     let key = format!("whsec_{}", STANDARD.encode(random()));
     let receiver = Arc::new(Receiver::failing_first(1, vec![key.parse().map_err(internal)?]));
-    let listener = HttpListener::listen((Ipv4Addr::LOCALHOST, 0).into(), Exposure::Loopback).await.map_err(unusable)?;
-    let url = format!("http://{}/hook", listener.address().map_err(unusable)?);
+    let listener = HttpListener::listen((Ipv4Addr::LOCALHOST, 0).into(), Exposure::Loopback).await?;
+    let url = format!("http://{}/hook", listener.address()?);
     let token = STANDARD.encode(random());
     let notifier = Notifier::start(config(&url, &key, &token)?);
     let notifier = notifier.await.map_err(|error| Failure::from_error(Exit::HostUnusable, &error))?;
-    let address = format!("http://{}", notifier.address().map_err(unusable)?);
+    let address = format!("http://{}", notifier.address()?);
     let base = address.parse().map_err(internal)?;
     let stop = CancellationToken::new();
     let showing = async {
@@ -111,8 +111,4 @@ fn internal(error: impl std::error::Error) -> Failure {
 /// Of the system's generator, as long as a key.
 fn random() -> Vec<u8> {
     [uuid::Uuid::new_v4(), uuid::Uuid::new_v4()].iter().flat_map(|id| id.into_bytes()).collect()
-}
-
-fn unusable(error: std::io::Error) -> Failure {
-    Failure::from_error(Exit::HostUnusable, &error)
 }

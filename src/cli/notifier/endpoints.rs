@@ -2,15 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use crate::cli::exit::{Exit, Failure};
 use crate::config::values::{Secret, SecretFile};
 use crate::config::{Environment, schema};
 use crate::domain::lane::dispatcher::EndpointLimits;
-use crate::notifier::{
-    ClientCertificate, Endpoint, EndpointSettings, Endpoints, Sender, SenderConfig, SigningKey, TypePattern,
-};
+use crate::notifier::{ClientCertificate, Endpoint, EndpointSettings, Endpoints, Sender, SenderConfig, TypePattern};
 
 pub(super) fn invalid(key: &str, error: &dyn Display) -> Failure {
     Failure::new(Exit::Config, format!("{key}: {error}"))
@@ -87,11 +86,12 @@ fn build(
     Ok((built, wanted))
 }
 
-pub(super) fn signing_keys(
+/// Reads a key of each file.
+pub(super) fn keys<K: FromStr<Err: Display>>(
     key: &str,
     files: &[SecretFile],
     environment: &Environment,
-) -> Result<Vec<SigningKey>, Failure> {
+) -> Result<Vec<K>, Failure> {
     let parse = |secret: Secret| secret.reveal().parse().map_err(|error| invalid(key, &error));
-    files.iter().map(|file| parse(file.load("a signing key", environment)?)).collect()
+    files.iter().map(|file| parse(file.load("a key", environment)?)).collect()
 }

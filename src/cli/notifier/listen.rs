@@ -15,8 +15,8 @@ use parking_lot::Mutex;
 use serde::Deserialize;
 use tokio::sync::watch;
 
-use super::endpoints::signing_keys;
-use crate::cli::exit::{Exit, ExitResult, Failure};
+use super::endpoints::keys;
+use crate::cli::exit::{Exit, ExitResult};
 use crate::cli::output;
 use crate::cli::signals::ExitSignals;
 use crate::config::Environment;
@@ -81,7 +81,7 @@ struct Lane {
 pub(super) async fn run(arguments: ListenArgs, environment: &Environment) -> ExitResult {
     let fail_first = if arguments.status.is_some() { u32::MAX } else { 0 };
     let failed = StatusCode::from_u16(arguments.status.unwrap_or(500));
-    let keys = signing_keys("--key-file", &arguments.key_files, environment)?;
+    let keys = keys("--key-file", &arguments.key_files, environment)?;
     let receiver = Arc::new(Receiver {
         status: failed.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
         retry_after: arguments.retry_after,
@@ -89,9 +89,8 @@ pub(super) async fn run(arguments: ListenArgs, environment: &Environment) -> Exi
         ..Receiver::failing_first(arguments.fail_first.unwrap_or(fail_first), keys)
     });
     let mut signals = ExitSignals::listen()?;
-    let failure = |error: std::io::Error| Failure::from_error(Exit::HostUnusable, &error);
-    let listener = HttpListener::listen(arguments.listen.0, Exposure::Loopback).await.map_err(failure)?;
-    output::line(&format!("listening on http://{}", listener.address().map_err(failure)?))?;
+    let listener = HttpListener::listen(arguments.listen.0, Exposure::Loopback).await?;
+    output::line(&format!("listening on http://{}", listener.address()?))?;
     tokio::select! {
         never = listener.serve(Receiver::router(&receiver)) => match never {},
         _ = signals.next() => Ok(Exit::Success),

@@ -18,10 +18,10 @@ use super::signals::ExitSignals;
 use crate::config::values::SecretFile;
 use crate::config::{Environment, schema};
 use crate::http::BearerToken;
-use crate::notifier::{Database, Notifier, NotifierConfig, NotifierError, SealKey, SealKeys, Tokens};
+use crate::notifier::{Database, Notifier, NotifierConfig, NotifierError, SealKeys, Tokens};
 use crate::observe::log;
 use crate::sqlite::Db;
-use endpoints::{endpoints, invalid, sender};
+use endpoints::{endpoints, keys, sender};
 
 /// `journeyman notifier`
 #[derive(Debug, Args)]
@@ -122,14 +122,9 @@ fn notifier_config(all: &schema::Config, environment: &Environment) -> Result<No
     };
     let load = |file: &SecretFile| file.load("a token", environment).map(|token| BearerToken::new(token.reveal()));
     let tokens = Tokens { write: load(token)?, read: config.read_token_file.as_ref().map(load).transpose()? };
-    let mut seal_keys = Vec::new();
-    for file in &config.seal_key_files {
-        let key: Result<SealKey, _> = file.load("a seal key", environment)?.reveal().parse();
-        seal_keys.push(key.map_err(|error| invalid("notifier.seal_key_files", &error))?);
-    }
+    let seal_keys = SealKeys(keys("notifier.seal_key_files", &config.seal_key_files, environment)?);
     let (sender, endpoints) = (sender(config, environment)?, endpoints(config, environment)?);
     let (database, retention) = (database(config, environment)?, config.retention.0);
-    let seal_keys = SealKeys(seal_keys);
     Ok(NotifierConfig {
         database,
         listen: config.listen.0,

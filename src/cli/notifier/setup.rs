@@ -37,7 +37,7 @@ pub(super) async fn run(settings: ConfigArgs<NoFlags>, environment: &Environment
     }
     if let Some(outbox) = outbox {
         outbox.set_up().await.map_err(|why| Failure::new(Exit::HostUnusable, format!("notifier.outbox: {why}")))?;
-        output::line(&format!("prepared table {}", outbox.table()))?;
+        output::line(&format!("prepared table {}", outbox.table))?;
     }
     Ok(Exit::Success)
 }
@@ -56,7 +56,7 @@ async fn set_up_amqp(AmqpConfig { broker, topology }: &AmqpConfig) -> Result<(),
     let ended = topology.set_up(broker, &connection).await;
     amqp::close(&connection, AMQP_CLOSE_TIMEOUT).await;
     ended.map_err(failure)?;
-    Ok(output::line(&format!("prepared exchange {} and its queues", topology.exchange()))?)
+    Ok(output::line(&format!("prepared exchange {} and its queues", topology.exchange))?)
 }
 
 pub(super) fn mistral_config(
@@ -81,7 +81,6 @@ pub(super) fn mistral_config(
 pub(super) fn amqp_config(config: &schema::Config, environment: &Environment) -> Result<Option<AmqpConfig>, Failure> {
     let Some(amqp) = &config.notifier.amqp else { return Ok(None) };
     let broker = amqp_setup::build_broker(&config.amqp, environment)?;
-    let topology = Topology::new(&amqp.queue, amqp.shards)
-        .map_err(|error| Failure::new(Exit::Config, format!("notifier.amqp.queue: {error}")))?;
+    let topology = Topology::new(&amqp.queue, amqp.shards).map_err(|error| invalid("notifier.amqp.queue", &error))?;
     Ok(Some(AmqpConfig { broker, topology }))
 }

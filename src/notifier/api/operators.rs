@@ -124,12 +124,13 @@ pub(super) struct Rows {
     endpoint: Option<String>,
     key: Option<String>,
     lane: Option<i64>,
-    #[serde(default = "rows_shown")]
-    limit: usize,
+    limit: Option<usize>,
 }
 
-const fn rows_shown() -> usize {
-    NOTIFIER_ROWS_SHOWN
+impl Rows {
+    fn max(&self) -> usize {
+        self.limit.unwrap_or(NOTIFIER_ROWS_SHOWN).min(NOTIFIER_ROWS_MAX)
+    }
 }
 
 pub(super) async fn lanes(
@@ -138,7 +139,8 @@ pub(super) async fn lanes(
     Query(rows): Query<Rows>,
 ) -> Answer<Vec<LaneRow>> {
     api.may_read(&headers)?;
-    Ok(Json(api.store.lanes(rows.endpoint, rows.key, rows.limit.min(NOTIFIER_ROWS_MAX)).await?))
+    let max = rows.max();
+    Ok(Json(api.store.lanes(rows.endpoint, rows.key, max).await?))
 }
 
 pub(super) async fn attempts(
@@ -147,7 +149,8 @@ pub(super) async fn attempts(
     Query(rows): Query<Rows>,
 ) -> Answer<Vec<AttemptRow>> {
     api.may_read(&headers)?;
-    Ok(Json(api.store.attempts(rows.endpoint, rows.lane, rows.limit.min(NOTIFIER_ROWS_MAX)).await?))
+    let max = rows.max();
+    Ok(Json(api.store.attempts(rows.endpoint, rows.lane, max).await?))
 }
 
 pub(super) async fn change_lane(

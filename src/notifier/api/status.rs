@@ -100,15 +100,11 @@ impl EndpointStatus {
             format!("lanes stopped: {parked} parked, {paused} paused; `journeyman notifier resume --lane` opens one")
         });
         let why = [why, stopped].into_iter().flatten().reduce(|one, other| format!("{one}; {other}"));
-        let next_try = match state {
-            EndpointCondition::Disabled => None,
-            EndpointCondition::Paused => paused_until.filter(|until| until.0 < i64::MAX),
-            EndpointCondition::Active
-            | EndpointCondition::Failing
-            | EndpointCondition::Degraded
-            | EndpointCondition::Resting => counts
-                .next_due
-                .map(|due| due.max(now).max(probe_at.unwrap_or(now)).max(health.rests_until.unwrap_or(now))),
+        let not_before = [probe_at, health.rests_until].into_iter().flatten().fold(now, Stamp::max);
+        let next_try = match (disabled, later(paused_until)) {
+            (Some(_), _) => None,
+            (None, Some(until)) => Some(until).filter(|until| until.0 < i64::MAX),
+            (None, None) => counts.next_due.map(|due| due.max(not_before)),
         };
         Self { state, why, next_try, last_failure, counts, health, disabled, paused_until, note }
     }

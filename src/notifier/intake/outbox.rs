@@ -17,7 +17,7 @@ const LOCK: i64 = 0x6a72_6f62;
 #[derive(Clone)]
 pub(crate) struct Outbox {
     pool: PostgresPool,
-    table: String,
+    pub(crate) table: String,
 }
 
 impl Outbox {
@@ -30,10 +30,6 @@ impl Outbox {
             return Err(PostgresError::Unusable("a table's name has letters, digits and `_`".to_owned()));
         }
         Ok(Self { pool: PostgresPool::new(url, ca, "")?, table: table.to_owned() })
-    }
-
-    pub(crate) fn table(&self) -> &str {
-        &self.table
     }
 
     /// Makes the table if it is missing.

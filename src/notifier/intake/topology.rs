@@ -46,7 +46,7 @@ impl From<CallError> for TopologyError {
 
 #[derive(Debug, Clone)]
 pub(crate) struct Topology {
-    exchange: ShortString,
+    pub(crate) exchange: ShortString,
     /// An exchange and its queue: of messages that reach no shard, or cannot be taken.
     pub(super) dead: ShortString,
     pub(super) shards: Vec<ShortString>,
@@ -67,10 +67,6 @@ impl Topology {
             shards: (0..shards).map(shard).collect::<Result<_, _>>()?,
             beyond: shard(shards)?,
         })
-    }
-
-    pub(crate) const fn exchange(&self) -> &ShortString {
-        &self.exchange
     }
 
     /// Checks that everything is there, without declaring anything. Returns how many messages could not be taken.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, OptionFuture};
 use futures_util::stream::FuturesUnordered;
 use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
@@ -56,12 +56,8 @@ struct Found {
     is_created: bool,
 }
 
-/// The events of RabbitMQ.
-struct Watch {
-    _connection: Connection,
-    channel: Channel,
-    consumer: Consumer,
-}
+/// The events of RabbitMQ, and what they come through.
+type Watch = (Consumer, Channel, Connection);
 
 impl MistralConfig {
     /// Makes the vhost, with the rights of these users, and a queue for what is no event. What exists is kept.
@@ -228,17 +224,12 @@ impl MistralIntake {
             }
             let next_list = Instant::now() + NOTIFIER_MISTRAL_DISCOVERY_INTERVAL;
             loop {
-                let event = async {
-                    match &mut created {
-                        Some(watch) => watch.consumer.next().await,
-                        None => std::future::pending().await,
-                    }
-                };
+                let event = OptionFuture::from(created.as_mut().map(|(consumer, ..)| consumer.next()));
                 tokio::select! {
-                    event = event => match event {
+                    Some(event) = event => match event {
                         Some(Ok(event)) => {
-                            if let Some(watch) = &created {
-                                amqp::poll_once(watch.channel.basic_ack(event.delivery_tag, BasicAckOptions::default()));
+                            if let Some((_, channel, _)) = &created {
+                                amqp::poll_once(channel.basic_ack(event.delivery_tag, BasicAckOptions::default()));
                             }
                             let table = event.properties.headers().clone().unwrap_or_default();
                             let is_here = headers::text(&table, "vhost") == Some(self.config.broker.vhost());
@@ -268,10 +259,10 @@ impl MistralIntake {
             channel.basic_qos(NOTIFIER_PREFETCH, BasicQosOptions::default()).await?;
             let options = BasicConsumeOptions::default();
             let consumer = amqp::consume(&channel, queue, ShortString::default(), options).await?;
-            lapin::Result::Ok((channel, consumer))
+            lapin::Result::Ok((consumer, channel))
         };
         let watched = broker.bounded("watch for new queues", watching).await;
-        let (channel, consumer) = watched.map_err(|error| error.message)?;
-        Ok(Watch { _connection: connection, channel, consumer })
+        let (consumer, channel) = watched.map_err(|error| error.message)?;
+        Ok((consumer, channel, connection))
     }
 }

@@ -6,10 +6,6 @@ use std::sync::Arc;
 
 use deadpool_postgres::{Manager, Object, Pool, PoolError, Runtime};
 use futures_util::future::poll_fn;
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject as _;
-use rustls::{ClientConfig, RootCertStore};
-use rustls_platform_verifier::BuilderVerifierExt as _;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::private::BytesMut;
 use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, accepts, to_sql_checked};
@@ -20,6 +16,7 @@ use uuid::Uuid;
 use super::sql::{Row, Sql, SqlError, Value};
 use super::{Hints, StoreFailure};
 use crate::domain::staged::Stamp;
+use crate::host::tls_config::{InvalidTls, client_config};
 use crate::http::client::root_cause;
 use crate::limits::{
     POSTGRES_CONNECTIONS_MAX, POSTGRES_HINT_RETRY, POSTGRES_IDLE_TRANSACTION_TIMEOUT, POSTGRES_STATEMENT_TIMEOUT,
@@ -35,8 +32,8 @@ const LOCK: i64 = 0x6a72_6e6e;
 pub(crate) enum PostgresError {
     #[error("the URL is no URL of PostgreSQL such as postgres://user:password@host/database: {0}")]
     Url(String),
-    #[error("{0}")]
-    Tls(String),
+    #[error(transparent)]
+    Tls(#[from] InvalidTls),
     #[error("cannot use the database: {0}")]
     Unusable(String),
     #[error(
@@ -93,7 +90,7 @@ impl PostgresPool {
         );
         config.options(options).application_name("journeyman notifier").connect_timeout(POSTGRES_WAIT_TIMEOUT);
         config.tcp_user_timeout(POSTGRES_STATEMENT_TIMEOUT).keepalives_idle(POSTGRES_STATEMENT_TIMEOUT);
-        let tls = MakeRustlsConnect::new(tls_config(ca)?);
+        let tls = MakeRustlsConnect::new(client_config(ca, None)?);
         let manager = Manager::new(config.clone(), tls.clone());
         let pool = Pool::builder(manager)
             .max_size(POSTGRES_CONNECTIONS_MAX)
@@ -202,25 +199,6 @@ fn tables() -> String {
         .replace("BLOB", "BYTEA")
         .replace(") STRICT, WITHOUT ROWID;", ");")
         .replace(") STRICT;", ");")
-}
-
-fn tls_config(ca: Option<&Path>) -> Result<ClientConfig, PostgresError> {
-    crate::host::crypto_provider::install_crypto_provider();
-    let Some(path) = ca else {
-        let builder = ClientConfig::builder().with_platform_verifier();
-        let builder =
-            builder.map_err(|error| PostgresError::Tls(format!("cannot use the system's certificates: {error}")))?;
-        return Ok(builder.with_no_client_auth());
-    };
-    let certificates: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
-    let certificates = certificates.map_err(|error| {
-        PostgresError::Tls(format!("cannot read certificates (PEM) from {}: {error}", path.display()))
-    })?;
-    let mut roots = RootCertStore::empty();
-    if roots.add_parsable_certificates(certificates).0 == 0 {
-        return Err(PostgresError::Tls(format!("{} holds no certificate (PEM)", path.display())));
-    }
-    Ok(ClientConfig::builder().with_root_certificates(roots).with_no_client_auth())
 }
 
 /// A transaction. If it is dropped before it has ended, its connection is closed, and the server rolls it back.

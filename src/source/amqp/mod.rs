@@ -42,7 +42,9 @@ use crate::limits::{
     AMQP_REPLY_RETRY_DELAY,
 };
 
-use super::{CallError, Capabilities, Grant, OpenResult, PollBatch, RunTerms, Source, SourceEvent, SourceFuture};
+use super::{
+    CallError, Capabilities, Grant, OpenResult, PollBatch, RunTerms, Source, SourceEvent, SourceFuture, next_of,
+};
 use claim::{GrantedRequest, RequestClaim, SettlePlan};
 pub use config::{AmqpSourceConfig, OnAttemptsExhausted, OnRetry};
 use counters::AmqpSourceCounters;
@@ -389,12 +391,7 @@ impl Source for AmqpSource {
     }
 
     fn next_event(&self) -> Pin<Box<dyn Future<Output = SourceEvent> + Send + '_>> {
-        Box::pin(async {
-            match self.events.lock().await.recv().await {
-                Some(event) => event,
-                None => std::future::pending().await,
-            }
-        })
+        Box::pin(next_of(&self.events))
     }
 
     fn set_capacity(&self, capacity: u32) {

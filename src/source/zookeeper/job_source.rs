@@ -16,7 +16,7 @@ use crate::domain::refusal::Refusal;
 use crate::host::clock::Clock;
 use crate::limits::{ZOOKEEPER_CLOSE_TIMEOUT, ZOOKEEPER_EVENTS_MAX, ZOOKEEPER_LONG_POLL_WAIT};
 use crate::source::{
-    CallError, Capabilities, Grant, InspectionTable, OpenResult, PollBatch, Source, SourceEvent, SourceFuture,
+    CallError, Capabilities, Grant, InspectionTable, OpenResult, PollBatch, Source, SourceEvent, SourceFuture, next_of,
 };
 use crate::zookeeper::components::{self, Component, ComponentState, Registration};
 use crate::zookeeper::{ConnectConfig, Session};
@@ -302,12 +302,7 @@ impl Source for ZooKeeperSource {
     }
 
     fn next_event(&self) -> Pin<Box<dyn Future<Output = SourceEvent> + Send + '_>> {
-        Box::pin(async {
-            match self.events.lock().await.recv().await {
-                Some(event) => event,
-                None => std::future::pending().await,
-            }
-        })
+        Box::pin(next_of(&self.events))
     }
 
     fn inspect(&self) -> Option<SourceFuture<'_, Vec<InspectionTable>>> {
