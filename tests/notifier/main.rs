@@ -37,5 +37,6 @@ mod nodes;
 mod operate;
 mod outbox;
 mod page;
+mod signatures;
 mod support;
 mod tools;
