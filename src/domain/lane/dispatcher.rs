@@ -8,6 +8,9 @@ use super::Reply;
 use super::breaker::{Breaker, Pass};
 use crate::domain::time::Instant;
 
+/// At an endpoint that has not answered yet.
+const ATTEMPTS_AT_FIRST: usize = 4;
+
 /// A lane in its store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LaneId(pub i64);
@@ -62,11 +65,18 @@ struct Endpoint {
     under_way: usize,
     rests_until: Option<Instant>,
     limits: EndpointLimits,
+    /// How many attempts may be under way for now: an answer makes it one more, an attempt without one halves it. So endpoints that
+    /// are silent do not have all attempts until they time out.
+    window: usize,
     /// When the last attempts have begun, as many as the rate counts.
     begun: VecDeque<Instant>,
 }
 
 impl Endpoint {
+    fn has_room(&self) -> bool {
+        self.under_way < self.limits.attempts_max.min(self.window)
+    }
+
     /// When its rate lets the next attempt begin.
     fn next_by_rate(&self) -> Option<Instant> {
         let rate = self.limits.rate?;
@@ -118,6 +128,7 @@ impl Dispatcher {
             under_way: 0,
             rests_until: None,
             limits,
+            window: ATTEMPTS_AT_FIRST,
             begun: VecDeque::new(),
         })
     }
@@ -160,7 +171,7 @@ impl Dispatcher {
     fn begin_of(&mut self, name: &Arc<str>, now: Instant) -> Option<NextAttempt> {
         let endpoint = self.endpoints.get_mut(name)?;
         let rests_until = endpoint.rests_until.max(endpoint.next_by_rate());
-        if endpoint.under_way >= endpoint.limits.attempts_max || rests_until.is_some_and(|until| now < until) {
+        if !endpoint.has_room() || rests_until.is_some_and(|until| now < until) {
             return None;
         }
         let origin = self.origins.entry(Arc::clone(&endpoint.origin)).or_default();
@@ -179,6 +190,12 @@ impl Dispatcher {
 
     /// An attempt has ended.
     pub fn end(&mut self, attempt: &NextAttempt, reply: Reply, now: Instant) {
+        if let Some(endpoint) = self.endpoints.get_mut(&attempt.endpoint) {
+            endpoint.window = match reply {
+                Reply::Answered { .. } => (endpoint.window + 1).min(endpoint.limits.attempts_max),
+                Reply::Failed(_) => (endpoint.window / 2).max(1),
+            };
+        }
         self.end_with(attempt, |breaker| breaker.on_reply(attempt.pass, reply, now));
     }
 
@@ -206,7 +223,7 @@ impl Dispatcher {
         let of = |name: &Arc<str>| {
             let endpoint = self.endpoints.get(name)?;
             // The end of an attempt is awaited anyway.
-            if endpoint.under_way >= endpoint.limits.attempts_max {
+            if !endpoint.has_room() {
                 return None;
             }
             let probe = self.origins.get(&endpoint.origin).and_then(|origin| origin.breaker.next_probe());
@@ -291,8 +308,25 @@ mod tests {
             now = now.plus(Duration::from_secs(1));
         }
         assert_eq!(delivered, 50);
-        assert!((10..=15).contains(&tries), "ten at once, then probes after 5, 15 and 35 s: {tries}");
-        assert_eq!(dispatcher.next_deadline(), Some(Instant::at(Duration::from_secs(75))));
+        assert_eq!(tries, 4 + 1 + 3, "four at once, one more, then probes after 5, 15 and 35 s");
+        assert_eq!(dispatcher.next_deadline(), Some(Instant::at(Duration::from_secs(76))));
+    }
+
+    #[test]
+    fn p5_endpoints_that_are_silent_leave_attempts_for_others() {
+        let limits = AttemptLimits { in_all: 64, per_endpoint: 32, per_origin: 32 };
+        let mut dispatcher = dispatcher(limits, &[("a", "1", 99), ("b", "2", 99), ("c", "3", 99), ("well", "w", 99)]);
+        let mut now = Instant::ORIGIN;
+        let mut delivered = 0;
+        for _ in 0..9 {
+            let begun: Vec<_> = core::iter::from_fn(|| dispatcher.begin(now)).collect();
+            for next in begun.iter().filter(|next| &*next.endpoint == "well") {
+                dispatcher.end(next, WELL, now);
+                delivered += 1;
+            }
+            now = now.plus(Duration::from_millis(10));
+        }
+        assert_eq!((delivered, dispatcher.under_way), (99, 3 * ATTEMPTS_AT_FIRST), "4, 8, 16, 32 and so on");
     }
 
     #[test]
@@ -317,7 +351,9 @@ mod tests {
             let now = Instant::at(Duration::from_millis(ms));
             // The first ones end at different times.
             let wanted = if ms < 1_000 { 1 } else { 9 };
-            begun.extend((0..wanted).filter_map(|_| dispatcher.begin(now)).map(|_| ms));
+            let next: Vec<_> = (0..wanted).map_while(|_| dispatcher.begin(now)).collect();
+            next.iter().for_each(|next| dispatcher.end(next, WELL, now));
+            begun.extend(next.iter().map(|_| ms));
         }
         assert_eq!(begun, [0, 100, 200, 1_000, 1_100, 1_200, 2_000, 2_100, 2_200, 3_000, 3_100, 3_200]);
         assert_eq!(dispatcher.next_deadline(), Some(Instant::at(Duration::from_secs(4))));
