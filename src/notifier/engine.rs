@@ -140,9 +140,16 @@ impl Engine {
 
     /// Runs until `stop`, then waits for the attempts that are under way.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
+        let mut look_at = Instant::ORIGIN;
         loop {
+            // The safety net of the notifications.
+            let now = self.clock.now();
+            if look_at <= now {
+                look_at = now.plus(NOTIFIER_REFILL_INTERVAL);
+                self.on_changed().await;
+            }
             let refilled = if stop.is_cancelled() { Ok(()) } else { self.refill().await };
-            let mut wait = NOTIFIER_REFILL_INTERVAL;
+            let mut wait = look_at.since(now);
             match refilled {
                 Ok(()) => wait = wait.min(self.next_wait()),
                 Err(error) => {
@@ -164,8 +171,7 @@ impl Engine {
                 },
                 () = self.store.stored() => self.look_for_due_lanes(),
                 () = self.store.changed() => self.on_changed().await,
-                // The safety net of the notifications.
-                () = tokio::time::sleep(wait) => self.on_changed().await,
+                () = tokio::time::sleep(wait) => {}
                 () = stop.cancelled(), if !stop.is_cancelled() => {}
             }
         }
@@ -197,11 +203,17 @@ impl Engine {
         for (name, entry) in &*registered {
             self.configure(name, &entry.endpoint);
         }
-        let now = stamp();
+        let (now, clock) = (stamp(), self.clock.now());
         for (name, entry) in &mut self.endpoints {
-            if !entry.is_unsaved && !entry.is_saving {
-                entry.state = states.remove(&**name).unwrap_or_default();
+            let (before, stored) = (entry.state.health, states.remove(&**name).unwrap_or_default());
+            // What attempts have shown goes the other way.
+            let is_ours = entry.is_unsaved || entry.is_saving;
+            let (health, disabled) = if is_ours { (before, entry.state.disabled) } else { (stored.health, None) };
+            entry.state = EndpointState { health, disabled: stored.disabled.or(disabled), ..stored };
+            if before.failures > 0 && health.failures == 0 {
+                self.dispatcher.probe_at_once(&entry.origin, clock);
             }
+            self.dispatcher.rest(name, instant(health.rests_until, now, clock));
             entry.is_removed = !registered.contains_key(name);
             if !entry.may_deliver(now) {
                 for lane in self.dispatcher.remove(name) {
@@ -282,7 +294,7 @@ impl Engine {
         for (name, entry) in &mut self.endpoints {
             let is_due = entry.is_behind || entry.next_due.is_some_and(|due| due <= now);
             let room = NOTIFIER_LANES_WAITING_MAX.saturating_sub(self.dispatcher.waiting(name));
-            if !is_due || room < NOTIFIER_LANES_WAITING_MAX / 2 || !entry.may_deliver(now) {
+            if !is_due || !has_room(&self.dispatcher, name) || !entry.may_deliver(now) {
                 continue;
             }
             // Those that are taken are due as well.
@@ -304,7 +316,10 @@ impl Engine {
     /// Until something is due that the dispatcher has, or the store.
     fn next_wait(&self) -> Duration {
         let (now, at) = (stamp(), self.clock.now());
-        let due = self.endpoints.values().filter(|entry| entry.may_deliver(now)).filter_map(|one| one.next_due);
+        // One with many waiting lanes needs no others.
+        let wants =
+            |(name, entry): &(&Arc<str>, &EndpointEntry)| entry.may_deliver(now) && has_room(&self.dispatcher, name);
+        let due = self.endpoints.iter().filter(wants).filter_map(|(_, one)| one.next_due);
         let of_store = due.min().map(|due| due.since(now));
         let deadlines = self.dispatcher.next_deadline().into_iter();
         let renewal = self.lease.renew_at.filter(|_| !self.lease.is_renewing);
@@ -474,6 +489,11 @@ impl Engine {
             Step::Saved { endpoint, saved }
         });
     }
+}
+
+/// Whether the dispatcher takes more lanes of an endpoint.
+fn has_room(dispatcher: &Dispatcher, endpoint: &str) -> bool {
+    dispatcher.waiting(endpoint) <= NOTIFIER_LANES_WAITING_MAX / 2
 }
 
 fn instant(at: Option<Stamp>, now: Stamp, clock: Instant) -> Option<Instant> {

@@ -43,6 +43,11 @@ impl Breaker {
         self.is_probing &= pass != Pass::Probe;
     }
 
+    /// An operator knows better than to wait for the end of the rest.
+    pub fn probe_at_once(&mut self, now: Instant) {
+        self.open_until = self.open_until.map(|_| now);
+    }
+
     pub const fn is_open(&self) -> bool {
         self.open_until.is_some()
     }
@@ -85,6 +90,19 @@ mod tests {
 
     fn at(seconds: u64) -> Instant {
         Instant::at(Duration::from_secs(seconds))
+    }
+
+    #[test]
+    fn an_operator_makes_the_next_probe_come_at_once() {
+        let mut breaker = Breaker::default();
+        breaker.probe_at_once(at(0));
+        assert_eq!(breaker.begin(at(0)), Some(Pass::Free), "it is closed");
+        for _ in 0..BREAKER_FAILURES {
+            breaker.on_reply(Pass::Free, DEAD, at(0));
+        }
+        assert_eq!(breaker.begin(at(1)), None);
+        breaker.probe_at_once(at(1));
+        assert_eq!((breaker.begin(at(1)), breaker.begin(at(1))), (Some(Pass::Probe), None));
     }
 
     #[test]

@@ -213,6 +213,12 @@ impl Dispatcher {
         tell(&mut origin.breaker);
     }
 
+    pub fn probe_at_once(&mut self, origin: &str, now: Instant) {
+        if let Some(origin) = self.origins.get_mut(origin) {
+            origin.breaker.probe_at_once(now);
+        }
+    }
+
     /// When an origin that does not work is probed.
     pub fn probe_at(&self, origin: &str) -> Option<Instant> {
         self.origins.get(origin)?.breaker.open_until()
