@@ -204,11 +204,12 @@ pub(super) async fn counts(db: &mut impl Sql, endpoint: &str) -> Result<(Counts,
         .first(
             "SELECT count(*), CAST(coalesce(sum(CASE WHEN state = 'parked' THEN 1 ELSE 0 END), 0) AS BIGINT),
                     CAST(coalesce(sum(CASE WHEN state = 'paused' THEN 1 ELSE 0 END), 0) AS BIGINT),
-                    CAST(coalesce(sum(tail - head + 1), 0) AS BIGINT),
+                    CAST(coalesce(sum(tail - head + 1 + (SELECT count(*) FROM replay WHERE replay.lane = lane.id)), 0) AS BIGINT),
                     min((SELECT event.received_at FROM message JOIN event ON event.id = message.event
                          WHERE message.lane = lane.id AND message.position = lane.head)),
                     min(due_at)
-             FROM lane WHERE endpoint = $1 AND head <= tail",
+             FROM lane WHERE endpoint = $1
+                 AND (head <= tail OR EXISTS (SELECT 1 FROM replay WHERE replay.lane = lane.id))",
             values![endpoint],
         )
         .await?;
@@ -235,13 +236,19 @@ pub(super) async fn lanes(
 ) -> Result<Vec<LaneRow>> {
     let rows = db
         .query(
-            "SELECT lane.id, lane.endpoint, lane.key, lane.state, lane.note, lane.epoch, lane.seq, lane.head,
-                    lane.tail - lane.head + 1, lane.attempts, lane.due_at, event.received_at, event.type
+            "SELECT lane.id, lane.endpoint, lane.key, lane.state, lane.note, lane.epoch, lane.seq,
+                    coalesce(replay.position, lane.head),
+                    lane.tail - lane.head + 1 + (SELECT count(*) FROM replay WHERE replay.lane = lane.id),
+                    CASE WHEN replay.position IS NULL THEN lane.attempts ELSE replay.attempts END,
+                    lane.due_at, event.received_at, event.type
              FROM lane
-             LEFT JOIN message ON message.lane = lane.id AND message.position = lane.head
+             LEFT JOIN replay ON replay.lane = lane.id
+                 AND replay.position = (SELECT min(one.position) FROM replay AS one WHERE one.lane = lane.id)
+             LEFT JOIN message ON message.lane = lane.id AND message.position = coalesce(replay.position, lane.head)
              LEFT JOIN event ON event.id = message.event
              WHERE (CAST($1 AS TEXT) IS NULL OR lane.endpoint = $1)
-                 AND (CAST($2 AS TEXT) IS NOT NULL OR lane.head <= lane.tail OR lane.state <> 'open')
+                 AND (CAST($2 AS TEXT) IS NOT NULL OR lane.head <= lane.tail OR lane.state <> 'open'
+                     OR replay.position IS NOT NULL)
                  AND (CAST($2 AS TEXT) IS NULL OR lane.key = $2)
              ORDER BY coalesce(event.received_at, CAST(9223372036854775807 AS BIGINT)), lane.id LIMIT $3",
             values![endpoint, key, max],
@@ -299,11 +306,22 @@ pub(super) async fn change_lane(
             db.execute(update, values![lane, note, now]).await?
         }
         LaneChange::SkipHead { position } => {
+            let delete = "DELETE FROM replay WHERE lane = $1 AND position = $2
+                     AND position = (SELECT min(position) FROM replay WHERE lane = $1)";
+            if db.execute(delete, values![lane, position]).await? > 0 {
+                let update = "UPDATE lane SET state = CASE WHEN state = 'parked' THEN 'open' ELSE state END,
+                         due_at = CASE WHEN state <> 'paused' AND (head <= tail
+                             OR EXISTS (SELECT 1 FROM replay WHERE replay.lane = lane.id)) THEN CAST($2 AS BIGINT) END
+                     WHERE id = $1";
+                db.execute(update, values![lane, now]).await?;
+                return Ok(true);
+            }
             let update = "UPDATE lane SET head = head + 1, attempts = 0, first_attempt_at = NULL,
                      state = CASE WHEN state = 'parked' THEN 'open' ELSE state END,
                      due_at = CASE WHEN state <> 'paused' AND (head < tail
                          OR EXISTS (SELECT 1 FROM replay WHERE replay.lane = lane.id)) THEN CAST($3 AS BIGINT) END
-                 WHERE id = $1 AND head = $2 AND head <= tail";
+                 WHERE id = $1 AND head = $2 AND head <= tail
+                     AND NOT EXISTS (SELECT 1 FROM replay WHERE replay.lane = lane.id)";
             let updated = db.execute(update, values![lane, position, now]).await?;
             if updated > 0 {
                 let update = "UPDATE message SET outcome = 'skipped-by-operator', note = $3, ended_at = $4

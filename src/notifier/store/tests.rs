@@ -196,6 +196,9 @@ on_each_database! {
         assert_eq!(store.replay(ReplayFilter { dry_run: true, ..filter("a") }, Stamp(9)).await.unwrap(), 2);
         assert_eq!(store.replay(filter("a"), Stamp(9)).await.unwrap(), 2);
         assert_eq!(store.replay(filter("a"), Stamp(9)).await.unwrap(), 0, "once at a time");
+        let shown = &store.lanes(None, None, 9).await.unwrap()[0];
+        assert_eq!((shown.head, shown.waiting, store.counts("a").await.unwrap().0.messages), (1, 3, 3));
+        assert!(!change(&store, lane, LaneChange::SkipHead { position: 3 }, "not the head").await);
         let first = head(&store, lane).await;
         assert_eq!((first.is_replay, first.seq), (true, 1));
         end(&store, first, HeadVerdict::TryAgain { at: Stamp(30) }).await;
@@ -211,6 +214,13 @@ on_each_database! {
         assert_eq!(deliver(&store, lane).await, Committed::Due(None), "an empty lane is empty again");
         let none = ReplayFilter { since: Timestamp::from_millisecond(6).ok(), ..filter("a") };
         assert_eq!(store.replay(none, Stamp(9)).await.unwrap(), 0);
+        assert_eq!(store.replay(filter("a"), Stamp(9)).await.unwrap(), 3);
+        assert!(change(&store, lane, LaneChange::SkipHead { position: 1 }, "again").await);
+        assert_eq!(head(&store, lane).await.seq, 2);
+        for position in [2, 3] {
+            assert!(change(&store, lane, LaneChange::SkipHead { position }, "again").await);
+        }
+        assert!(due(&store, "a", 99).await.is_empty());
     }
 
     async fn the_state_of_an_endpoint_is_kept(store: Store) {
