@@ -54,7 +54,8 @@ fn table(loaded: &LoadedConfig, origins: ShowOrigins, key: &str, value: &Value, 
 /// A dotted key with its user-chosen parts quoted where TOML needs it.
 fn quote_key(key: &str) -> String {
     let bare = |part: &str| part.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-');
-    let depth = if key.starts_with("queue.clients.") { 3 } else { 2 };
+    let is_deep = key.starts_with("queue.clients.") || key.starts_with("notifier.endpoint.");
+    let depth = if is_deep { 3 } else { 2 };
     let parts = key.splitn(depth, '.').map(|part| if bare(part) { part.to_owned() } else { format!("{part:?}") });
     parts.collect::<Vec<_>>().join(".")
 }

@@ -104,10 +104,14 @@ pub(crate) struct NotifierConfig {
 pub(crate) enum NotifierError {
     #[error(transparent)]
     Database(#[from] OpenError),
-    #[error("notifier.postgres: {0}")]
+    #[error("notifier.postgres")]
     Postgres(#[from] PostgresError),
-    #[error("cannot read the notifier's database: {0}")]
+    #[error("cannot read the notifier's database")]
     Store(#[from] StoreFailure),
+    #[error(
+        "endpoint {0} of the database cannot be opened, so its events would be lost: set the `notifier.seal_key_files` with which it was stored"
+    )]
+    Sealed(String),
     #[error("cannot listen on {address}: is another process using the port?")]
     Listen { address: SocketAddr, source: std::io::Error },
     #[error("the notifier's database failed: {0}; check the disk, then restart the notifier")]
@@ -146,6 +150,12 @@ impl Notifier {
         };
         let intake = Arc::new(Intake::new(store.clone(), Arc::clone(&registry)));
         let engine = Engine::new(store.clone(), config.sender, registry, limits, Arc::clone(&intake)).await?;
+        let endpoints = intake.endpoints();
+        for (name, state) in store.endpoints().await? {
+            if state.settings.is_some() && !endpoints.contains_key(name.as_str()) {
+                return Err(NotifierError::Sealed(name));
+            }
+        }
         let amqp = config.amqp.map(|amqp| AmqpIntake::new(amqp, Arc::clone(&intake)));
         let mistral = config.mistral.map(|mistral| MistralIntake::new(mistral, Arc::clone(&intake)));
         let api = Api::new(Arc::clone(&intake), store.clone(), config.tokens);

@@ -83,15 +83,21 @@ impl NotifierClient {
         if status.is_success() {
             return Ok(body);
         }
-        let why = serde_json::from_slice(&body).map_or_else(|_| status.to_string(), |Refusal { message }| message);
+        let message = serde_json::from_slice(&body).ok().map(|Refusal { message }| message);
+        let is_its = message.is_some();
+        let why = message.unwrap_or_else(|| status.to_string());
         match status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(CallError::Denied(why)),
             StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => {
                 let origin = self.base.origin().ascii_serialization();
                 Err(CallError::Unavailable { origin, why, retry_after: asked.map(Duration::from_secs) })
             }
-            _ if status.is_server_error() => Err(self.unavailable(why)),
-            _ => Err(CallError::Refused(why)),
+            StatusCode::BAD_REQUEST | StatusCode::PAYLOAD_TOO_LARGE | StatusCode::UNPROCESSABLE_ENTITY => {
+                Err(CallError::Refused(why))
+            }
+            StatusCode::NOT_FOUND | StatusCode::CONFLICT if is_its => Err(CallError::Refused(why)),
+            // Of what stands before the notifier, or has taken its place: it may pass.
+            _ => Err(self.unavailable(why)),
         }
     }
 }

@@ -83,6 +83,10 @@ impl EndpointSettings {
         let invalid = |what: &str, error: &dyn std::fmt::Display| InvalidEndpoint::Settings(format!("{what}: {error}"));
         let url: WebhookUrl = self.url.parse().map_err(|error| invalid("url", &format!("expected {error}")))?;
         let headers = parse_headers(&self.headers).map_err(|error| invalid("headers", &error))?;
+        let is_pattern = |text: &String| !text.is_empty() && !text.get(..text.len() - 1).unwrap_or("*").contains('*');
+        if !self.events.iter().all(is_pattern) {
+            return Err(invalid("events", &"a type such as `build.finished`, or the beginning of types and `*`"));
+        }
         let keys: Result<Vec<SigningKey>, _> = self.keys.iter().map(|key| key.parse()).collect();
         let timeout = Duration::from_secs(self.timeout_seconds);
         if timeout.is_zero() || timeout > WEBHOOK_TIMEOUT_MAX {
@@ -221,7 +225,10 @@ mod tests {
         long.timeout_seconds = 61;
         let mut bad_key = settings("https://a.example");
         bad_key.keys = vec!["whsec_s3cret!".to_owned()];
+        let mut bad_type = settings("https://a.example");
+        bad_type.events = vec!["build.*.s3cret".to_owned()];
         for (name, settings, words) in [
+            ("api", bad_type, "events: a type such as"),
             ("file", settings("https://a.example"), "in the configuration"),
             ("no name", settings("https://a.example"), "an endpoint's name"),
             ("api", settings("ftp://s3cret.example"), "url: expected"),

@@ -100,6 +100,7 @@ async fn deliver(settings: ConfigArgs<NotifierFlags>, environment: &Environment)
 fn failure(error: NotifierError) -> Failure {
     let exit = match &error {
         NotifierError::Database(_) | NotifierError::Listen { .. } | NotifierError::Postgres(_) => Exit::HostUnusable,
+        NotifierError::Sealed(_) => Exit::Config,
         NotifierError::Store(_) | NotifierError::Failed(_) => Exit::Internal,
     };
     Failure::from_error(exit, &error)

@@ -188,6 +188,9 @@ pub(super) async fn replay(
     Json(filter): Json<ReplayFilter>,
 ) -> Answer<Value> {
     api.may_write(&headers)?;
+    if !api.intake.endpoints().contains_key(filter.endpoint.as_str()) {
+        return Err(Refused::not_found(format!("no endpoint {:?}", filter.endpoint)));
+    }
     let is_dry_run = filter.dry_run;
     let messages = api.store.replay(filter, stamp()).await?;
     if !is_dry_run {

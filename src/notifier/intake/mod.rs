@@ -112,7 +112,13 @@ pub(super) enum EndpointError {
 pub(super) fn parse_events(body: &[u8]) -> Result<Vec<Event>, String> {
     // An untagged enum would lose the bytes of the data.
     let is_array = body.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[');
-    let place = |error: serde_json::Error| format!("invalid event at line {}, column {}", error.line(), error.column());
+    let place = |error: serde_json::Error| {
+        let text = error.to_string();
+        // Its other words may quote the event.
+        let what = text.split_once(" at ").map(|(what, _)| what).filter(|what| what.starts_with("missing field"));
+        let what = what.map_or_else(String::new, |what| format!(": {what}"));
+        format!("invalid event at line {}, column {}{what}", error.line(), error.column())
+    };
     let events: Vec<Event> = if is_array {
         serde_json::from_slice(body).map_err(place)?
     } else {

@@ -127,9 +127,27 @@ impl MistralIntake {
             }
             Err(error) => return Err(error.message),
         };
-        let ended = Box::pin(self.take(&connection, stop)).await;
+        let ended = match self.find_dead_queue(&connection).await {
+            Ok(()) => Box::pin(self.take(&connection, stop)).await,
+            Err(why) => Err(why),
+        };
         amqp::close(&connection, AMQP_CLOSE_TIMEOUT).await;
         ended
+    }
+
+    /// Without it, what is refused would be lost.
+    async fn find_dead_queue(&self, connection: &Connection) -> Result<(), String> {
+        let finding = amqp::find_queue(connection, DEAD.into());
+        match self.config.broker.bounded_or_code(&format!("look up {DEAD}"), finding).await {
+            Ok(_) => Ok(()),
+            Err((_, Some(amqp::NOT_FOUND))) => {
+                let made = self.config.set_up(&BTreeSet::new()).await;
+                made.map_err(|why| {
+                    format!("no queue {DEAD}, and making it failed: {why}; run `journeyman notifier setup`")
+                })
+            }
+            Err((error, _)) => Err(error.message),
+        }
     }
 
     async fn take(&self, connection: &Connection, stop: &CancellationToken) -> Result<(), String> {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use deadpool_postgres::{Manager, Object, Pool, PoolError, Runtime};
 use futures_util::future::poll_fn;
+use tokio_postgres::config::SslMode;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::private::BytesMut;
 use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, accepts, to_sql_checked};
@@ -90,6 +91,9 @@ impl PostgresPool {
         );
         config.options(options).application_name("journeyman notifier").connect_timeout(POSTGRES_WAIT_TIMEOUT);
         config.tcp_user_timeout(POSTGRES_STATEMENT_TIMEOUT).keepalives_idle(POSTGRES_STATEMENT_TIMEOUT);
+        if ca.is_some() {
+            config.ssl_mode(SslMode::Require);
+        }
         let tls = MakeRustlsConnect::new(client_config(ca, None)?);
         let manager = Manager::new(config.clone(), tls.clone());
         let pool = Pool::builder(manager)

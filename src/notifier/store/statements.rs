@@ -118,7 +118,8 @@ async fn append(db: &mut impl Sql, endpoint: &str, event: &Event, id: i64, now: 
                  epoch = CASE WHEN coalesce($4, lane.epoch) > lane.epoch THEN $4 ELSE lane.epoch END,
                  due_at = CASE WHEN lane.due_at IS NULL AND lane.state = 'open' THEN $5 ELSE lane.due_at END,
                  last_at = $5,
-                 closed_epoch = CASE WHEN CAST($6 AS BIGINT) = 1 THEN coalesce($4, lane.epoch) ELSE lane.closed_epoch END
+                 closed_epoch = CASE WHEN CAST($6 AS BIGINT) = 1 AND coalesce($4, lane.epoch) >= lane.epoch
+                     THEN coalesce($4, lane.epoch) ELSE lane.closed_epoch END
              RETURNING id, tail, epoch, seq",
             values![endpoint, &event.key, partition, event.epoch, now, i64::from(event.last)],
         )
