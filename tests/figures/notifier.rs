@@ -257,8 +257,8 @@ impl Lab {
                 reached: format!("{rate:.0} /s, {:.0} %", rate / commits.min(webhooks) * 100.0),
                 aim: AIM,
                 limit: format!(
-                    "{commits:.0} {} /s, {webhooks:.0} /s by a bare loop of reqwest",
-                    if what == "SQLite" { "fdatasync" } else { "commits of a row, connections 16," }
+                    "{commits:.0} {}, {webhooks:.0} /s by a bare loop of reqwest",
+                    if what == "SQLite" { "fdatasync/s" } else { "commits of a row /s, connections 16" }
                 ),
             });
             if lanes >= self.pick(100_000, 2_000) {
