@@ -15,6 +15,8 @@ pub mod client;
 #[doc(hidden)]
 pub mod config;
 #[doc(hidden)]
+pub mod console;
+#[doc(hidden)]
 pub mod control;
 #[doc(hidden)]
 pub mod controller;
@@ -22,6 +24,8 @@ pub mod controller;
 pub mod domain;
 pub mod guide;
 pub mod handler;
+#[doc(hidden)]
+pub mod histogram;
 #[doc(hidden)]
 pub mod host;
 #[doc(hidden)]

@@ -26,7 +26,6 @@ mod screwdriver;
 mod screwdriver_setup;
 mod signals;
 mod systemd_notify;
-mod table;
 pub mod task;
 mod taskcluster_setup;
 mod termination_watch;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use sd_notify::NotifyState;
 use tokio::time::timeout;
 
-use super::control::one_line;
-use super::table::strip_control_chars;
+use crate::console::text::strip_control_chars;
+use crate::console::worker::headline;
 use crate::host::service_manager::ServiceManager;
 use crate::limits::{
     SYSTEMD_EXTEND_BY, SYSTEMD_SNAPSHOT_TIMEOUT, SYSTEMD_STATUS_CHARS_MAX, SYSTEMD_STATUS_CHECK_INTERVAL,
@@ -43,7 +43,7 @@ pub(super) async fn report_status(
                     }
                     states.push(extend_timeout());
                 }
-                let status = single_line(&one_line(&view));
+                let status = single_line(&headline(&view).text());
                 if status != last_status {
                     states.push(NotifyState::Status(&status));
                 }

@@ -18,6 +18,7 @@ use super::worker_setup::{BuiltWorker, WorkerIdentity};
 use super::{amqp_setup, notify_setup, systemd_notify, termination_watch, worker_setup};
 use crate::config::Environment;
 use crate::config::schema::Config;
+use crate::console::http::{self, SnapshotFn};
 use crate::control::worker_api::{ReloadSender, ServedWorker, Socket};
 use crate::control::{WorkerStatusReply, socket_in, worker_api};
 use crate::host::clock::or_pending;
@@ -27,9 +28,7 @@ use crate::http::{Exposure, HttpListener};
 use crate::limits::ABORT_TIMEOUT;
 use crate::notifier::Announcing;
 use crate::observe::log;
-use crate::observe::status_routes::SnapshotFn;
 use crate::observe::traces::{self, Export};
-use crate::observe::worker_http;
 use crate::source::Source;
 use crate::worker::live_log::LiveLogs;
 use crate::worker::{Control, ExitReason, Worker};
@@ -164,7 +163,7 @@ async fn serve_http(
     });
     Ok(async move {
         match listener {
-            Some(listener) => worker_http::serve(listener, snapshot, sources).await,
+            Some(listener) => http::worker::serve(listener, snapshot, sources).await,
             None => std::future::pending().await,
         }
     })

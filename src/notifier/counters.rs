@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -10,46 +9,31 @@ use super::delivery::AttemptResult;
 use super::store::{Head, outcome_text};
 use crate::domain::lane::retry::{HeadVerdict, MessageOutcome};
 use crate::domain::staged::Stamp;
+use crate::histogram::Histogram;
 
 /// The upper bounds of the buckets; one without a bound follows.
-pub(super) const BOUNDS_SECONDS: [f64; 9] = [0.05, 0.25, 1.0, 5.0, 20.0, 60.0, 600.0, 3_600.0, 86_400.0];
+pub(crate) const BOUNDS_SECONDS: [f64; 9] = [0.05, 0.25, 1.0, 5.0, 20.0, 60.0, 600.0, 3_600.0, 86_400.0];
 
-#[derive(Debug, Clone, Default)]
-pub(super) struct Histogram {
-    /// Not cumulative.
-    pub(super) buckets: [u64; BOUNDS_SECONDS.len() + 1],
-    pub(super) sum_seconds: f64,
-}
-
-impl Histogram {
-    fn observe(&mut self, took: Duration) {
-        let seconds = took.as_secs_f64();
-        let index = BOUNDS_SECONDS.iter().position(|bound| seconds <= *bound).unwrap_or(BOUNDS_SECONDS.len());
-        if let Some(bucket) = self.buckets.get_mut(index) {
-            *bucket += 1;
-        }
-        self.sum_seconds += seconds;
-    }
-}
+type Durations = Histogram<{ BOUNDS_SECONDS.len() + 1 }>;
 
 #[derive(Default)]
 pub(super) struct Counters(Mutex<Counted>);
 
 /// By words of fixed lists; those that were never counted are missing.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Counted {
-    pub(super) deliveries: BTreeMap<&'static str, u64>,
+pub(crate) struct Counted {
+    pub(crate) deliveries: BTreeMap<&'static str, u64>,
     /// By whether they have delivered.
-    pub(super) attempts: BTreeMap<bool, Histogram>,
-    pub(super) errors: BTreeMap<&'static str, u64>,
+    pub(crate) attempts: BTreeMap<bool, Durations>,
+    pub(crate) errors: BTreeMap<&'static str, u64>,
     /// By source and result.
-    pub(super) intake: BTreeMap<(&'static str, &'static str), u64>,
-    pub(super) end_to_end: Histogram,
-    pub(super) replayed: u64,
+    pub(crate) intake: BTreeMap<(&'static str, &'static str), u64>,
+    pub(crate) end_to_end: Durations,
+    pub(crate) replayed: u64,
     /// Of each endpoint that was tried.
     origins: BTreeMap<Arc<str>, Arc<str>>,
     /// When an origin that does not work is probed.
-    pub(super) breakers: BTreeMap<Arc<str>, Stamp>,
+    pub(crate) breakers: BTreeMap<Arc<str>, Stamp>,
 }
 
 impl Counters {
@@ -87,7 +71,7 @@ impl Counters {
     pub(super) fn on_attempt(&self, head: &Head, result: &AttemptResult, verdict: HeadVerdict, now: Stamp) {
         let mut counted = self.0.lock();
         let is_delivered = verdict == HeadVerdict::Ended(MessageOutcome::Delivered);
-        counted.attempts.entry(is_delivered).or_default().observe(result.took);
+        counted.attempts.entry(is_delivered).or_default().observe(&BOUNDS_SECONDS, result.took);
         if let HeadVerdict::Ended(outcome) = verdict {
             *counted.deliveries.entry(outcome_text(outcome)).or_default() += 1;
         }
@@ -97,7 +81,7 @@ impl Counters {
             Err(error) => *counted.errors.entry(error.class.name()).or_default() += 1,
         }
         if is_delivered && !head.is_replay {
-            counted.end_to_end.observe(now.since(head.occurred_at));
+            counted.end_to_end.observe(&BOUNDS_SECONDS, now.since(head.occurred_at));
         }
     }
 

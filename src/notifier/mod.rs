@@ -30,7 +30,8 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::announcer::{Announcement, Announcer, Announcing, NotifyConfig, hand_over};
 use self::api::Api;
-pub(crate) use self::api::{EndpointStatus, Status, Tokens};
+pub(crate) use self::api::{Console, EndpointCondition, EndpointStatus, Shown, Status, Tokens};
+pub(crate) use self::counters::{BOUNDS_SECONDS, Counted};
 pub(crate) use self::delivery::{ClientCertificate, Sender, SenderConfig, Signed, SigningKey, verify};
 pub(crate) use self::engine::Endpoint;
 use self::engine::Engine;
@@ -48,7 +49,7 @@ pub(crate) use self::publisher::{CallError, NotifierClient, Publisher};
 use self::registry::Registry;
 pub(crate) use self::registry::{EndpointSettings, Endpoints};
 pub(crate) use self::seal::SealKeys;
-pub(crate) use self::store::{AttemptRow, LaneRow, LastFailure};
+pub(crate) use self::store::{AttemptRow, LaneRow, outcome_text};
 use self::store::{Postgres, PostgresError, Store, StoreFailure};
 use crate::domain::lane::dispatcher::AttemptLimits;
 use crate::domain::staged::Stamp;
@@ -89,6 +90,7 @@ pub(crate) struct NotifierConfig {
     pub(crate) database: Database,
     pub(crate) listen: SocketAddr,
     pub(crate) tokens: Tokens,
+    pub(crate) console: Console,
     /// How long messages are kept after they have ended.
     pub(crate) retention: Duration,
     pub(crate) sender: Sender,
@@ -158,7 +160,7 @@ impl Notifier {
         }
         let amqp = config.amqp.map(|amqp| AmqpIntake::new(amqp, Arc::clone(&intake)));
         let mistral = config.mistral.map(|mistral| MistralIntake::new(mistral, Arc::clone(&intake)));
-        let api = Api::new(Arc::clone(&intake), store.clone(), config.tokens);
+        let api = Api::new(Arc::clone(&intake), store.clone(), config.tokens, config.console);
         let NotifierConfig { outbox, retention, .. } = config;
         Ok(Self { engine, api, amqp, mistral, outbox, intake, listener, store, retention, status })
     }

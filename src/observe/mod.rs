@@ -1,11 +1,5 @@
-//! Logs, metrics, traces and HTTP pages of a running process.
+//! Logs and traces of a running process, and text that is not trusted.
 
-pub mod controller_http;
 pub mod log;
-pub mod metrics;
-pub(crate) mod openmetrics;
-pub mod page;
-pub mod status_routes;
 pub mod traces;
 pub mod untrusted_text;
-pub mod worker_http;

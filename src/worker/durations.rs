@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::domain::claim::ClaimEnd;
 use crate::domain::outcome::Outcome;
 use crate::domain::time::Instant;
+use crate::histogram::Histogram;
 use crate::named_enum::named_enum;
 
 use super::timeline::{ClaimPhase, Timeline};
@@ -39,30 +40,16 @@ named_enum! {
     }
 }
 
-/// Durations by bucket.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Histogram {
-    /// Not cumulative.
-    pub buckets: [u64; BOUNDS_SECONDS.len() + 1],
-    pub sum_seconds: f64,
-}
-
-impl Histogram {
-    fn observe(&mut self, duration: Duration) {
-        let seconds = duration.as_secs_f64();
-        let bucket = BOUNDS_SECONDS.iter().position(|bound| seconds <= *bound).unwrap_or(BOUNDS_SECONDS.len());
-        self.buckets[bucket] += 1;
-        self.sum_seconds += seconds;
-    }
-}
+/// The durations of one phase.
+pub type Durations = Histogram<{ BOUNDS_SECONDS.len() + 1 }>;
 
 /// The histograms of one source.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct TaskDurations([[Histogram; EndKind::ALL.len()]; TaskPhase::ALL.len()]);
+pub struct TaskDurations([[Durations; EndKind::ALL.len()]; TaskPhase::ALL.len()]);
 
 impl TaskDurations {
     #[must_use]
-    pub const fn of(&self, phase: TaskPhase, end: EndKind) -> &Histogram {
+    pub const fn of(&self, phase: TaskPhase, end: EndKind) -> &Durations {
         &self.0[phase as usize][end as usize]
     }
 
@@ -87,7 +74,8 @@ impl TaskDurations {
             | ClaimEnd::Lost(_)
             | ClaimEnd::NotGranted => EndKind::Lost,
         };
-        let mut observe = |phase: TaskPhase, duration| self.0[phase as usize][kind as usize].observe(duration);
+        let mut observe =
+            |phase: TaskPhase, duration| self.0[phase as usize][kind as usize].observe(&BOUNDS_SECONDS, duration);
         if let Some(queued_for) = queued_for {
             observe(TaskPhase::Queue, queued_for);
         }

@@ -22,7 +22,7 @@ fn a_status_shows_claims_and_their_leases() {
     assert!(seen["host"]["disk_free"].as_u64().is_some_and(|bytes| bytes > 0), "{seen}");
     assert!(seen["sources"][0]["clock_skew_seconds"].as_i64().is_some_and(|ahead| ahead.abs() <= 60), "{seen}");
     let table = host.succeed(&["status"]).out;
-    for part in ["RUNNING", "1/4 busy", "LEASE LEFT", "last hour", "next       reclaim "] {
+    for part in ["RUNNING", "1/4 busy", "LEASE LEFT"] {
         assert!(table.contains(part), "{part}: {table}");
     }
     let list = host.succeed(&["claims", "list"]).out;
@@ -37,7 +37,7 @@ fn a_paused_worker_names_the_operator_and_claims_nothing_until_resumed() {
     let seen = host.status();
     assert_eq!((seen["state"].as_str(), seen["note"]["by"].as_str()), (Some("paused"), Some("ana")));
     let table = host.succeed(&["status"]).out;
-    assert!(table.contains("PAUSED") && table.contains("\"kernel update\""), "{table}");
+    assert!(table.contains("PAUSED") && table.contains("“kernel update”"), "{table}");
     // Without a variable, the operator is named by number.
     assert_eq!(run(journeyman(host.path()).arg("pause"), "").code, 0);
     let user = format!("user {}", rustix::process::getuid().as_raw());

@@ -57,7 +57,7 @@ fn systemd_is_notified_of_start_reload_drain_and_exit() {
 
     manager.wait_for("READY=1");
     assert_eq!(manager.messages.len(), 1, "it is ready: {:?}", manager.messages);
-    assert!(manager.last().contains("STATUS=RUNNING   0/1 busy") && manager.last().contains("WATCHDOG=1"));
+    assert!(manager.last().contains("STATUS=RUNNING  0/1 busy") && manager.last().contains("WATCHDOG=1"));
     manager.wait_for("WATCHDOG=1");
 
     let file = host.read("journeyman.toml");
@@ -67,7 +67,7 @@ fn systemd_is_notified_of_start_reload_drain_and_exit() {
     let at = manager.last().lines().find_map(|line| line.strip_prefix("MONOTONIC_USEC=")).expect("when it began");
     assert!(at.parse::<u64>().is_ok_and(|at| at > 0), "{at}");
     manager.wait_for("READY=1");
-    manager.wait_for("STATUS=RUNNING   0/3 busy");
+    manager.wait_for("STATUS=RUNNING  0/3 busy");
 
     host.write("journeyman.toml", "[worker]\ncapacty = 3\n");
     worker.signal(Signal::HUP);
@@ -77,13 +77,16 @@ fn systemd_is_notified_of_start_reload_drain_and_exit() {
 
     // A payload does not see the manager's socket.
     host.create_script("! env | grep -e NOTIFY_SOCKET -e WATCHDOG && sleep 600");
-    manager.wait_for("STATUS=RUNNING   1/3 busy");
+    manager.wait_for("STATUS=RUNNING  1/3 busy");
 
     worker.signal(Signal::TERM);
     manager.wait_for("STOPPING=1");
     let drain = manager.last().to_owned();
     assert!(drain.contains("EXTEND_TIMEOUT_USEC=60000000\n"), "{drain}");
-    assert!(drain.contains("STATUS=DRAINING   1/3 busy   1 task left") && drain.contains("SIGTERM"), "{drain}");
+    assert!(
+        drain.contains("STATUS=DRAINING  1/3 busy · not claiming: 1 task left") && drain.contains("SIGTERM"),
+        "{drain}"
+    );
     manager.wait_for("WATCHDOG=1");
 
     worker.signal(Signal::QUIT);

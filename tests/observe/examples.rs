@@ -3,9 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use journeyman::observe::metrics::markdown;
-
-use crate::numbers::documented;
+use crate::numbers::{documented, markdown};
 
 fn example(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(name);

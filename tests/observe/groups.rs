@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
+use journeyman::console::http::controller::serve;
 use journeyman::control::controller_api::ControllerStatusReply;
 use journeyman::controller::status::{
     BrokerStatus, CounterValues, ErrorStatus, GroupPhase, GroupStatus, PoolStatus, Role, WorkerActivity, WorkerCounts,
     WorkerStatus,
 };
 use journeyman::http::BearerToken;
-use journeyman::observe::controller_http::serve;
 
 use crate::answers::get;
 use crate::views::{HOSTILE, Server};
@@ -153,43 +153,13 @@ impl Server<ControllerStatusReply> {
 }
 
 #[tokio::test]
-async fn the_page_of_a_controller_explains_groups_and_pools() {
-    let server = Server::controller(busy()).await;
+async fn a_page_of_a_controller_escapes_keys_and_is_served_with_its_policy() {
+    let server = Server::controller(failing()).await;
     let page = get(server.address, "/").await;
-    assert_eq!(page.status, 200);
     assert!(page.head.contains("content-security-policy: default-src 'none'; style-src 'sha256-"), "{}", page.head);
-    for part in [
-        "<title>5 workers · core, elsewhere</title>",
-        "2 busy",
-        "the load needs 5, limited by max = 3",
-        "1 moved to the poison queue",
-        "170 forwarded",
-        "the queue is deleted after its last worker exits",
-        "not started by this controller",
-        "2 of 3 settled",
-    ] {
-        assert!(page.body.contains(part), "{part}: {}", page.body);
-    }
-    let at = |part| page.body.find(part).expect(part);
-    assert!(at("timetable-42") < at("<code>17</code>"), "who has work comes first");
-
-    server.show(Some(failing()));
-    let page = get(server.address, "/").await.body;
-    for part in ["<title>1 failing · core</title>", "workers failed in a row: 6", "next start in ", "exit status: 1"] {
-        assert!(page.contains(part), "{part}: {page}");
-    }
-    assert!(page.contains("the empty key") && !page.contains("<script>document.title"), "{page}");
-    assert!(page.contains("&lt;script&gt;document.title"), "{page}");
-
-    server.show(Some(standby()));
-    let page = get(server.address, "/").await.body;
-    for part in [
-        "<title>standby · core, far</title>",
-        "standby: another controller holds this pool",
-        "the broker cannot be reached, tried 4 times: connection refused",
-    ] {
-        assert!(page.contains(part), "{part}: {page}");
-    }
+    assert!(page.body.contains("<title>1 failing · core</title>"), "{}", page.body);
+    assert!(page.body.contains("&lt;script&gt;document.title"), "{}", page.body);
+    assert!(!page.body.contains("<script>document.title"), "{}", page.body);
 }
 
 #[tokio::test]

@@ -22,6 +22,7 @@ mod server;
 #[expect(dead_code, reason = "shared with the tests of the command line")]
 mod support;
 mod terminal;
+mod texts;
 mod views;
 mod whole;
 

@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
-use journeyman::observe::metrics::{markdown, text};
+use journeyman::console::openmetrics;
+use journeyman::console::worker::metrics;
+use journeyman::control::WorkerStatusReply;
 
 use crate::views::{self, Server};
 
@@ -19,6 +21,15 @@ for family in read(sys.stdin.read()):
         labels = ",".join(f'{key}="{value}"' for key, value in sorted(sample.labels.items()))
         print(f"{sample.name}{{{labels}}} {sample.value}")
 "#;
+
+fn text(status: &WorkerStatusReply) -> String {
+    openmetrics::text(&metrics(status))
+}
+
+/// The table of `examples/prometheus/README.md`.
+pub(crate) fn markdown() -> String {
+    openmetrics::markdown(&metrics(&views::idle()))
+}
 
 /// The Python that `tests/run` made ready; without it nothing is tested.
 fn python() -> Option<String> {
@@ -108,7 +119,7 @@ fn samples_match_the_status() {
     ] {
         assert!(text.lines().any(|line| line == sample), "{sample} is missing in\n{text}");
     }
-    let text = journeyman::observe::metrics::text(&views::troubled());
+    let text = self::text(&views::troubled());
     assert!(text.contains("journeyman_source_up{source=\"ci\"} 0.0"), "{text}");
     assert!(
         !names(&text).contains("journeyman_lease_remaining_min_seconds"),

@@ -8,11 +8,12 @@ use axum::http::HeaderMap;
 use axum::response::Html;
 use axum::routing::{get as get_route, post as post_route};
 use axum::{Json, Router};
+use journeyman::console::controller::{poison_section, report};
+use journeyman::console::page::{Commands, section, status_page};
 use journeyman::control::controller_api::{ControllerStatusReply, PoolCommandRequest};
-use journeyman::control::poison_api::PoisonActionRequest;
+use journeyman::control::poison_api::{Inventories, PoisonActionRequest};
 use journeyman::control::worker_api::ApiError;
 use journeyman::http::BearerToken;
-use journeyman::observe::page::controller::{CommandButtons, render};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
@@ -46,7 +47,7 @@ pub(super) fn accepting(received: Received) -> Router {
 }
 
 /// An inventory as it may be.
-fn put_aside() -> Value {
+pub(crate) fn put_aside() -> Value {
     json!({ "not_scanned": 3, "requests": [
         {
             "id": "5f0c2b7d91aa", "key": "infra=42", "reason": "delivery_limit", "attempts": 4, "poison_count": 2, "body_bytes": 1204,
@@ -133,10 +134,10 @@ async fn poisoned_requests_are_listed_and_settled_over_http_with_the_token() {
 async fn the_page_has_commands_only_if_a_token_is_configured() {
     let (server, _) = obedient().await;
     let page = get(server.address, "/").await.body;
-    assert!(page.contains("send commands") && page.contains("data-command"), "{page}");
+    assert!(page.contains("token of http.token_file") && page.contains("data-path"), "{page}");
     assert!(!page.contains(TOKEN) && !page.contains("<form"), "{page}");
-    let without = render(&busy(), CommandButtons::Hidden, jiff::Timestamp::now()).html;
-    assert!(!without.contains("send commands") && !without.contains("data-command"), "{without}");
+    let without = status_page(report(&busy()), Commands::None).html;
+    assert!(!without.contains("token of http.token_file") && !without.contains("data-path=\""), "{without}");
 }
 
 /// What a person would do: show the token, order three things, and give a wrong one.
@@ -151,19 +152,19 @@ const wait = () => new Promise((done) => setTimeout(done, 300));
   document.getElementById("token").value = "a-token-of-tests-0123456789";
   click("#use");
   document.body.dataset.after = shown(".act");
-  click("button[data-command*='retry']");
+  click("button[data-body*='retry']");
   await wait();
-  const box = document.querySelector(".numbers");
-  box.querySelector("input[name=min]").value = "2";
-  box.querySelector("input[name=minutes]").value = "5";
+  const box = document.querySelector("details.act");
+  box.querySelector("input[data-place$=min]").value = "2";
+  box.querySelector("input[data-place$=seconds]").value = "5";
   box.querySelector("button").click();
   await wait();
-  click("button[data-command*='drain']");
+  click("button[data-body*='drain']");
   await wait();
-  click("button[data-poison]");
+  click("button[data-path*='poison?pool=core']");
   await wait();
   document.body.dataset.aside = document.querySelectorAll("#aside tbody tr").length;
-  click("#aside button[data-settle*='ids'][data-settle*='requeue']");
+  click("#aside button[data-body*='ids'][data-body*='requeue']");
   await wait();
   document.body.dataset.done = "yes";
 })();
@@ -173,6 +174,9 @@ type Requests = Arc<Mutex<Vec<(String, Value)>>>;
 
 /// Serves a page without its policy, accepts its requests, and records them with their authorization.
 async fn hands(page: String) -> (std::net::SocketAddr, Requests) {
+    let poison: Inventories = serde_json::from_value(json!({ "core": put_aside() })).expect("an inventory");
+    let (pool, found) = poison.first_key_value().expect("one");
+    let poison = format!("<main>{}</main>", section(&poison_section(pool, found)).into_string());
     async fn accept(State(requests): State<Requests>, headers: HeaderMap, Json(body): Json<Value>) -> Json<Value> {
         let authorization = headers.get("authorization").and_then(|value| value.to_str().ok()).unwrap_or_default();
         requests.lock().unwrap().push((authorization.to_ascii_lowercase(), body));
@@ -184,7 +188,7 @@ async fn hands(page: String) -> (std::net::SocketAddr, Requests) {
     let router = Router::new()
         .route("/", get_route(async move || Html(page)))
         .route("/v1/commands", post_route(accept))
-        .route("/v1/poison", get_route(async || Json(json!({ "core": put_aside() }))).post(accept))
+        .route("/v1/poison", get_route(async move || Html(poison)).post(accept))
         .with_state(Arc::clone(&requests));
     tokio::spawn(async move { axum::serve(listener, router).await });
     (address, requests)
@@ -193,12 +197,12 @@ async fn hands(page: String) -> (std::net::SocketAddr, Requests) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_buttons_of_the_page_send_commands_with_the_token() {
     let Some(chromium) = chromium() else { return };
-    let page = render(&failing(), CommandButtons::Shown, jiff::Timestamp::now()).html;
+    let page = status_page(report(&failing()), Commands::Token("http.token_file")).html;
     let page = page.replace("</body>", &format!("<script>{HANDS}</script></body>"));
     let (address, told) = hands(page).await;
     let seen = dom(&chromium, Scripts::On, &format!("http://{address}/"), 5_000).await;
     assert!(seen.contains("data-before=\"false\"") && seen.contains("data-after=\"true\""), "{seen}");
-    assert!(seen.contains("data-done=\"yes\"") && seen.contains("1 requeued</output>"), "{seen}");
+    assert!(seen.contains("data-done=\"yes\"") && seen.contains("1 done</output>"), "{seen}");
     assert!(seen.contains("data-aside=\"2\"") && seen.contains("loading &lt;b&gt;infra&lt;/b&gt; 42"), "{seen}");
     assert!(!seen.replace(HANDS, "").contains(TOKEN), "it is in no document but that of the hands: {seen}");
     let mut told = told.lock().unwrap().clone();

@@ -4,11 +4,11 @@ use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
+use journeyman::console::http::SnapshotFn;
+use journeyman::console::http::worker::serve;
 use journeyman::control::WorkerStatusReply;
 use journeyman::host::termination_notice::WatchStatus;
 use journeyman::http::{Exposure, HttpListener};
-use journeyman::observe::status_routes::SnapshotFn;
-use journeyman::observe::worker_http::serve;
 use journeyman::worker::counters::{OutcomeCounts, SourceCounts, WorkerCounts};
 use journeyman::worker::status::{
     ActivityStatus, BlockedReason, ClaimStatus, HostStatus, LifecycleState, Note, NoticeStatus, RecentResult,

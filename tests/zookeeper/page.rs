@@ -3,10 +3,10 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use journeyman::console::http::SnapshotFn;
+use journeyman::console::http::worker::serve;
 use journeyman::control::WorkerStatusReply;
 use journeyman::http::{Exposure, HttpListener};
-use journeyman::observe::status_routes::SnapshotFn;
-use journeyman::observe::worker_http::serve;
 use journeyman::source::Source;
 use journeyman::source::zookeeper::{Dialect, ZooKeeperSource};
 use journeyman::zookeeper::lock::{HeldLock, LockMode};

@@ -1,7 +1,5 @@
 //! Commands that talk to a worker's control socket: `status`, `pause`, `resume`, `drain`, `stop`, `reload`, `claims`.
 
-mod claim_details;
-mod status_text;
 mod top;
 
 use std::io::IsTerminal as _;
@@ -19,11 +17,11 @@ use super::worker::control_socket;
 use crate::config::environment::SOCKET_VARIABLE;
 use crate::config::values::Span;
 use crate::config::{Config, Environment};
+use crate::console::{text, worker};
 use crate::control::client::{ControlClient, Error, Follow};
 use crate::control::{WorkerCommand, WorkerCommandRequest};
 use crate::limits::DRAIN_POLL_INTERVAL;
 use crate::worker::Note;
-pub(super) use status_text::one_line;
 pub(super) use top::top;
 
 #[derive(Debug, Args)]
@@ -198,7 +196,7 @@ pub(super) async fn status(arguments: StatusArgs, environment: &Environment) -> 
         let status = client.status().await?;
         Ok(match arguments.how.output {
             Format::Json => format!("{:#}\n", json!(status)),
-            Format::Table => status_text::render(&status),
+            Format::Table => text::report(&worker::report(&status, &[])),
         })
     })
     .await
@@ -274,11 +272,11 @@ pub(super) async fn claims(command: ClaimsCommand, environment: &Environment) ->
     match command {
         ClaimsCommand::List(ShowArgs { target, output }) => {
             let claims = target.client(environment)?.status().await?.snapshot.claims;
-            output::show(claims.as_slice(), output, status_text::claim_table)?;
+            output::show(claims.as_slice(), output, |claims| text::table(&worker::claim_table(claims)))?;
         }
         ClaimsCommand::Show { task, how: ShowArgs { target, output } } => {
             let detail = target.client(environment)?.claim_details(&task).await?;
-            output::show(&detail, output, claim_details::render)?;
+            output::show(&detail, output, |detail| text::facts(&worker::claim(detail)))?;
         }
         ClaimsCommand::Release(claim) => end_claim(claim, |task| WorkerCommand::Release { task }, environment).await?,
         ClaimsCommand::Cancel(claim) => end_claim(claim, |task| WorkerCommand::Cancel { task }, environment).await?,

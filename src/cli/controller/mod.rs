@@ -23,6 +23,7 @@ use super::{amqp_setup, notify_setup, taskcluster_setup, worker_setup, zookeeper
 use crate::config::pool::{DemandConfig, PoolConfig};
 use crate::config::schema::Source;
 use crate::config::{Config, Environment};
+use crate::console::http::{self, SnapshotFn};
 use crate::control::controller_api::{ControllerStatusReply, PoolHandles, command_routes, serve, socket_in};
 use crate::control::worker_api::{ReloadSender, Socket};
 use crate::controller;
@@ -32,8 +33,7 @@ use crate::host::containment::{close_inherited_fds_on_exec, harden_process};
 use crate::http::BearerToken;
 use crate::limits::{CONTROLLER_HEARTBEAT, CONTROLLER_STANDBY_INTERVAL, TOKEN_BYTES_MIN};
 use crate::notifier::Announcing;
-use crate::observe::status_routes::SnapshotFn;
-use crate::observe::{self, log};
+use crate::observe::log;
 use reloadable_keys::PoolsTarget;
 
 /// `journeyman controller`
@@ -107,7 +107,7 @@ async fn run_pools(
     let http = async {
         let Some(listener) = listener else { return std::future::pending().await };
         let (snapshot, commands) = (snapshot_provider(&handles), command_routes(handles.clone()));
-        observe::controller_http::serve(listener, snapshot, token, commands).await
+        http::controller::serve(listener, snapshot, token, commands).await
     };
     let control_socket = serve_control_socket(socket, handles.clone(), reloads);
     tokio::select! {

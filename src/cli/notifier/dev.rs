@@ -14,6 +14,7 @@ use super::listen::Receiver;
 use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::output;
 use crate::config::values::Secret;
+use crate::console::notifier::CONSOLE;
 use crate::http::{BearerToken, Exposure, HttpListener};
 use crate::limits::NOTIFIER_DEV_TIMEOUT;
 use crate::notifier::{
@@ -93,6 +94,7 @@ fn config(url: &str, key: &str, token: &str) -> Result<NotifierConfig, Failure> 
     Ok(NotifierConfig {
         database: Database::Sqlite(Db::Memory),
         listen: (Ipv4Addr::LOCALHOST, 0).into(),
+        console: CONSOLE,
         tokens: Tokens { write: BearerToken::new(token), read: None },
         retention: Duration::from_secs(60 * 60),
         sender: Sender::new(sender).map_err(internal)?,

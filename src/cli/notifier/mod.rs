@@ -17,6 +17,7 @@ use super::output;
 use super::signals::ExitSignals;
 use crate::config::values::SecretFile;
 use crate::config::{Environment, schema};
+use crate::console::notifier::CONSOLE;
 use crate::http::BearerToken;
 use crate::notifier::{Database, Notifier, NotifierConfig, NotifierError, SealKeys, Tokens};
 use crate::observe::log;
@@ -129,6 +130,7 @@ fn notifier_config(all: &schema::Config, environment: &Environment) -> Result<No
     Ok(NotifierConfig {
         database,
         listen: config.listen.0,
+        console: CONSOLE,
         tokens,
         retention,
         sender,

@@ -11,15 +11,12 @@ use serde_json::{Value, json};
 use super::client::{Client, ClientArgs};
 use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::output::{self, Format};
-use crate::cli::table::{cut, strip_control_chars, table};
 use crate::config::Environment;
 use crate::config::values::Span;
+use crate::console::rows::Table;
+use crate::console::{notifier as console, text};
 use crate::domain::staged::Stamp;
-use crate::notifier::{AttemptRow, EndpointStatus, LaneRow, LastFailure, Status};
-use crate::worker::snapshot::format_duration;
-
-const NAME_CHARS_MAX: usize = 40;
-const DETAIL_CHARS_MAX: usize = 100;
+use crate::notifier::Status;
 
 /// How to reach the notifier, and how to print.
 #[derive(Debug, Args)]
@@ -203,12 +200,14 @@ pub(super) async fn run(command: OperateCommand, environment: &Environment) -> E
         OperateCommand::Status(call) => {
             let client = Client::new(call.client, environment)?;
             let status: Status = client.get("status", &[]).await?;
-            output::show(&status, call.output, status_text)?;
+            output::show(&status, call.output, |status| text::section(&console::status(status, now())))?;
         }
-        OperateCommand::Lanes { key, rows } => show_rows("lanes", ("key", key), rows, lane_table, environment).await?,
+        OperateCommand::Lanes { key, rows } => {
+            show_rows("lanes", ("key", key), rows, console::lane_table, environment).await?
+        }
         OperateCommand::Attempts { lane, rows } => {
             let of = ("lane", lane.map(|lane| lane.to_string()));
-            show_rows("attempts", of, rows, attempt_table, environment).await?;
+            show_rows("attempts", of, rows, console::attempt_table, environment).await?;
         }
         OperateCommand::Redeliver(EndpointChangeArgs { endpoint, change }) => {
             note_one(("endpoints", endpoint), "redeliver", "what waits is tried now", change, environment).await?;
@@ -256,13 +255,13 @@ async fn show_rows<T: Serialize + DeserializeOwned>(
     path: &str,
     of: (&str, Option<String>),
     RowsArgs { endpoint, limit, call }: RowsArgs,
-    table: fn(&[T]) -> String,
+    table: fn(&[T], Stamp) -> Table,
     environment: &Environment,
 ) -> Result<(), Failure> {
     let limit = limit.map(|limit| limit.to_string());
     let rows: Vec<T> =
         Client::new(call.client, environment)?.get(path, &[("endpoint", endpoint), ("limit", limit), of]).await?;
-    Ok(output::show(&rows, call.output, |rows| table(rows))?)
+    Ok(output::show(&rows, call.output, |rows| text::table(&table(rows, now())))?)
 }
 
 async fn note_one(
@@ -289,108 +288,8 @@ async fn change_one(
     Ok(output::show(&answer, call.output, |_| done)?)
 }
 
-fn text(text: &str, chars_max: usize) -> String {
-    cut(&strip_control_chars(text), chars_max)
-}
-
-fn note(note: Option<&String>) -> String {
-    note.map_or_else(String::new, |note| text(note, DETAIL_CHARS_MAX))
-}
-
-/// Of what is done once the time has come.
-fn due(at: Option<Stamp>) -> String {
-    let is_past = at.is_some_and(|at| at.0 <= Timestamp::now().as_millisecond());
-    if is_past { "now".to_owned() } else { relative(at) }
-}
-
-/// `–` for a time that never comes.
-fn relative(at: Option<Stamp>) -> String {
-    let now = Stamp(Timestamp::now().as_millisecond());
-    match at {
-        Some(at) if at.0 == i64::MAX => "no end".to_owned(),
-        Some(at) if at > now => format!("in {}", format_duration(at.since(now))),
-        Some(at) => format!("{} ago", format_duration(now.since(at))),
-        None => "–".to_owned(),
-    }
-}
-
-fn failure_text(failure: &LastFailure) -> String {
-    result_text(failure.status.map(i64::from), failure.error.as_deref(), &failure.detail)
-}
-
-fn result_text(status: Option<i64>, error: Option<&str>, detail: &str) -> String {
-    let result = match (status, error) {
-        (Some(status), _) => format!("HTTP {status}"),
-        (None, error) => error.unwrap_or("no answer").to_owned(),
-    };
-    if detail.is_empty() { result } else { text(&format!("{result}: {detail}"), DETAIL_CHARS_MAX) }
-}
-
-fn status_text(status: &Status) -> String {
-    let row = |(name, one): (&String, &EndpointStatus)| {
-        let counts = &one.counts;
-        vec![
-            text(name, NAME_CHARS_MAX),
-            one.state.as_str().to_owned(),
-            relative(one.health.failing_since),
-            due(one.next_try),
-            counts.lanes.to_string(),
-            counts.messages.to_string(),
-            relative(counts.oldest),
-        ]
-    };
-    let head = ["ENDPOINT", "STATE", "FAILING SINCE", "NEXT TRY", "LANES", "MESSAGES", "OLDEST"];
-    let mut out = table(head, status.endpoints.iter().map(row));
-    for (name, one) in &status.endpoints {
-        let failure = one
-            .last_failure
-            .as_ref()
-            .map(|failure| format!("last error, {}: {}", relative(Some(failure.at)), failure_text(failure)));
-        let note = one.note.as_ref().map(|note| format!("note: {note}"));
-        for line in [one.why.clone(), failure, note].into_iter().flatten() {
-            out.push_str(&format!("{}: {}\n", text(name, NAME_CHARS_MAX), strip_control_chars(&line)));
-        }
-    }
-    out
-}
-
-fn lane_table(lanes: &[LaneRow]) -> String {
-    let row = |one: &LaneRow| {
-        vec![
-            one.id.to_string(),
-            text(&one.endpoint, NAME_CHARS_MAX),
-            text(&one.key, NAME_CHARS_MAX),
-            one.state.clone(),
-            one.head.to_string(),
-            text(one.head_type.as_deref().unwrap_or("–"), NAME_CHARS_MAX),
-            relative(one.head_since),
-            one.waiting.to_string(),
-            one.attempts.to_string(),
-            due(one.due_at),
-            note(one.note.as_ref()),
-        ]
-    };
-    let head = ["LANE", "ENDPOINT", "KEY", "STATE", "HEAD", "TYPE", "CAME", "WAITING", "ATTEMPTS", "NEXT TRY", "NOTE"];
-    table(head, lanes.iter().map(row))
-}
-
-fn attempt_table(attempts: &[AttemptRow]) -> String {
-    let row = |one: &AttemptRow| {
-        vec![
-            Timestamp::from_millisecond(one.started_at.0).unwrap_or_default().strftime("%Y-%m-%d %H:%M:%S").to_string(),
-            text(&one.endpoint, NAME_CHARS_MAX),
-            one.lane.to_string(),
-            text(&one.key, NAME_CHARS_MAX),
-            one.position.to_string(),
-            text(&one.r#type, NAME_CHARS_MAX),
-            text(&one.event_id, NAME_CHARS_MAX),
-            one.number.to_string(),
-            format!("{} ms", one.took_ms),
-            result_text(one.status, one.error.as_deref(), &one.detail),
-        ]
-    };
-    let head = ["STARTED (UTC)", "ENDPOINT", "LANE", "KEY", "POSITION", "TYPE", "EVENT", "ATTEMPT", "TOOK", "RESULT"];
-    table(head, attempts.iter().map(row))
+fn now() -> Stamp {
+    Stamp(Timestamp::now().as_millisecond())
 }
 
 #[cfg(test)]

@@ -10,9 +10,10 @@ use serde_json::{Value, json};
 use super::exit::{Exit, ExitResult, Failure};
 use super::output::{self, Format};
 use super::queue_client::{QueueClient, QueueClientArgs};
-use super::table::{strip_control_chars, table};
 use crate::config::Environment;
 use crate::config::values::{Queue, Span};
+use crate::console::rows::{Table, cell};
+use crate::console::text::{self, strip_control_chars};
 use crate::domain::id::{Run, TaskId};
 use crate::domain::refusal::Refusal;
 use crate::limits::{TASK_LIST_PAGES_MAX, TASK_LOG_POLL, TASK_LOG_STALL, TASK_WAIT_POLL_MAX, TASK_WAIT_POLL_MIN};
@@ -350,10 +351,13 @@ async fn find_tasks(client: &QueueClient, list: ListArgs) -> ExitResult {
     }
     let row = |FoundTask { status, name, created }: &FoundTask| {
         let created = created.map_or_else(String::new, |at| at.strftime("%Y-%m-%d %H:%M:%SZ").to_string());
-        let cells = [&status.task, &status.summary(), &status.task_queue(), &created, name];
-        cells.map(|cell| strip_control_chars(cell)).to_vec()
+        [&status.task, &status.summary(), &status.task_queue(), &created, name].map(cell).to_vec()
     };
-    output::print(&table(["TASK", "STATE", "QUEUE", "CREATED", "NAME"], tasks.iter().map(row)))?;
+    output::print(&text::table(&Table::new(
+        "",
+        &["task", "state", "queue", "created", "name"],
+        tasks.iter().map(row),
+    )))?;
     Ok(Exit::Success)
 }
 

@@ -1,10 +1,9 @@
 //! The notifier over HTTP: for those who send events, and for operators.
 
 mod events;
-mod metrics;
 mod mistral;
 mod operators;
-mod page;
+mod shown;
 mod status;
 
 use std::sync::Arc;
@@ -24,13 +23,15 @@ use super::store::{Store, StoreFailure};
 use crate::http::{BearerToken, add_headers};
 use crate::limits::{NOTIFIER_BODY_BYTES_MAX, NOTIFIER_CALLS_MAX};
 
-pub(crate) use self::status::{EndpointStatus, Status};
+pub(crate) use self::shown::{Console, Shown};
+pub(crate) use self::status::{EndpointCondition, EndpointStatus, Status};
 
 pub(super) struct Api {
     intake: Arc<Intake>,
     store: Store,
     tokens: Tokens,
     calls: Semaphore,
+    console: Console,
 }
 
 pub(crate) struct Tokens {
@@ -92,14 +93,14 @@ impl From<EndpointError> for Refused {
 }
 
 impl Api {
-    pub(super) fn new(intake: Arc<Intake>, store: Store, tokens: Tokens) -> Self {
-        Self { intake, store, tokens, calls: Semaphore::new(NOTIFIER_CALLS_MAX) }
+    pub(super) fn new(intake: Arc<Intake>, store: Store, tokens: Tokens, console: Console) -> Self {
+        Self { intake, store, tokens, calls: Semaphore::new(NOTIFIER_CALLS_MAX), console }
     }
 
     pub(super) fn routes(self) -> Router {
         Router::new()
-            .route("/", get(page::page))
-            .route("/metrics", get(metrics::metrics))
+            .route("/", get(shown::page))
+            .route("/metrics", get(shown::metrics))
             .route("/v1/openapi.json", get(openapi))
             .route("/v1/events", post(events::accept))
             .route("/v1/status", get(operators::status))

@@ -26,7 +26,7 @@ type Answer<T> = Result<Json<T>, Refused>;
 
 pub(super) async fn status(State(api): State<Arc<Api>>, headers: HeaderMap) -> Answer<Status> {
     api.may_read(&headers)?;
-    Ok(Json(Status { version: env!("CARGO_PKG_VERSION").to_owned(), endpoints: api.statuses().await? }))
+    Ok(Json(api.status().await?))
 }
 
 /// With each change.

@@ -26,7 +26,7 @@ named_enum! {
     }
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Status {
     pub(crate) version: String,
     pub(crate) endpoints: BTreeMap<String, EndpointStatus>,
@@ -111,7 +111,7 @@ impl EndpointStatus {
 }
 
 impl Api {
-    pub(super) async fn statuses(&self) -> Result<BTreeMap<String, EndpointStatus>, StoreFailure> {
+    pub(super) async fn status(&self) -> Result<Status, StoreFailure> {
         let mut states = self.store.endpoints().await?;
         let mut endpoints = BTreeMap::new();
         let now = stamp();
@@ -122,6 +122,6 @@ impl Api {
             let status = EndpointStatus::new(name, known, counts, failure, probe_at, now);
             endpoints.insert(name.to_string(), status);
         }
-        Ok(endpoints)
+        Ok(Status { version: env!("CARGO_PKG_VERSION").to_owned(), endpoints })
     }
 }

@@ -24,7 +24,7 @@ pub(crate) use self::operators::{
 };
 pub(crate) use self::postgres::{Postgres, PostgresError, PostgresPool, words as postgres_words};
 use self::sqlite::{SqliteTx, Tables};
-pub(super) use self::statements::outcome_text;
+pub(crate) use self::statements::outcome_text;
 pub(crate) use self::statements::{Added, AttemptRecord, Committed, DueLane, Head, Lease};
 use super::event::Event;
 use crate::domain::lane::dispatcher::LaneId;

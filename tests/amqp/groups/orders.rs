@@ -24,7 +24,7 @@ async fn a_paused_pool_starts_and_stops_no_worker() {
     let new = seen["groups"].as_array().expect("groups").iter().find(|group| group["key"] == "new").expect("it");
     assert!(new["reasons"].to_string().contains("paused"), "{new}");
     let table = status(&socket, &[]).await;
-    assert!(table.contains("PAUSED by ana: kernel update"), "{table}");
+    assert!(table.contains("paused by ana: kernel update"), "{table}");
     // Who is there goes on to answer.
     pool.ask("old", "3").await;
     while pool.client.answer("3").await.partial {}

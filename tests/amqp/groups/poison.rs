@@ -141,7 +141,7 @@ async fn single_poison_requests_are_requeued_and_discarded_and_failures_are_name
     let table = back.properties.headers().clone().expect("headers");
     assert_eq!(table.inner().get("x-journeyman-attempts"), None, "its count is a new one");
     assert_eq!(succeeds(&pool.socket(), &["poison", "discard", "--all"]).await, "4 discarded\n");
-    assert_eq!(succeeds(&pool.socket(), &["poison", "list"]).await, "the poison queue is empty\n");
+    assert!(succeeds(&pool.socket(), &["poison", "list"]).await.contains("is empty"));
     fails(&pool.socket(), &["poison", "show", "r3"]).await;
 }
 

@@ -4,155 +4,161 @@ use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style, Stylize as _};
 use ratatui::text::{Line, Span, Text};
-use ratatui::widgets::{Block, Cell, Clear, Paragraph, Row, Table, TableState};
+use ratatui::widgets::{Block, Clear, Paragraph, Row, Table, TableState, Wrap};
 
-use super::screen::{ActiveView, LogView, TopScreen, display_name};
-use crate::cli::control::status_text::{
-    ago, host_text, is_lease_short, lease_left, note_text, outcomes_text, short_name,
-};
-use crate::cli::table::{format_seconds, strip_control_chars};
-use crate::control::WorkerStatusReply;
-use crate::worker::snapshot::format_bytes;
-use crate::worker::status::{ClaimStatus, LifecycleState, SourceStatus, WorkerStatus};
+use super::screen::{ActiveView, LogView, TopScreen};
+use crate::console::rows::{self, Cell, Level, Report, Section, Value};
+use crate::console::text::strip_control_chars;
+use crate::console::worker;
 
 const BAR_CELLS: u8 = 10;
-/// From this width on, every column fits.
-const WIDE: u16 = 100;
+/// A column is shown if it has this much, or all that it needs.
+const COLUMN_CELLS_MIN: usize = 12;
+const ESSENTIAL_COLUMNS: usize = 4;
 const SOURCES_MAX: usize = 8;
 const HINTS_MAX: usize = 2;
+/// At the top: containment, clock and others have room in `journeyman status`.
+const FACTS_MAX: usize = 2;
 
 const KEYS: &str = "q quit   p pause or resume   d drain   l log   j/k select   b release   c cancel";
+
 pub(super) fn draw(frame: &mut Frame<'_>, screen: &TopScreen) {
     let Some(status) = &screen.status else { return };
+    let report = worker::report(status, &[]);
     match &screen.active_view {
         ActiveView::Log(log) => draw_log(frame, log),
-        ActiveView::Worker => draw_worker(frame, status, screen),
+        ActiveView::Worker => draw_worker(frame, &report, screen),
         ActiveView::Question(question) => {
-            draw_worker(frame, status, screen);
+            draw_worker(frame, &report, screen);
             popup(frame, &format!(" {}\n\n y yes   any other key no", question.text));
         }
     }
 }
 
-fn draw_worker(frame: &mut Frame<'_>, status: &WorkerStatusReply, screen: &TopScreen) {
-    let view = &status.snapshot;
-    let sources = view.sources.len().min(SOURCES_MAX);
-    let hints = view.hints.len().min(HINTS_MAX);
+fn draw_worker(frame: &mut Frame<'_>, report: &Report, screen: &TopScreen) {
+    let [section] = report.sections.as_slice() else { return };
+    let [claims, sources, .., last_hour] = section.tables.as_slice() else { return };
+    let hints = section.alerts.len().min(HINTS_MAX);
     let height = |lines: usize| Constraint::Length(u16::try_from(lines).unwrap_or(u16::MAX));
-    let [head, tasks, places, foot] =
-        Layout::vertical([height(3), Constraint::Min(4), height(sources + 2), height(3 + hints)]).areas(frame.area());
-    frame.render_widget(Paragraph::new(heading(status)), head);
-    let mut selected = TableState::default().with_selected(screen.selected());
-    frame.render_stateful_widget(task_table(view, tasks.width), tasks, &mut selected);
-    frame.render_widget(source_table(&view.sources), places);
-    frame.render_widget(Paragraph::new(footer(view, screen)), foot);
+    let source_lines = sources.rows.len().min(SOURCES_MAX) + 3;
+    let [head, middle, low, foot] =
+        Layout::vertical([height(3), Constraint::Min(4), height(source_lines), height(3 + hints)]).areas(frame.area());
+    frame.render_widget(Paragraph::new(heading(report, section)), head);
+    if claims.rows.is_empty() {
+        let block = Block::bordered().title(format!(" {} ", claims.title));
+        frame.render_widget(Paragraph::new(claims.empty.clone()).wrap(Wrap { trim: true }).block(block), middle);
+    } else {
+        let mut selected = TableState::default().with_selected(screen.selected());
+        frame.render_stateful_widget(table(claims, usize::MAX, middle.width), middle, &mut selected);
+    }
+    frame.render_widget(table(sources, SOURCES_MAX, low.width), low);
+    frame.render_widget(Paragraph::new(footer(section, last_hour, screen)), foot);
 }
 
-fn heading(status: &WorkerStatusReply) -> Text<'static> {
-    let view = &status.snapshot;
-    let up = format_seconds(view.uptime_seconds);
-    let title = format!("journeyman {}  {}  {}  up {up}  pid {}", status.version, status.id, status.group, status.pid);
-    let color = match view.state {
-        LifecycleState::Running if view.blocked_message.is_none() => Color::Green,
-        LifecycleState::Running | LifecycleState::Paused | LifecycleState::Exiting | LifecycleState::Draining => {
-            Color::Yellow
-        }
-        LifecycleState::Releasing | LifecycleState::Exited => Color::Red,
-    };
-    let mut state = vec![
-        Span::styled(view.state.as_str().to_uppercase(), Style::new().fg(color).bold()),
-        format!("  {}", view.occupancy()).into(),
-    ];
-    if let Some(why) = &view.blocked_message {
-        state.push(format!("  not claiming: {}", strip_control_chars(why)).into());
-    }
-    state.extend(view.note.as_ref().map(|note| format!("  {}", note_text(note)).into()));
-    Text::from(vec![Line::from(title).bold(), Line::from(state), Line::from(host_text(view.host)).dim()])
+fn heading(Report { version, name, pid, .. }: &Report, section: &Section) -> Text<'static> {
+    let title = format!("journeyman {version}  {}  pid {pid}", clean(name));
+    let headline = &section.headline;
+    let color = if headline.level == Level::Plain { Color::Green } else { color(headline.level) };
+    let state = Span::styled(headline.state.to_uppercase(), Style::new().fg(color).bold());
+    let facts = section.facts.iter().take(FACTS_MAX).map(|row| format!("{} {}", row.label, clean(&row.cell)));
+    let facts = facts.collect::<Vec<_>>().join("   ");
+    let why = format!("  {}", clean(&headline.cell));
+    Text::from(vec![Line::from(title).bold(), Line::from(vec![state, why.into()]), Line::from(facts).dim()])
 }
 
-fn task_table(view: &WorkerStatus, width: u16) -> Table<'static> {
-    let mut columns = vec![
-        ("TASK", Constraint::Length(24)),
-        ("NAME", Constraint::Fill(1)),
-        ("LEASE LEFT", Constraint::Length(18)),
-        ("STATE", Constraint::Fill(1)),
-    ];
-    if width >= WIDE {
-        columns.extend([
-            ("SOURCE", Constraint::Length(10)),
-            ("FOR", Constraint::Length(6)),
-            ("LOG", Constraint::Length(9)),
-        ]);
+fn clean(cell: &Cell) -> String {
+    strip_control_chars(&cell.text())
+}
+
+const fn color(level: Level) -> Color {
+    match level {
+        Level::Plain => Color::Reset,
+        Level::Good => Color::Green,
+        Level::Warn => Color::Yellow,
+        Level::Bad => Color::Red,
     }
-    let count = columns.len();
-    let rows = view.claims.iter().map(|task| task_row(task, count));
-    let head = Row::new(columns.iter().map(|(name, _)| *name)).dim();
-    let title = if view.claims.is_empty() { " no claims " } else { " claims, shortest lease first " };
-    Table::new(rows, columns.into_iter().map(|(_, width)| width))
+}
+
+fn table(table: &rows::Table, rows_max: usize, width: u16) -> Table<'static> {
+    let lines: Vec<Vec<Line<'static>>> =
+        table.rows.iter().take(rows_max).map(|row| row.iter().map(line).collect()).collect();
+    let widths = widths(table, &lines, usize::from(width).saturating_sub(2));
+    let shown = widths.len();
+    let head = Row::new(table.columns.iter().take(shown).map(|column| column.to_uppercase())).dim();
+    let more = table.rows.len().saturating_sub(rows_max);
+    let title = if more > 0 { format!(" {}, and {more} more ", table.title) } else { format!(" {} ", table.title) };
+    let rows = lines.into_iter().map(|row| Row::new(row.into_iter().take(shown)));
+    let widths = widths.into_iter().map(|cells| Constraint::Length(u16::try_from(cells).unwrap_or(u16::MAX)));
+    Table::new(rows, widths)
         .header(head)
         .block(Block::bordered().title(title))
         .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED))
 }
 
-fn task_row(task: &ClaimStatus, columns: usize) -> Row<'static> {
-    let state = match &task.progress {
-        Some(progress) => format!("{} · {}", task.state, strip_control_chars(progress)),
-        None => task.state.clone(),
-    };
-    let cells = [
-        Cell::from(display_name(task)),
-        Cell::from(short_name(task)),
-        lease(task),
-        Cell::from(state),
-        Cell::from(task.source.clone()),
-        Cell::from(format_seconds(task.held_seconds)),
-        Cell::from(format_bytes(task.log_bytes)),
-    ];
-    Row::new(cells.into_iter().take(columns))
+/// The widths of the columns that fit. The essential ones have what they need before there is another one.
+fn widths(table: &rows::Table, lines: &[Vec<Line<'_>>], width: usize) -> Vec<usize> {
+    let widest = |column: usize| lines.iter().filter_map(|row| row.get(column)).map(Line::width).max().unwrap_or(0);
+    let needed = table.columns.iter().enumerate().map(|(index, name)| widest(index).max(name.chars().count()));
+    let mut room = width;
+    let mut widths: Vec<(usize, usize)> = Vec::new();
+    for (index, needed) in needed.enumerate() {
+        if index >= ESSENTIAL_COLUMNS {
+            grow(&mut widths, &mut room);
+        }
+        let least = needed.min(COLUMN_CELLS_MIN);
+        let Some(rest) = room.checked_sub(least + usize::from(index > 0)) else { break };
+        room = rest;
+        widths.push((least, needed));
+    }
+    grow(&mut widths, &mut room);
+    widths.into_iter().map(|(width, _)| width).collect()
+}
+
+/// Gives each column what it needs as far as there is room, the first ones before the others.
+fn grow(widths: &mut [(usize, usize)], room: &mut usize) {
+    for (width, needed) in widths {
+        let more = (*needed - *width).min(*room);
+        *room -= more;
+        *width += more;
+    }
+}
+
+fn line(cell: &Cell) -> Line<'static> {
+    let mut spans = Vec::new();
+    for part in &cell.parts {
+        if !spans.is_empty() {
+            spans.push(Span::raw(if part.is_note { ", " } else { " · " }));
+        }
+        let text = strip_control_chars(&part.value.text());
+        let style = Style::new().fg(color(part.level));
+        let text = if let Value::Left { seconds, of } = &part.value {
+            format!("{text:7} {}", bar(*seconds, *of))
+        } else {
+            text
+        };
+        spans.push(Span::styled(text, style));
+    }
+    Line::from(spans)
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and the cells of a bar")]
-fn lease(claim: &ClaimStatus) -> Cell<'static> {
-    let Some(left) = claim.lease_left_seconds else { return Cell::from("-") };
-    let whole = claim.lease_seconds.filter(|whole| *whole > 0.0).unwrap_or(f64::INFINITY);
+fn bar(left: f64, of: Option<f64>) -> String {
+    let whole = of.filter(|whole| *whole > 0.0).unwrap_or(f64::INFINITY);
     let full = ((left / whole).clamp(0.0, 1.0) * f64::from(BAR_CELLS)).round() as usize;
-    let bar = "█".repeat(full) + &"·".repeat(usize::from(BAR_CELLS) - full);
-    let style = if is_lease_short(claim) { Style::new().fg(Color::Red) } else { Style::new() };
-    Cell::from(Span::styled(format!("{:7} {bar}", lease_left(claim)), style))
+    "█".repeat(full) + &"·".repeat(usize::from(BAR_CELLS) - full)
 }
 
-fn source_table(sources: &[SourceStatus]) -> Table<'static> {
-    let rows = sources.iter().take(SOURCES_MAX).map(|source| {
-        let mark = if source.failing { "FAILING".red() } else { "ok".green() };
-        let detail = source
-            .error
-            .as_ref()
-            .map_or_else(|| source.description.clone(), |error| strip_control_chars(&error.message));
-        Row::new([
-            Cell::from(source.name.clone()),
-            Cell::from(mark),
-            Cell::from(ago(source.polled_seconds_ago)),
-            Cell::from(detail),
-        ])
-    });
-    let widths = [Constraint::Length(12), Constraint::Length(8), Constraint::Length(12), Constraint::Fill(1)];
-    let more = sources.len().saturating_sub(SOURCES_MAX);
-    let title = if more > 0 { format!(" sources, and {more} more ") } else { " sources ".to_owned() };
-    Table::new(rows, widths).block(Block::bordered().title(title))
-}
-
-fn footer(view: &WorkerStatus, screen: &TopScreen) -> Text<'static> {
-    let mut lines = vec![Line::from(format!("last hour  {}", outcomes_text(view.last_hour)))];
-    lines.extend(
-        view.hints
-            .iter()
-            .take(HINTS_MAX)
-            .map(|hint| Line::from(format!("hint  {}", strip_control_chars(hint))).yellow()),
-    );
-    lines.push(match (&screen.error, &screen.message, &view.next) {
+fn footer(section: &Section, last_hour: &rows::Table, screen: &TopScreen) -> Text<'static> {
+    let counts = last_hour.rows.iter().flatten().zip(&last_hour.columns);
+    let counts = counts.map(|(count, name)| format!("{name} {}", count.text())).collect::<Vec<_>>().join("   ");
+    let mut lines = vec![Line::from(format!("{}  {counts}", last_hour.title))];
+    let hints = section.alerts.iter().take(HINTS_MAX);
+    lines.extend(hints.map(|(level, hint)| Line::from(strip_control_chars(hint)).fg(color(*level))));
+    let next = section.facts.iter().find(|row| row.label == "next");
+    lines.push(match (&screen.error, &screen.message, next) {
         (Some(error), _, _) => Line::from(format!("showing the last known state: {error}")).red(),
         (None, Some(message), _) => Line::from(message.clone()).bold(),
-        (None, None, Some(next)) => Line::from(format!("next  {}", strip_control_chars(next))),
+        (None, None, Some(next)) => Line::from(format!("next  {}", clean(&next.cell))),
         (None, None, None) => Line::from(""),
     });
     lines.push(Line::from(KEYS).dim());

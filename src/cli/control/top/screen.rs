@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::Question;
-use crate::cli::table::strip_control_chars;
+use crate::console::text::strip_control_chars;
 use crate::control::{WorkerCommand, WorkerStatusReply};
 use crate::limits::{TOP_LOG_LINE_BYTES_MAX, TOP_LOG_LINES_MAX};
 use crate::observe::untrusted_text::TextFilter;
@@ -223,90 +223,42 @@ mod tests {
 
     use super::super::draw::draw;
     use super::*;
-    use crate::worker::counters::OutcomeCounts;
-    use crate::worker::status::{HostStatus, Note, SourceError, SourceStatus, WorkerStatus};
+    use serde_json::{Value, json};
 
-    fn task(task: &str, left: f64, progress: &str) -> ClaimStatus {
-        ClaimStatus {
-            task: task.to_owned(),
-            run: 0,
-            name: Some("build linux\u{202e}64".to_owned()),
-            source: "ci".to_owned(),
-            state: "running".to_owned(),
-            progress: (!progress.is_empty()).then(|| progress.to_owned()),
-            held_seconds: 201.0,
-            lease_left_seconds: Some(left),
-            lease_seconds: Some(1200.0),
-            reclaimed_seconds_ago: None,
-            log_bytes: 2_345_678,
-            memory_bytes: Some(430 << 20),
-            trace_id: None,
-        }
+    use crate::worker::counters::WorkerCounts;
+
+    fn task(task: &str, left: f64, progress: Option<&str>) -> Value {
+        json!({
+            "task": task, "run": 0, "name": "build linux\u{202e}64", "source": "ci", "state": "running", "progress": progress,
+            "held_seconds": 201.0, "lease_left_seconds": left, "lease_seconds": 1200.0, "reclaimed_seconds_ago": null,
+            "log_bytes": 2_345_678, "memory_bytes": 430 << 20,
+        })
     }
 
     fn status(state: LifecycleState) -> WorkerStatusReply {
-        let source = |name: &str, error| SourceStatus {
-            storage_error: None,
-            durations: crate::worker::durations::TaskDurations::default(),
-            foreign_claims: 0,
-            quarantined_until: None,
-            clock_skew_seconds: None,
-            metrics: std::collections::BTreeMap::new(),
-            name: name.to_owned(),
-            description: "prov/linux at tc.example.com, claim-work".to_owned(),
-            state: "asked".to_owned(),
-            failing: error,
-            polled_seconds_ago: Some(4.0),
-            last_received_seconds_ago: None,
-            next_poll_in_seconds: None,
-            error: error.then(|| SourceError {
-                message: "poll: 502\x1b[2J".to_owned(),
-                seconds_ago: 2.0,
-                consecutive: 3,
-            }),
-            counts: crate::worker::counters::SourceCounts::default(),
+        let source = |name: &str, error: Value| {
+            json!({
+                "name": name, "description": "prov/linux at tc.example.com, claim-work", "state": "asked",
+                "failing": error.is_object(), "polled_seconds_ago": 4.0, "error": error,
+            })
         };
-        let view = WorkerStatus {
-            sidecars: Vec::new(),
-            activity: None,
-            state,
-            blocked_message: (state == LifecycleState::Paused).then(|| "paused until `journeyman resume`".to_owned()),
-            blocked_reason: None,
-            note: (state == LifecycleState::Paused).then(|| Note { by: "ana".to_owned(), text: "kernel".to_owned() }),
-            uptime_seconds: 11_520.0,
-            capacity: 4,
-            launched: 0,
-            sources: vec![source("ci", false), source("nightly", true)],
-            claims: vec![
-                task("fN1SbArXTPSVFNUvaOlinQ", 21.0, "compile\x1b[31m 63 %"),
-                task("aX9SbArXTPSVFNUvaOlin1", 999.0, ""),
+        let error = json!({ "message": "poll: 502\x1b[2J", "seconds_ago": 2.0, "consecutive": 3 });
+        serde_json::from_value(json!({
+            "version": "0.3.0", "id": "host-1", "group": "eu", "pid": 4121, "state": state,
+            "blocked_reason": (state == LifecycleState::Paused).then_some("paused"),
+            "blocked_message": (state == LifecycleState::Paused).then_some("paused until `journeyman resume`"),
+            "note": (state == LifecycleState::Paused).then_some(json!({ "by": "ana", "text": "kernel\x1b[31m update" })),
+            "uptime_seconds": 11_520.0, "capacity": 4, "sources": [source("ci", Value::Null), source("nightly", error)],
+            "claims": [
+                task("fN1SbArXTPSVFNUvaOlinQ", 21.0, Some("compile \x1b[31m63 %")),
+                task("aX9SbArXTPSVFNUvaOlin1", 999.0, None),
             ],
-            last_hour: OutcomeCounts {
-                completed: 112,
-                failed: 6,
-                internal_error: 2,
-                worker_shutdown: 1,
-                ..OutcomeCounts::default()
-            },
-            recent_results: Vec::new(),
-            counts: crate::worker::counters::WorkerCounts::default(),
-            host: HostStatus { disk_free: Some(212 << 30), memory_free: Some(9 << 30), ..HostStatus::default() },
-            containment: "group".to_owned(),
-            notice: None,
-            watches: Vec::new(),
-            cleanup_pending: Vec::new(),
-            recovered: None,
-            spans: None,
-            next: Some("reclaim fN1SbArXTPSVFNUvaOlinQ/0 in 3s".to_owned()),
-            hints: vec!["nightly has been failing for 8s".to_owned()],
-        };
-        WorkerStatusReply {
-            version: "0.3.0".into(),
-            id: "host-1".into(),
-            group: "eu".into(),
-            pid: 4121,
-            snapshot: view,
-        }
+            "last_hour": { "completed": 112, "failed": 6, "internal-error": 2, "worker-shutdown": 1 },
+            "counts": WorkerCounts::default(), "containment": "group",
+            "host": { "disk_free": 212_u64 << 30, "disk_min": 0, "memory_free": 9_u64 << 30, "memory_min": 0 },
+            "next": "reclaim fN1SbArXTPSVFNUvaOlinQ/0 in 3s", "hints": ["nightly has been failing for 8s"],
+        }))
+        .unwrap()
     }
 
     fn screen(state: LifecycleState) -> TopScreen {

@@ -2,67 +2,44 @@
 
 use jiff::Timestamp;
 use maud::{Markup, html};
-use serde_json::Value;
+use serde_json::Value as Json;
 
 use super::{Filter, TaskDetail, TaskList};
 use crate::cli::task::task_status::{FoundTask, RunStatus, TaskState, TaskStatus};
+use crate::console::page::{Commands, HtmlPage, PageContent, facts, section, table};
+use crate::console::rows::{Cell, Level, Table, Value, cell, maybe, row};
+use crate::console::worker;
 use crate::control::WorkerStatusReply;
-use crate::observe::page::{self, CommandButtons, HtmlPage, PageContent, SnapshotClock, build_page, format_seconds};
 
 fn page(title: String, main: Markup, aside: Markup) -> HtmlPage {
-    let parts = PageContent {
-        title,
-        name: html! { nav { a href="/" { "Tasks" } a href="/worker" { "Worker" } } },
-        main,
-        aside,
-        buttons: CommandButtons::Forms,
-        links: html! { "this page is served to this machine only" },
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        pid: std::process::id(),
-    };
-    build_page(parts, clock())
-}
-
-fn clock() -> SnapshotClock {
-    SnapshotClock { now: Timestamp::now() }
+    let name = html! { nav { a href="/" { "Tasks" } a href="/worker" { "Worker" } } };
+    let links = html! { "this page is served to this machine only" };
+    PageContent { aside, commands: Commands::Forms, links, ..PageContent::new(title, name, main) }.build()
 }
 
 pub(super) fn worker(status: &WorkerStatusReply) -> HtmlPage {
-    page(format!("worker {}", status.id), page::worker::body(status, &[], clock()), html! {})
+    page(format!("worker {}", status.id), section(&worker::section(&status.snapshot, &[])), html! {})
 }
 
 pub(super) fn list(list: &TaskList) -> HtmlPage {
+    let view = &list.worker.snapshot;
+    let mut rows: Vec<_> = list
+        .pending
+        .iter()
+        .map(|(queue, pending)| {
+            let running = view.claims.iter().filter(|claim| queue.ends_with(&format!("/{}", claim.source))).count();
+            row(format!("queue {queue}"), cell(format!("{pending} pending")).note(format!("{running} running")))
+        })
+        .collect();
+    let headline = worker::headline(view);
+    rows.push(row("worker", cell(&headline.state).and(headline.cell.text()).at(headline.level)));
     let main = html! {
-        (queues(list))
+        (facts(&rows))
         (filter_form(list))
-        @if list.tasks.is_empty() { (no_tasks(&list.filter)) } @else { (tasks(&list.tasks)) }
+        (table(&tasks(list)))
         @if let Some(next) = &list.next { p { a href=(older(&list.filter, next)) { "older tasks" } } }
     };
     page("tasks".to_owned(), main, html! {})
-}
-
-fn queues(list: &TaskList) -> Markup {
-    let worker = &list.worker.snapshot;
-    html! {
-        dl.facts {
-            @for (queue, pending) in &list.pending {
-                @let running = worker.claims.iter().filter(|claim| queue.ends_with(&format!("/{}", claim.source))).count();
-                div { dt { "queue " (queue) } dd { (pending) " pending" small { (running) " running" } } }
-            }
-            div {
-                dt { "worker" }
-                dd {
-                    (worker.occupancy())
-                    small {
-                        @match &worker.blocked_message {
-                            Some(why) => { (worker.state.as_str()) ": " (why) },
-                            None => { "claiming" },
-                        }
-                    }
-                }
-            }
-        }
-    }
 }
 
 fn filter_form(list: &TaskList) -> Markup {
@@ -86,18 +63,6 @@ fn filter_form(list: &TaskList) -> Markup {
     }
 }
 
-fn no_tasks(filter: &Filter) -> Markup {
-    html! {
-        div.empty {
-            @if filter.name.is_empty() && filter.state.is_empty() && filter.queue.is_empty() {
-                p { "No tasks yet. " code { "journeyman task create --wait -- /bin/echo hello" } " creates one." }
-            } @else {
-                p { "No task matches. " a href="/" { "All tasks" } }
-            }
-        }
-    }
-}
-
 fn older(filter: &Filter, next: &str) -> String {
     let Filter { name, state, queue, .. } = filter;
     let query = [("name", name.as_str()), ("state", state), ("queue", queue), ("after", next)];
@@ -105,75 +70,70 @@ fn older(filter: &Filter, next: &str) -> String {
     format!("/?{}", query.join("&"))
 }
 
-fn tasks(tasks: &[FoundTask]) -> Markup {
-    html! {
-        table {
-            thead { tr { th { "task" } th { "state" } th { "queue" } th { "created" } th { "took" } } }
-            tbody {
-                @for FoundTask { status, name, created } in tasks {
-                    tr {
-                        td data-label="task" {
-                            a.name href={ "/tasks/" (status.task) } { (name) }
-                            code.short { (status.task) }
-                        }
-                        td data-label="state" { (state_tag(status.state, &status.summary())) }
-                        td.short data-label="queue" { (status.task_queue()) }
-                        td.short data-label="created" { (time_ago(*created)) }
-                        td.short data-label="took" { (status.runs.last().map_or_else(|| html! { "–" }, took)) }
-                    }
-                }
-            }
-        }
-    }
-}
-
-fn state_tag(state: TaskState, text: &str) -> Markup {
-    let class = match state {
-        TaskState::Completed => "good",
-        TaskState::Failed | TaskState::Exception => "bad",
-        TaskState::Running => "ink4",
-        TaskState::Unscheduled | TaskState::Pending | TaskState::Unknown => "dim",
+fn tasks(list: &TaskList) -> Table {
+    let Filter { name, state, queue, .. } = &list.filter;
+    let is_filtered = [name, state, queue].into_iter().any(|text| !text.is_empty());
+    let empty = if is_filtered {
+        "No task matches."
+    } else {
+        "No tasks yet. `journeyman task create --wait -- /bin/echo hello` creates one."
     };
-    html! { span class=(class) { (text) } }
+    let rows = list.tasks.iter().map(|FoundTask { status, name, created }| {
+        vec![
+            cell(Value::Link { text: name.clone(), href: format!("/tasks/{}", status.task) }),
+            state_cell(status.state, &status.summary()),
+            cell(status.task_queue()),
+            maybe(*created, ago),
+            status.runs.last().map_or_else(|| maybe(None, Value::Took), took),
+            cell(Value::Code(status.task.clone())),
+        ]
+    });
+    Table::new("tasks", &["task", "state", "queue", "created", "took", "id"], rows).or(empty)
 }
 
-fn time_ago(at: Option<Timestamp>) -> Markup {
-    let clock = clock();
-    at.map_or_else(|| html! { "–" }, |at| clock.ago(clock.now.duration_since(at).as_secs_f64()))
+fn state_cell(state: TaskState, text: &str) -> Cell {
+    cell(text).at(match state {
+        TaskState::Completed => Level::Good,
+        TaskState::Failed | TaskState::Exception => Level::Bad,
+        TaskState::Running | TaskState::Unscheduled | TaskState::Pending | TaskState::Unknown => Level::Plain,
+    })
+}
+
+fn ago(at: Timestamp) -> Value {
+    let seconds = Timestamp::now().duration_since(at).as_secs_f64();
+    if seconds < 0.0 { Value::In(-seconds) } else { Value::Ago(seconds) }
 }
 
 /// So far, while it runs.
-fn took(run: &RunStatus) -> Markup {
-    let Some(started) = run.started_at else { return html! { "–" } };
-    let until = run.resolved_at.unwrap_or_else(Timestamp::now);
-    let seconds = until.duration_since(started).as_secs_f64();
-    html! { @if seconds < 10.0 { (format!("{:.1}s", seconds.max(0.0))) } @else { (format_seconds(seconds)) } }
+fn took(run: &RunStatus) -> Cell {
+    maybe(run.started_at, |started| {
+        let until = run.resolved_at.unwrap_or_else(Timestamp::now);
+        let seconds = until.duration_since(started).as_secs_f64();
+        if seconds < 10.0 { format!("{:.1}s", seconds.max(0.0)).into() } else { Value::Took(seconds) }
+    })
 }
 
 pub(super) fn task(detail: &TaskDetail) -> HtmlPage {
     let TaskDetail { status, definition, shown_run, .. } = detail;
-    let text = |path: &str| definition.pointer(path).and_then(Value::as_str).unwrap_or_default();
+    let text = |path: &str| definition.pointer(path).and_then(Json::as_str).unwrap_or_default();
     let name = text("/metadata/name");
     let shown = status.runs.iter().find(|run| Some(run.number) == *shown_run);
+    let retries = status.raw.get("retriesLeft").and_then(Json::as_u64).unwrap_or(0);
+    let rows = [
+        row("state", state_cell(status.state, &status.summary())),
+        row("queue", cell(status.task_queue())),
+        row("created", maybe(time(definition, "created"), ago)),
+        row("deadline", maybe(time(definition, "deadline"), ago)),
+        row("priority", cell(text("/priority"))),
+        row("retries left", cell(retries)),
+    ];
     let main = html! {
         h2.title { (name) }
-        div {
-            code.short { (status.task) } " "
-            button type="button" data-copy=(status.task) hidden { "copy" } " "
-            (buttons(detail))
-        }
+        div { code.short { (status.task) } " " (buttons(detail)) }
         @if !text("/metadata/description").is_empty() { p.dim { (text("/metadata/description")) } }
-        dl.facts {
-            div { dt { "state" } dd { (state_tag(status.state, &status.summary())) } }
-            div { dt { "queue" } dd { (status.task_queue()) } }
-            div { dt { "created" } dd { (time_ago(time(definition, "created"))) } }
-            div { dt { "deadline" } dd { (time_until(time(definition, "deadline"))) } }
-            div { dt { "priority" } dd { (text("/priority")) } }
-            div { dt { "retries left" } dd { (status.raw.get("retriesLeft").and_then(Value::as_u64).unwrap_or(0)) } }
-        }
-        h2 { "Runs" }
-        @if status.runs.is_empty() { div.empty { p { "It waits for the tasks that it depends on." } } }
-        @else { (runs(detail)) }
+        (facts(&rows))
+        (table(&runs(detail)))
+        @for run in &status.runs { (artifacts(detail, run.number)) }
         details data-name="definition" {
             summary { "Definition" }
             pre.definition { (format!("{definition:#}")) }
@@ -190,20 +150,8 @@ pub(super) fn task(detail: &TaskDetail) -> HtmlPage {
     page(format!("{} · {name}", status.summary()), main, aside)
 }
 
-fn time(definition: &Value, key: &str) -> Option<Timestamp> {
+fn time(definition: &Json, key: &str) -> Option<Timestamp> {
     definition.get(key)?.as_str()?.parse().ok()
-}
-
-fn time_until(at: Option<Timestamp>) -> Markup {
-    let clock = clock();
-    let seconds = at.map(|at| at.duration_since(clock.now).as_secs_f64());
-    html! {
-        @match seconds {
-            Some(ahead) if ahead >= 0.0 => { "in " (clock.ahead(ahead)) },
-            Some(passed) => { (clock.ago(-passed)) },
-            None => { "–" },
-        }
-    }
 }
 
 fn buttons(detail: &TaskDetail) -> Markup {
@@ -224,45 +172,39 @@ fn buttons(detail: &TaskDetail) -> Markup {
     }
 }
 
-fn runs(TaskDetail { status, artifacts, shown_run, .. }: &TaskDetail) -> Markup {
-    html! {
-        table {
-            thead { tr { th { "run" } th { "state" } th { "worker" } th { "started" } th { "took" } th { "artifacts" } } }
-            tbody {
-                @for run in status.runs.iter().rev() {
-                    tr {
-                        td.short data-label="run" {
-                            (run.number) " "
-                            @if Some(run.number) != *shown_run { a href={ "?run=" (run.number) } { "log" } }
-                        }
-                        td data-label="state" { (state_tag(run.state, &run.summary())) }
-                        td data-label="worker" { (run.worker_id.as_deref().unwrap_or("–")) }
-                        td.short data-label="started" {
-                            (time_ago(run.started_at))
-                            @if let (Some(scheduled), Some(started)) = (run.scheduled_at, run.started_at) {
-                                small { "waited " (format_seconds(started.duration_since(scheduled).as_secs_f64())) }
-                            }
-                        }
-                        td.short data-label="took" { (took(run)) }
-                        td data-label="artifacts" {
-                            @for (_, listed) in artifacts.iter().filter(|(number, _)| *number == run.number) {
-                                ul.plain { @for artifact in listed { (artifact_link(status, run.number, artifact)) } }
-                            }
-                        }
-                    }
-                }
-            }
-        }
-    }
+fn runs(TaskDetail { status, shown_run, .. }: &TaskDetail) -> Table {
+    let rows = status.runs.iter().rev().map(|run| {
+        let log = Value::Link { text: "log".to_owned(), href: format!("?run={}", run.number) };
+        let waited = run.scheduled_at.zip(run.started_at).map(|(scheduled, started)| {
+            format!("waited {}", Value::Took(started.duration_since(scheduled).as_secs_f64()).text())
+        });
+        vec![
+            cell(run.number).and_some((Some(run.number) != *shown_run).then_some(log)),
+            state_cell(run.state, &run.summary()),
+            maybe(run.worker_id.clone(), Value::Text),
+            maybe(run.started_at, ago).note_some(waited),
+            took(run),
+        ]
+    });
+    Table::new("runs", &["run", "state", "worker", "started", "took"], rows)
+        .or("The task waits for the tasks that it depends on.")
 }
 
-fn artifact_link(status: &TaskStatus, run: u32, artifact: &Value) -> Markup {
-    let name = artifact.get("name").and_then(Value::as_str).unwrap_or_default();
+fn artifacts(TaskDetail { status, artifacts, .. }: &TaskDetail, run: u32) -> Markup {
+    let listed = artifacts.iter().filter(|(number, _)| *number == run).flat_map(|(_, listed)| listed);
+    let rows = listed.map(|artifact| vec![artifact_link(status, run, artifact)]);
+    let found = Table::new(format!("artifacts of run {run}"), &["name"], rows);
+    html! { @if !found.rows.is_empty() { (table(&found)) } }
+}
+
+fn artifact_link(status: &TaskStatus, run: u32, artifact: &Json) -> Cell {
+    let name = artifact.get("name").and_then(Json::as_str).unwrap_or_default();
     let path: Vec<_> = name.split('/').map(urlencoding::encode).collect();
-    html! {
-        li {
-            a href={ "/tasks/" (status.task) "/" (run) "/artifacts/" (path.join("/")) } { (name) }
-            @if artifact.get("storageType").and_then(Value::as_str) == Some("error") { span.bad { " missing" } }
-        }
+    let href = format!("/tasks/{}/{run}/artifacts/{}", status.task, path.join("/"));
+    let link = cell(Value::Link { text: name.to_owned(), href });
+    if artifact.get("storageType").and_then(Json::as_str) == Some("error") {
+        link.and("missing").at(Level::Bad)
+    } else {
+        link
     }
 }

@@ -9,17 +9,21 @@ use axum::http::StatusCode;
 use axum::routing::get;
 use axum::{Json, Router};
 use futures_util::future::join_all;
+use maud::html;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use super::metrics;
-use super::page::{self, HtmlPage};
-use super::status_routes::{ReadinessCheck, SnapshotFn, StatusRoutes};
+use super::{ReadinessCheck, SnapshotFn, StatusRoutes};
+use crate::console::page::{self, Commands, HtmlPage, PageContent};
+use crate::console::worker::{self, metrics, report};
 use crate::control::WorkerStatusReply;
 use crate::http::HttpListener;
 use crate::limits::{HTTP_SNAPSHOT_TIMEOUT, SOURCE_INSPECT_TIMEOUT};
 use crate::source::{InspectionTable, Source};
 use crate::worker::status::{BlockedReason, LifecycleState, WorkerStatus};
+
+/// Each refresh reads the queue.
+const SOURCE_REFRESH_SECONDS: u8 = 30;
 
 type Sources = Arc<Vec<(String, Arc<dyn Source>)>>;
 
@@ -41,8 +45,8 @@ pub async fn serve(
         checks: |status| readiness_checks(&status.snapshot),
         // Not the queue's answer: one that boots with this host would get the worker restarted.
         is_started: |status| status.snapshot.sidecars.iter().all(|sidecar| sidecar.up || sidecar.restarts > 0),
-        metrics: metrics::text,
-        page: Box::new(move |status| page::worker::render(status, &names, jiff::Timestamp::now())),
+        metrics,
+        page: Box::new(move |status| page::status_page(report(status, &names), Commands::None)),
     };
     listener.serve(routes.into_router().merge(source_routes).merge(health_route)).await
 }
@@ -68,7 +72,11 @@ async fn inspect(source: &dyn Source) -> Result<Vec<InspectionTable>, String> {
 
 async fn source_page(State(sources): State<Sources>, Path(name): Path<String>) -> Result<HtmlPage, StatusCode> {
     let (_, source) = sources.iter().find(|(found, _)| *found == name).ok_or(StatusCode::NOT_FOUND)?;
-    Ok(page::source::render(&name, &inspect(&**source).await, jiff::Timestamp::now()))
+    let section = worker::source(&name, &inspect(&**source).await);
+    let parent = html! { a href="/" { "worker" } };
+    let links = html! { (parent) " · " a href="/sources.json" { "JSON" } };
+    let content = PageContent::new(format!("{name} · journeyman"), parent, page::section(&section));
+    Ok(PageContent { links, refresh_seconds: SOURCE_REFRESH_SECONDS, ..content }.build())
 }
 
 async fn sources_json(State(sources): State<Sources>) -> Json<BTreeMap<String, Value>> {

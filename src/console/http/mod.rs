@@ -1,5 +1,9 @@
 //! The read-only routes that workers and controllers share: health, metrics, the status page and its JSON.
 
+pub(super) mod commands;
+pub mod controller;
+pub mod worker;
+
 use std::fmt::Write as _;
 use std::future::Future;
 use std::pin::Pin;
@@ -14,8 +18,8 @@ use axum::{Json, Router};
 use serde::Serialize;
 use tokio::time::timeout;
 
-use super::openmetrics;
-use super::page::HtmlPage;
+use crate::console::openmetrics::{self, Metric};
+use crate::console::page::HtmlPage;
 use crate::limits::HTTP_SNAPSHOT_TIMEOUT;
 
 /// Takes a snapshot; `None` once the worker or controller has exited.
@@ -29,7 +33,7 @@ pub(super) struct StatusRoutes<S> {
     pub(super) snapshot: Arc<SnapshotFn<S>>,
     pub(super) checks: fn(&S) -> Vec<ReadinessCheck>,
     pub(super) is_started: fn(&S) -> bool,
-    pub(super) metrics: fn(&S) -> String,
+    pub(super) metrics: fn(&S) -> Vec<Metric>,
     pub(super) page: RenderPage<S>,
 }
 
@@ -93,7 +97,7 @@ impl<S: Serialize + Send + Sync + 'static> StatusRoutes<S> {
     }
 
     async fn metrics(State(routes): State<Arc<Self>>) -> Result<Response, Unavailable> {
-        let text = (routes.metrics)(&routes.take_snapshot().await?);
+        let text = openmetrics::text(&(routes.metrics)(&routes.take_snapshot().await?));
         Ok(([(CONTENT_TYPE, openmetrics::CONTENT_TYPE)], text).into_response())
     }
 

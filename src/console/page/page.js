@@ -1,0 +1,157 @@
+"use strict";
+(() => {
+  const get = (id) => document.getElementById(id);
+  const [state, stop, ask, field, use, message, aside] = ["state", "stop", "ask", "token", "use", "message", "aside"].map(get);
+  const main = document.querySelector("main");
+  const interval = 1000 * main.dataset.refreshSeconds;
+  // Kept in this page only.
+  let token = "";
+  // The path of what is shown beside `main`.
+  let shown = "";
+  let refreshing = true;
+  let last = Date.now();
+
+  function say(text, ok) {
+    message.textContent = text;
+    message.className = ok ? "good" : "bad";
+  }
+
+  async function call(path, body) {
+    const headers = { accept: body ? "application/json" : "text/html" };
+    if (token) headers.authorization = "Bearer " + token;
+    if (body) headers["content-type"] = "application/json";
+    const signal = AbortSignal.timeout(30000);
+    const answer = await fetch(path, { method: body ? "POST" : "GET", headers, body, cache: "no-store", signal });
+    const text = await answer.text();
+    if (answer.ok) return text;
+    let why = text.trim();
+    try {
+      why = JSON.parse(text).message;
+    } catch {}
+    if (answer.status === 401) {
+      may("");
+      say("failed: " + why, false);
+    }
+    throw new Error(why);
+  }
+
+  function local(root) {
+    for (const time of root.querySelectorAll("time")) time.title = new Date(time.dateTime).toLocaleString();
+  }
+
+  // Shows what is in `main` of another page.
+  async function load(path, target) {
+    const given = token;
+    const found = new DOMParser().parseFromString(await call(path), "text/html").querySelector("main");
+    if (token !== given) return;
+    local(found);
+    const open = new Set([...target.querySelectorAll("details[open]")].map((details) => details.dataset.name));
+    for (const details of found.querySelectorAll("details")) details.open = open.has(details.dataset.name);
+    target.replaceChildren(...found.childNodes);
+  }
+
+  async function refresh() {
+    try {
+      await load(location.pathname + location.search, main);
+      last = Date.now();
+      state.textContent = "live";
+      state.className = "good";
+    } catch (error) {
+      const seconds = Math.round((Date.now() - last) / 1000);
+      state.textContent = "no response for " + seconds + " s; showing the last known state";
+      state.className = "bad";
+    }
+  }
+
+  async function loop() {
+    const typing = document.activeElement && document.activeElement.closest("main input, main select");
+    const selected = document.getSelection();
+    const busy = typing || (selected && !selected.isCollapsed);
+    if (refreshing && !document.hidden && !busy) await refresh();
+    setTimeout(loop, interval);
+  }
+
+  function may(given) {
+    token = given;
+    field.value = shown = "";
+    document.body.classList.toggle("may", token !== "");
+    field.hidden = use.hidden = true;
+    ask.textContent = token === "" ? "use a token" : "forget the token";
+    aside.replaceChildren();
+  }
+
+  // The numbers beside a button have their places in its body.
+  function bodyOf(button) {
+    const body = JSON.parse(button.dataset.body);
+    for (const input of button.parentElement.querySelectorAll("input[data-place]")) {
+      const names = input.dataset.place.split(".");
+      const last = names.pop();
+      const part = names.reduce((part, name) => part[name], body);
+      part[last] = input.value === "" ? null : Number(input.value) * input.dataset.times;
+    }
+    return body;
+  }
+
+  function answerOf(path, text) {
+    const answer = JSON.parse(text);
+    if (!answer.succeeded) return answer.message ?? path.split("/").slice(2).map(decodeURIComponent).join(" ") + ": done";
+    return [answer.succeeded.length + " done", ...Object.entries(answer.failed).map(([id, why]) => id + ": " + why)].join("; ");
+  }
+
+  async function press(button) {
+    const { path, body, reason, confirm: sure } = button.dataset;
+    if (sure && !confirm(sure)) return;
+    button.disabled = true;
+    try {
+      if (body === undefined) {
+        shown = path;
+        await load(path, aside);
+        aside.scrollIntoView();
+      } else {
+        const sent = bodyOf(button);
+        if (reason && (sent.note = prompt(reason)) === null) return;
+        say(answerOf(path, await call(path, JSON.stringify(sent))), true);
+        if (shown) await load(shown, aside);
+        await refresh();
+      }
+    } catch (error) {
+      say("failed: " + error.message, false);
+    } finally {
+      button.disabled = false;
+    }
+  }
+
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("button[data-path]");
+    if (button && token) press(button);
+  });
+  stop.addEventListener("click", () => {
+    refreshing = !refreshing;
+    stop.textContent = refreshing ? "pause refresh" : "resume refresh";
+    state.textContent = refreshing ? "live" : "paused";
+    state.className = refreshing ? "good" : "warn";
+  });
+  stop.hidden = false;
+  state.textContent = "live";
+  state.className = "good";
+  local(document);
+  setTimeout(loop, interval);
+  if (!ask) return;
+  ask.addEventListener("click", () => {
+    if (token) {
+      may("");
+      return refresh();
+    }
+    field.hidden = use.hidden = !field.hidden;
+    if (!field.hidden) field.focus();
+  });
+  use.addEventListener("click", () => {
+    if (!field.value) return;
+    may(field.value.trim());
+    refresh();
+  });
+  field.addEventListener("keydown", (event) => {
+    if (event.key === "Enter") use.click();
+  });
+  ask.hidden = false;
+})();
