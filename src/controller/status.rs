@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::named_enum::named_enum;
+use journeyman_domain::named_enum;
 
 pub use crate::domain::group::scale::WorkerActivity;
 

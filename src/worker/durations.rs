@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::domain::claim::ClaimEnd;
 use crate::domain::outcome::Outcome;
 use crate::domain::time::Instant;
-use crate::named_enum::named_enum;
+use journeyman_domain::named_enum;
 
 use super::timeline::{ClaimPhase, Timeline};
 

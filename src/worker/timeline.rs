@@ -2,7 +2,7 @@
 
 use crate::domain::claim::{ClaimAction, ClaimEvent};
 use crate::domain::time::Instant;
-use crate::named_enum::named_enum;
+use journeyman_domain::named_enum;
 
 named_enum! {
     /// A phase of a claim. Upload and report may overlap.

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::domain::refusal::Refusal;
-use crate::named_enum::named_enum;
+use journeyman_domain::named_enum;
 use crate::source::CallError;
 
 named_enum! {
