@@ -12,11 +12,11 @@ use journeyman::worker::WorkerConfig;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::process::{self, Process};
-use crate::support::{
+use crate::amqp::support::{
     Client, Gate, Kind, Running, broker, handler, queue as requests, returns_body, shared_uri, until,
 };
-use crate::task_queue::{TOKEN, TaskQueue, api_config};
+use crate::support::process::{self, Process};
+use crate::support::task_queue::{TOKEN, TaskQueue, api_config};
 
 /// A broker with a request queue, a task queue, and a directory.
 struct Setup {

@@ -18,9 +18,9 @@ use journeyman::task::{Reply, ReplyStatus};
 use journeyman::worker::status::LifecycleState;
 use journeyman::worker::{Command, ExitReason, Note, WorkerConfig};
 
-use crate::broker::management;
+use crate::support::broker::management;
 
-use crate::support::{
+use crate::amqp::support::{
     Client, Gate, Kind, Running, echo, failing, handler, header, next_grant, queue, replies, shared, until, wired,
     within,
 };

@@ -12,8 +12,8 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Channel, Connection, Consumer, ExchangeKind};
 use tokio::task::JoinSet;
 
-use crate::broker::Broker;
-use crate::support::{TEST_TIMEOUT, broker, consume, header, next, shared, shared_uri, within};
+use crate::amqp::support::{TEST_TIMEOUT, broker, consume, header, next, shared, shared_uri, within};
+use crate::support::broker::Broker;
 
 /// A pool with one worker group without workers.
 struct Pool {

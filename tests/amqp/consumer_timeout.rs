@@ -8,8 +8,8 @@ use journeyman::host::clock::Clock;
 use journeyman::source::Source as _;
 use journeyman::source::amqp::{AmqpSource, AmqpSourceConfig as Queue};
 
-use crate::broker::management;
-use crate::support::{Client, Kind, broker, next_grant, queue, shared};
+use crate::amqp::support::{Client, Kind, broker, next_grant, queue, shared};
+use crate::support::broker::management;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_timeout_argument_of_a_queue_overrides_the_configured_timeout() {

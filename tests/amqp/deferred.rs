@@ -24,9 +24,9 @@ use journeyman::worker::WorkerConfig;
 use parking_lot::Mutex;
 use rustix::process::Signal;
 
-use crate::process::{Process, config};
-use crate::support::{Client, Kind, Running, broker, failing, header, queue, shared_uri, until, within};
-use crate::worker_kills::runs;
+use crate::amqp::support::{Client, Kind, Running, broker, failing, header, queue, shared_uri, until, within};
+use crate::amqp::worker_kills::runs;
+use crate::support::process::{Process, config};
 
 /// Work in memory that goes on until the test says otherwise, and replies with its request then.
 #[derive(Default)]

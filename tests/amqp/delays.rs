@@ -9,8 +9,8 @@ use journeyman::amqp::lapin::options::{BasicAckOptions, BasicConsumeOptions, Que
 use journeyman::amqp::lapin::types::FieldTable;
 use journeyman::amqp::lapin::{BasicProperties, Connection, Consumer};
 
-use crate::controller::fresh;
-use crate::support::{broker, shared_uri, within};
+use crate::amqp::controller::fresh;
+use crate::amqp::support::{broker, shared_uri, within};
 
 struct Bench {
     connection: Connection,

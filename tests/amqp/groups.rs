@@ -20,9 +20,9 @@ use journeyman::amqp::lapin::{BasicProperties, Confirmation};
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
 
-use crate::controller::ECHO;
-use crate::process::{self, Process};
-use crate::support::{Client, broker, shared_uri, within};
+use crate::amqp::controller::ECHO;
+use crate::amqp::support::{Client, broker, shared_uri, within};
+use crate::support::process::{self, Process};
 
 /// A pool of a test's own.
 struct Pool {

@@ -11,7 +11,7 @@ use journeyman::source::amqp::AmqpSourceConfig as Queue;
 use journeyman::task::{Reply, ReplyStatus};
 use journeyman::worker::ExitReason;
 
-use crate::support::{Client, Gate, Kind, Running, TEST_TIMEOUT, echo, handler, queue, replies, shared};
+use crate::amqp::support::{Client, Gate, Kind, Running, TEST_TIMEOUT, echo, handler, queue, replies, shared};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reply_equals_the_one_of_the_recorded_worker() {

@@ -13,8 +13,8 @@ use journeyman::limits::AMQP_UNPOLLED_REQUEUE_DELAY;
 use journeyman::source::amqp::AmqpSource;
 use journeyman::source::{CallError, Grant, Source as _, SourceFuture};
 
-use crate::support::{Client, Kind, next_grant, queue, wired, within};
-use crate::wire::Way;
+use crate::amqp::support::{Client, Kind, next_grant, queue, wired, within};
+use crate::support::wire::Way;
 
 const SHUTDOWN: Outcome = Outcome::Exception(ExceptionReason::WorkerShutdown);
 

@@ -4,8 +4,8 @@ use journeyman::amqp;
 use journeyman::amqp::lapin::BasicProperties;
 use journeyman::amqp::lapin::types::AMQPValue;
 
-use crate::process::Process;
-use crate::support::{Client, Kind, broker, shared_uri};
+use crate::amqp::support::{Client, Kind, broker, shared_uri};
+use crate::support::process::Process;
 
 /// A worker with this handler.
 async fn start(kind: Kind, name: &str, handler: &str) -> Option<(Client, Process, tempfile::TempDir)> {

@@ -27,18 +27,17 @@ use journeyman::worker::{Control, ExitReason, SourceBinding, Worker, WorkerConfi
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use crate::wire::Wire;
+use crate::support::wire::Wire;
 
-/// The longest wait of a test.
-pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) use crate::support::{TEST_TIMEOUT, until, within};
 
 /// The broker that all tests share.
 pub(crate) fn shared() -> Option<amqp::Broker> {
-    crate::broker::shared().map(|uri| broker(&uri))
+    crate::support::broker::shared().map(|uri| broker(&uri))
 }
 
 pub(crate) fn shared_uri() -> Option<String> {
-    crate::broker::shared()
+    crate::support::broker::shared()
 }
 
 /// A Python with the client library pika.
@@ -96,20 +95,6 @@ impl Answered {
             other => panic!("the status is a byte array, not {other:?}"),
         }
     }
-}
-
-pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(TEST_TIMEOUT, future).await.unwrap_or_else(|_| panic!("{what}: not within {TEST_TIMEOUT:?}"))
-}
-
-/// Waits until the condition holds, by polling it.
-pub(crate) async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
-    let waiting = async {
-        while !condition().await {
-            tokio::task::yield_now().await;
-        }
-    };
-    within(what, waiting).await;
 }
 
 pub(crate) async fn consume(channel: &Channel, queue: &str) -> Consumer {

@@ -11,8 +11,8 @@ use journeyman::amqp::lapin::types::AMQPValue;
 use journeyman::host::crash_points::REQUEST_CRASH_POINTS;
 use rustix::process::Signal;
 
-use crate::process::{Process, config};
-use crate::support::{Client, Kind, broker, shared_uri};
+use crate::amqp::support::{Client, Kind, broker, shared_uri};
+use crate::support::process::{Process, config};
 
 /// The steps of a request, ordered so that there is always a request to be copied.
 const STEPS: [&str; 10] = [

@@ -13,8 +13,8 @@ use journeyman::source::Source;
 use journeyman::source::taskcluster::{ApiConfig, ArtifactStorage, Config, Dialect, Taskcluster};
 use serde_json::json;
 
-use crate::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};
-use crate::gremlin::{self, Gremlin};
+use crate::conformance::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};
+use crate::support::gremlin::{self, Gremlin};
 
 /// The default account of Azurite and its published key.
 const ACCOUNT: &str = "devstoreaccount1";

@@ -12,7 +12,7 @@ use journeyman::source::{Artifact, ArtifactBody, CallError, LossReason, Message,
 use journeyman::task::ArtifactErrorReason;
 use serde_json::json;
 
-use crate::bench::{Bench, Fut, Need, Span, Spec, messages, receive, recovery, take, take_one};
+use crate::conformance::bench::{Bench, Fut, Need, Span, Spec, messages, receive, recovery, take, take_one};
 
 pub(crate) type RunCase = fn(Arc<dyn Bench>) -> Fut<'static, ()>;
 

@@ -11,7 +11,7 @@ use journeyman::source::memory::{Config, MemoryQueue, PollStyle, RunEnd, RunStat
 use journeyman::source::{ArtifactBody, Source};
 use serde_json::json;
 
-use crate::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};
+use crate::conformance::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};
 
 const LEASE: Duration = Duration::from_secs(60);
 const HIDDEN: Duration = Duration::from_secs(30);

@@ -18,7 +18,7 @@ use journeyman::domain::time::Instant;
 use journeyman::source::amqp::{AmqpSource, AmqpSourceConfig, PayloadForm};
 use journeyman::source::{Artifact, Capabilities, Claim, Grant, OpenResult, PollBatch, Source, SourceFuture};
 
-use crate::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};
+use crate::conformance::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};
 
 pub(crate) fn adapter() -> Adapter {
     match std::env::var("JOURNEYMAN_TEST_AMQP").ok().filter(|uri| !uri.is_empty()) {

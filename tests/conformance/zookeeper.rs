@@ -11,7 +11,7 @@ use journeyman::zookeeper::submit::Submission;
 use journeyman::zookeeper::{ConnectConfig, Session};
 use serde_json::Value;
 
-use crate::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};
+use crate::conformance::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};
 
 const EVENTS: &str = "/zuul/events/tenant/t/pipelines/p/result/queue";
 

@@ -14,10 +14,10 @@ use journeyman::source::taskcluster::Api;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::checker::{Accepted, Final, History, Line, Run, check};
-use crate::create_task;
-use crate::process::{Process, Variable};
-use crate::task_queue::{TaskQueue, shell};
+use crate::crash::checker::{Accepted, Final, History, Line, Run, check};
+use crate::crash::create_task;
+use crate::crash::process::{Process, Variable};
+use crate::support::task_queue::{TaskQueue, shell};
 
 /// Reached at every start, or at a start that recovers claims.
 const AT_THE_START: [&str; 5] =
@@ -287,7 +287,7 @@ async fn run_stage(stage: Stage, runs: usize) -> usize {
 }
 
 /// Whether a line of a log is about a task with a fault.
-fn concerns(line: &str, faults: &[crate::checker::Fault]) -> bool {
+fn concerns(line: &str, faults: &[crate::crash::checker::Fault]) -> bool {
     faults.iter().any(|fault| {
         let fault = format!("{fault:?}");
         line.split(|c: char| !c.is_ascii_alphanumeric()).any(|word| word.len() == 22 && fault.contains(word))

@@ -3,7 +3,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::json;
 
-use crate::bench::Bench;
+use crate::handler::bench::Bench;
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -54,7 +54,7 @@ async fn every_violation_is_listed_with_its_path_and_without_the_value() {
 
 #[tokio::test]
 async fn the_number_of_listed_violations_is_limited() {
-    let handler = crate::commands::handler();
+    let handler = crate::handler::commands::handler();
     let payload = json!({"maxRunTime": 1, "command": vec![json!(1); 5000]});
     let sentences = Bench::new().run(&*handler, payload).await.malformed();
     assert_eq!(sentences.len(), 20);

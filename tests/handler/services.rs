@@ -25,8 +25,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
 
-use crate::bench::{Bench, RunResult};
-use crate::gremlin::{Asked, read};
+use crate::handler::bench::{Bench, RunResult};
+use crate::support::gremlin::{Asked, read};
 
 const BOUND: Duration = Duration::from_secs(30);
 pub(crate) const REPLY_LIMITS: ReplyLimits = ReplyLimits { body_bytes: 1000, content_type_bytes: 255 };

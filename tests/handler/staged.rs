@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
-use crate::bench::{Bench, RunResult};
+use crate::handler::bench::{Bench, RunResult};
 
 /// A program whose phases append to `calls` and keep their work in the file `work`.
 fn program(script: &str, phases: &[(&str, u64)]) -> Program {

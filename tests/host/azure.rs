@@ -6,8 +6,8 @@ use journeyman::domain::termination_notice::Termination;
 use journeyman::host::termination_notice::{MetadataProvider, Notice, NoticeOrigin};
 use serde_json::{Value, json};
 
-use crate::metadata_service::{Cloud as Service, Metadata, faults};
-use crate::notice_watch::{Watched, assert_about, is_failing};
+use crate::host::metadata_service::{Cloud as Service, Metadata, faults};
+use crate::host::notice_watch::{Watched, assert_about, is_failing};
 
 const AZURE: MetadataProvider = MetadataProvider::Azure;
 const LISTS: &str = "scheduledevents";

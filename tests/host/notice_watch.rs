@@ -12,7 +12,7 @@ use journeyman::host::termination_notice::{
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use crate::metadata_service::{Cloud, Metadata, STEP_TIMEOUT};
+use crate::host::metadata_service::{Cloud, Metadata, STEP_TIMEOUT};
 
 pub struct Watched {
     notices: mpsc::Receiver<Notice>,

@@ -20,7 +20,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::cluster::{Cluster, Fault, How};
+use crate::support::cluster::{Cluster, Fault, How};
 
 async fn client(kubeconfig: &Path) -> Client {
     rustls::crypto::ring::default_provider().install_default().ok();

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
-use crate::cluster::{Cluster, NAMESPACE};
-use crate::task_queue::{CLIENT_ID, TOKEN, TaskQueue};
+use crate::support::cluster::{Cluster, NAMESPACE};
+use crate::support::task_queue::{CLIENT_ID, TOKEN, TaskQueue};
 
 const QUEUE: &str = "test/pods";
 const BOUND: Duration = Duration::from_secs(60);

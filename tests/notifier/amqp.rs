@@ -13,9 +13,9 @@ use journeyman::host::crash_points::NOTIFIER_CRASH_POINTS;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::broker;
-use crate::support::{Place, Receiver, event, within};
-use crate::wire::Wire;
+use crate::notifier::support::{Place, Receiver, event, within};
+use crate::support::broker;
+use crate::support::wire::Wire;
 
 const EXCHANGE: &str = "test.notify";
 

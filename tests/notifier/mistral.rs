@@ -14,8 +14,8 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use sha2::Sha256;
 
-use crate::broker;
-use crate::support::{Place, Receiver, Running, within};
+use crate::notifier::support::{Place, Receiver, Running, within};
+use crate::support::broker;
 
 const URL_KEY: &str = "key-that-publishers-share";
 const EXECUTION: &str = "4b1a0b62-7f0e-4a53-9a5c-0c8a6f1f0d11";

@@ -8,7 +8,7 @@ use journeyman::limits::HTTP_CONNECTIONS_MAX;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use crate::views::{self, Server};
+use crate::observe::views::{self, Server};
 
 /// An answer, taken apart by hand: the head as it came, and the body.
 pub(crate) struct Answer {

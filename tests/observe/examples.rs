@@ -5,7 +5,7 @@ use std::path::Path;
 
 use journeyman::observe::metrics::markdown;
 
-use crate::numbers::documented;
+use crate::observe::numbers::documented;
 
 fn example(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(name);

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use journeyman::observe::metrics::{markdown, text};
 
-use crate::views::{self, Server};
+use crate::observe::views::{self, Server};
 
 /// Reads OpenMetrics and prints each sample as `name{label="value",…} value`, labels in order.
 const READER: &str = r#"
@@ -140,7 +140,7 @@ fn exactly_the_existing_metrics_are_documented() {
 #[tokio::test]
 async fn metrics_are_served_as_openmetrics() {
     let server = Server::start(views::running()).await;
-    let answer = crate::answers::get(server.address, "/metrics").await;
+    let answer = crate::observe::answers::get(server.address, "/metrics").await;
     assert_eq!(answer.status, 200);
     assert!(answer.head.contains("content-type: application/openmetrics-text; version=1.0.0; charset=utf-8"));
     assert_eq!(answer.body, text(&views::running()));

@@ -16,10 +16,10 @@ use journeyman::observe::page::controller::{CommandButtons, render};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use crate::answers::{Answer, exchange, get};
-use crate::groups::{busy, failing};
-use crate::headless::{Scripts, chromium, dom};
-use crate::views::Server;
+use crate::observe::answers::{Answer, exchange, get};
+use crate::observe::groups::{busy, failing};
+use crate::observe::views::Server;
+use crate::support::headless::{Scripts, chromium, dom};
 
 const TOKEN: &str = "a-token-of-tests-0123456789";
 

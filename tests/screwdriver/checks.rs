@@ -8,8 +8,8 @@ use journeyman::amqp::lapin::BasicProperties;
 use journeyman::amqp::lapin::types::AMQPValue;
 use serde_json::Value;
 
-use crate::cluster::How;
-use crate::support::{Place, of_build, start, status, text, until};
+use crate::screwdriver::support::{Place, of_build, start, status, text, until};
+use crate::support::cluster::How;
 
 /// The properties of a check of the existing worker's.
 fn foreign_check(retry_count: i32, started_at: i64) -> BasicProperties {

@@ -6,9 +6,9 @@ use journeyman::amqp::lapin::types::AMQPValue;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
-use crate::cluster::Cluster;
-use crate::executor::{BUILD_TOKEN, Executor, build_api};
-use crate::support::{Place, is_of, of_build, start};
+use crate::screwdriver::executor::{BUILD_TOKEN, Executor, build_api};
+use crate::screwdriver::support::{Place, is_of, of_build, start};
+use crate::support::cluster::Cluster;
 
 /// A created pod without what is meant to differ: the suffix of its name, and the place of the token.
 fn comparable(body: &Value) -> Value {

@@ -11,7 +11,7 @@ use journeyman::amqp::lapin::{BasicProperties, Channel, Confirmation, ExchangeKi
 use journeyman::amqp::{Broker, BrokerConfig, header_table};
 use serde_json::Value;
 
-use crate::broker::{management, shared};
+use crate::support::broker::{management, shared};
 
 /// Names of one test at the shared broker.
 struct Place {

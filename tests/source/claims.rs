@@ -12,10 +12,10 @@ use journeyman::source::{CallError, LossReason, MessageQueue as _, Recovery as _
 use serde_json::json;
 use tokio::sync::Notify;
 
-use crate::gremlin::{Act, Asked, Gremlin, answer_with, date, json as say};
-use crate::support::{
+use crate::source::support::{
     CANARY, RETRY, claim, claimed, discreet, error, only, poll, polled, reclaim, run, settings, source,
 };
+use crate::support::gremlin::{Act, Asked, Gremlin, answer_with, date, json as say};
 
 fn signer(asked: &Asked) -> hawk::Header {
     let value = asked.header("authorization").expect("the request is signed");

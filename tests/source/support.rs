@@ -12,7 +12,7 @@ use journeyman::source::taskcluster::{
 use journeyman::source::{CallError, Claim, Grant, PollBatch, Source as _};
 use serde_json::{Value, json};
 
-use crate::gremlin::{self, Act, Gremlin};
+use crate::support::gremlin::{self, Act, Gremlin};
 
 /// Part of every secret in these tests; must appear in no message.
 pub(crate) const CANARY: &str = "CANARY";

@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
-use crate::scripted::{COMPLETED, STYLES, Told, binding, create, memory_queue, queue_with, runs, settings};
+use crate::worker::scripted::{COMPLETED, STYLES, Told, binding, create, memory_queue, queue_with, runs, settings};
 
 /// How a queue misbehaves at present.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

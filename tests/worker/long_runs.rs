@@ -10,7 +10,7 @@ use journeyman::worker::{ExitReason, Worker};
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use crate::scripted::{COMPLETED, STYLES, Told, binding, create, memory_queue, runs, settings};
+use crate::worker::scripted::{COMPLETED, STYLES, Told, binding, create, memory_queue, runs, settings};
 
 #[tokio::test(start_paused = true)]
 async fn a_task_of_ten_hours_keeps_its_claim() {

@@ -7,8 +7,8 @@ use journeyman::source::taskcluster::Dialect;
 use journeyman::worker::{Command, ExitReason, Note};
 use serde_json::json;
 
-use crate::scripted::{Told, runs};
-use crate::service::Service;
+use crate::worker::scripted::{Told, runs};
+use crate::worker::service::Service;
 
 const LONG: Duration = Duration::from_secs(1200);
 

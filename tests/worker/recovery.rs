@@ -14,8 +14,8 @@ use journeyman::worker::{Control, ExitReason, Worker, WorkerConfig};
 use serde_json::json;
 use tokio::sync::{mpsc, watch};
 
-use crate::faults::{Mood, Moody};
-use crate::scripted::{COMPLETED, HANDED_BACK, STYLES, Told, binding, create, memory_queue, settings};
+use crate::worker::faults::{Mood, Moody};
+use crate::worker::scripted::{COMPLETED, HANDED_BACK, STYLES, Told, binding, create, memory_queue, settings};
 
 /// A queue and a work folder, which outlive workers.
 pub struct Scene {

@@ -12,7 +12,7 @@ use journeyman::worker::{Worker, WorkerConfig};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use crate::scripted::{Told, binding};
+use crate::worker::scripted::{Told, binding};
 
 pub struct Service {
     pub queue: queue::RunningQueue,

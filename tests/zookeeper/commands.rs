@@ -11,7 +11,7 @@ use tokio::io::AsyncBufReadExt as _;
 use tokio::process::Command;
 use zookeeper_client::{Acls, Client, CreateMode};
 
-use crate::support::{Tree, within};
+use crate::zookeeper::support::{Tree, within};
 
 struct Zk {
     _folder: tempfile::TempDir,

@@ -16,8 +16,8 @@ use journeyman::zookeeper::submit::{CancelResult, Submission};
 use serde_json::{Value, json};
 use zookeeper_client::{Acl, CreateMode, Permission};
 
-use crate::commands::owner;
-use crate::support::{Running, Tree, handler, never_ends, returns, until, within};
+use crate::zookeeper::commands::owner;
+use crate::zookeeper::support::{Running, Tree, handler, never_ends, returns, until, within};
 
 const RESULTS: &str = "/zuul/events/tenant/t/pipelines/p/result";
 

@@ -14,8 +14,8 @@ use rustix::process::Signal;
 use serde_json::Value;
 use zookeeper_client::CreateMode;
 
-use crate::process::{Process, config};
-use crate::support::{Tree, until, within};
+use crate::support::process::{Process, config};
+use crate::zookeeper::support::{Tree, until, within};
 
 /// A queue, and workers that die one after the other.
 struct Scene {

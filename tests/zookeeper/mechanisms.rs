@@ -10,7 +10,7 @@ use serde_json::json;
 use sha2::{Digest as _, Sha256};
 use zookeeper_client::CreateMode;
 
-use crate::support::{Tree, until, within};
+use crate::zookeeper::support::{Tree, until, within};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_is_held_by_one_and_read_by_many() {

@@ -15,7 +15,7 @@ use journeyman::zookeeper::submit::Submission;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::support::{Running, Tree, never_ends, until, within};
+use crate::zookeeper::support::{Running, Tree, never_ends, until, within};
 
 async fn get(address: SocketAddr, path: &str) -> (String, String) {
     let mut stream = tokio::net::TcpStream::connect(address).await.expect("it listens");

@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use zookeeper_client::CreateMode;
 
-use crate::support::{Program as Zuul, Running, Tree, handler, until, within};
-use crate::wire::{Way, Wire};
+use crate::support::wire::{Way, Wire};
+use crate::zookeeper::support::{Program as Zuul, Running, Tree, handler, until, within};
 
 const SUBMIT: &str = "zuul_submit.py";
 

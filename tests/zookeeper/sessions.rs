@@ -12,8 +12,8 @@ use journeyman::zookeeper::{ConnectConfig, Session};
 use serde_json::json;
 use zookeeper_client::CreateMode;
 
-use crate::support::{Running, Tree, never_ends, returns, until, waits, within};
-use crate::wire::{Way, Wire};
+use crate::support::wire::{Way, Wire};
+use crate::zookeeper::support::{Running, Tree, never_ends, returns, until, waits, within};
 
 fn task() -> Submission {
     Submission {

@@ -5,7 +5,7 @@ use journeyman::zookeeper::job_queue::{JobQueue, RequestState};
 use serde_json::json;
 use zookeeper_client::CreateMode;
 
-use crate::support::{Running, Tree, never_ends, returns, until};
+use crate::zookeeper::support::{Running, Tree, never_ends, returns, until};
 
 const SUBMIT: &str = "zuul_submit.py";
 

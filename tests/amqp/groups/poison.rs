@@ -9,8 +9,8 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use super::{Pool, assert_includes, fails, run, succeeds};
-use crate::gremlin::{Gremlin, answer};
-use crate::support::{Client, within};
+use crate::amqp::support::{Client, within};
+use crate::support::gremlin::{Gremlin, answer};
 
 impl Pool {
     fn poison(&self) -> String {

@@ -5,8 +5,8 @@ use journeyman::amqp::lapin::types::FieldTable;
 use serde_json::{Value, json};
 
 use super::{Pool, READY, assert_includes};
-use crate::broker::{api, management};
-use crate::support::within;
+use crate::amqp::support::within;
+use crate::support::broker::{api, management};
 
 /// The part of a configuration that names the interface.
 fn by_management() -> String {

@@ -9,9 +9,9 @@ use journeyman::amqp::lapin::types::FieldTable;
 use serde_json::{Value, json};
 
 use super::{Pool, assert_includes};
-use crate::broker::Broker;
-use crate::broker::api;
-use crate::support::{Client, shared_uri, within};
+use crate::amqp::support::{Client, shared_uri, within};
+use crate::support::broker::Broker;
+use crate::support::broker::api;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_of_a_key_whose_queue_cannot_be_declared_get_an_error_and_delay_no_other_key() {

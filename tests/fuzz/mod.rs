@@ -1,14 +1,5 @@
 //! Fuzzing of the configuration and the redaction. The targets of the Taskcluster source are beside it.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::disallowed_methods,
-    clippy::wildcard_enum_match_arm,
-    reason = "a test fails by panicking"
-)]
-
 mod replay;
 mod targets;
 

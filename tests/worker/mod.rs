@@ -1,12 +1,5 @@
 //! The worker as a whole: rules, loop, a real source, a real queue, and handlers.
 
-#![expect(
-    unreachable_pub,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a test binary has no outside, and its panics are failures"
-)]
-
 mod blocking_handlers;
 mod duplicate_worker_id;
 mod faults;

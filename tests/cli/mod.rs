@@ -1,10 +1,4 @@
 //! The command line as a user meets it: the built binary, its texts, its exit codes.
-#![allow(
-    clippy::disallowed_methods,
-    clippy::expect_used,
-    clippy::unwrap_used,
-    reason = "a test binary; helpers outside of #[test] included"
-)]
 
 mod config;
 mod controller;
@@ -18,10 +12,10 @@ mod readme;
 mod runner;
 mod running;
 mod secrets;
-mod server;
+pub(crate) mod server;
 mod services;
 mod steering;
-mod support;
+pub(crate) mod support;
 mod systemd;
 mod tasks;
 mod test_command;

@@ -4,29 +4,12 @@
 //!
 //! `JOURNEYMAN_SOAK_MINUTES` is the length in minutes (0.5 by default).
 
-#![expect(
-    unreachable_pub,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::disallowed_methods,
-    clippy::print_stdout,
-    clippy::cast_precision_loss,
-    reason = "a test binary has no outside, starts processes, and prints figures"
-)]
-
-#[path = "../support/task_queue.rs"]
-#[allow(dead_code, reason = "not all of it is used here")]
-mod task_queue;
-
 mod figures;
 mod hosts;
-#[path = "../support/wire.rs"]
-#[allow(dead_code, reason = "not all of it is used here")]
-mod wire;
-
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use crate::support::wire::{Way, Wire};
 use figures::Series;
 use hosts::{Queue, Worker, ledger};
 use journeyman::control::client::ControlClient;
@@ -36,7 +19,6 @@ use journeyman::source::taskcluster::Api;
 use journeyman::source::taskcluster::formats::new_task_id;
 use journeyman::worker::Note;
 use serde_json::Value;
-use wire::{Way, Wire};
 
 /// How often a task is created.
 const CREATE_EVERY: Duration = Duration::from_millis(500);
@@ -94,7 +76,7 @@ impl Soak {
         // Signed URLs of messages and artifacts name the queue itself.
         let wire = Wire::to(&queue.address.to_string()).await;
         let worker = Worker::start(folder.path(), &wire.root());
-        let api = task_queue::api(&format!("http://{}", queue.address));
+        let api = crate::support::task_queue::api(&format!("http://{}", queue.address));
         Self {
             folder,
             queue,
@@ -130,7 +112,10 @@ impl Soak {
         };
         let task = new_task_id();
         let script = format!("echo $TASK_ID/$RUN_ID >> {}; {script}", ledger(self.folder.path()).display());
-        let definition = task_queue::definition(&format!("soak/{protocol}"), &task_queue::shell(&script));
+        let definition = crate::support::task_queue::definition(
+            &format!("soak/{protocol}"),
+            &crate::support::task_queue::shell(&script),
+        );
         // The queue may be down; one that was created all the same is asked after.
         let created = self.api.create_task(&task, definition).await.is_ok();
         if created || self.api.task_status(&task).await.is_ok() {

@@ -1,18 +1,6 @@
 //! Kills the worker and the queue with SIGKILL, repeatedly, at lines of their logs and at crash points: no task is lost, each ends
 //! with one accepted outcome, and nothing outlives its run.
 
-#![expect(
-    unreachable_pub,
-    clippy::expect_used,
-    clippy::disallowed_methods,
-    clippy::print_stdout,
-    reason = "a test binary has no outside, and starts processes"
-)]
-
-#[path = "../support/task_queue.rs"]
-#[allow(dead_code, reason = "not all of it is used here")]
-mod task_queue;
-
 mod checker;
 mod points;
 mod process;
@@ -20,12 +8,12 @@ mod process;
 use std::path::Path;
 use std::time::Duration;
 
+use crate::support::task_queue::{TaskQueue, api, definition, shell};
 use journeyman::domain::id::TaskId;
 use journeyman::source::taskcluster::Api;
 use journeyman::source::taskcluster::formats::new_task_id;
 use process::Process;
 use serde_json::Value;
-use task_queue::{TaskQueue, api, definition, shell};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe;
 
@@ -177,7 +165,7 @@ async fn a_queue_that_cannot_write_its_file_exits_with_20() {
     assert!(queue.log.iter().any(|line| line.contains("the database failed")), "{:?}", queue.log);
     // Acknowledged tasks exist after a restart.
     let mut queue = Process::queue(folder.path(), "127.0.0.1:0");
-    let api = task_queue::api(&root_url(&mut queue));
+    let api = crate::support::task_queue::api(&root_url(&mut queue));
     assert!(created.len() > 1, "the limit is too narrow for this test");
     for task in &created[1..] {
         assert_eq!(status(&api, task).await["state"], "pending");
