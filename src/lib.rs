@@ -47,7 +47,4 @@ pub mod worker_runner;
 pub mod zookeeper;
 
 pub use host::containment::shim;
-#[doc(hidden)]
-pub use journeyman_domain as domain;
-#[doc(hidden)]
-pub use journeyman_domain::limits;
+pub use journeyman_domain::{id, outcome, time};

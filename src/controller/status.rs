@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use journeyman_domain::named_enum;
 
-pub use crate::domain::group::scale::WorkerActivity;
+pub use journeyman_domain::group::scale::WorkerActivity;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PoolStatus {

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStateTerminated, ContainerStatus, Pod, PodStatus};
 
-use crate::limits::{DRIVER_EXIT_REASON_CHARS_MAX, KUBERNETES_START_GRACE_SECONDS};
+use journeyman_domain::limits::{DRIVER_EXIT_REASON_CHARS_MAX, KUBERNETES_START_GRACE_SECONDS};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PodState {

@@ -4,7 +4,9 @@ use journeyman_domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, REPORT_RESERVE
 use journeyman_domain::outcome::{ExceptionReason, Outcome, PrepareFailure};
 use journeyman_domain::worker::{Effect, Event};
 
-use crate::rules::support::{Bench, FAILED, GRACE, LEASE, MARGIN, One, PREPARED, RELEASE_CLAIM, REPORTED, Reclaims, at, secs};
+use crate::rules::support::{
+    Bench, FAILED, GRACE, LEASE, MARGIN, One, PREPARED, RELEASE_CLAIM, REPORTED, Reclaims, at, secs,
+};
 
 fn thirty_two(bench: &mut Bench) -> Vec<journeyman_domain::id::LocalToken> {
     let seen: Vec<_> = (0..32).map(|n| bench.seen(&format!("m{n}"), &format!("T{n}"))).collect();

@@ -1,8 +1,6 @@
 //! I34: a command ends one claim and no other, in any state of that claim, and decides its outcome unless that was sent already.
 
-use journeyman_domain::claim::{
-    CancelCommand, CancelResult, ClaimAction, ClaimEnd, ClaimEvent, KillCause, LossReason,
-};
+use journeyman_domain::claim::{CancelCommand, CancelResult, ClaimAction, ClaimEnd, ClaimEvent, KillCause, LossReason};
 use journeyman_domain::id::LocalToken;
 use journeyman_domain::outcome::{ExceptionReason, ExecuteFailure, Outcome, PrepareFailure};
 use journeyman_domain::refusal::Refusal;
