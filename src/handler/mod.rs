@@ -18,8 +18,6 @@ mod exit_watcher;
 #[doc(hidden)]
 pub mod hooks;
 #[doc(hidden)]
-pub mod host_errors;
-#[doc(hidden)]
 pub mod http;
 #[cfg(feature = "kubernetes")]
 #[doc(hidden)]
@@ -49,6 +47,8 @@ use serde::Deserialize as _;
 use serde::de::DeserializeOwned;
 
 use payload_schema::PayloadSchema;
+
+use crate::host::host_errors;
 
 pub use crate::task::Request;
 pub use context::{CancelCause, Cancellation, Context, TaskInfo};
