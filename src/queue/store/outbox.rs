@@ -67,18 +67,17 @@ impl Tx<'_> {
     }
 }
 
-impl Store {
-    pub(in crate::queue) async fn outbox(&self) -> Result<Outbox, super::QueueError> {
-        self.execute(|tx| tx.outbox()).await
-    }
+pub(in crate::queue) async fn read(store: &Store) -> Result<Outbox, super::QueueError> {
+    store.execute(|tx| tx.outbox()).await
+}
 
-    /// The notifier has them.
-    pub(in crate::queue) async fn clear_outbox(&self, outbox: &Outbox) -> Result<(), super::QueueError> {
-        let last = outbox.last;
-        self.execute(move |tx| {
+/// The notifier has them.
+pub(in crate::queue) async fn clear(store: &Store, outbox: &Outbox) -> Result<(), super::QueueError> {
+    let last = outbox.last;
+    store
+        .execute(move |tx| {
             tx.conn.execute("DELETE FROM outbox WHERE id <= ?1", [last])?;
             Ok(())
         })
         .await
-    }
 }

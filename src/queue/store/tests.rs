@@ -68,7 +68,7 @@ fn worker() -> WorkerIdentity {
 }
 
 async fn found(store: &Store) -> Vec<ClaimedRun> {
-    let answer = store.wait_for_work("p/w".to_owned(), worker(), 8, CancellationToken::new()).await.unwrap();
+    let answer = wait_for_work(store, "p/w".to_owned(), worker(), 8, CancellationToken::new()).await.unwrap();
     answer.await.unwrap()
 }
 
@@ -80,10 +80,10 @@ async fn pending(store: &Store) -> u32 {
 async fn closed_and_canceled_waiters_get_no_claims() {
     let store = store();
     let cancel = CancellationToken::new();
-    let wait = |cancel| store.wait_for_work("p/w".to_owned(), worker(), 8, cancel);
+    let wait = |cancel| wait_for_work(&store, "p/w".to_owned(), worker(), 8, cancel);
     let closed = wait(CancellationToken::new()).await.unwrap();
     let mut canceled = wait(cancel.clone()).await.unwrap();
-    store.tick().await;
+    tick(&store).await;
     drop(closed);
     cancel.cancel();
     let next = wait(CancellationToken::new()).await.unwrap();
