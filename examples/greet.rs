@@ -5,8 +5,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use journeyman::clock::Clock;
 use journeyman::handler::{Context, ExecuteError, PayloadHandler, PrepareError, erase};
-use journeyman::host::clock::Clock;
 use journeyman::id::TaskId;
 use journeyman::source::memory::{Config as QueueSettings, MemoryQueue, PollStyle, RunState};
 use journeyman::worker::{SourceBinding, Worker, WorkerConfig};

@@ -6,8 +6,6 @@
 #[doc(hidden)]
 pub mod activity;
 #[doc(hidden)]
-pub mod amqp;
-#[doc(hidden)]
 pub mod bridge;
 #[doc(hidden)]
 pub mod cli;
@@ -20,10 +18,6 @@ pub mod control;
 pub mod controller;
 pub mod guide;
 pub mod handler;
-#[doc(hidden)]
-pub mod host;
-#[doc(hidden)]
-pub mod http;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;
 mod notifier;
@@ -31,13 +25,9 @@ mod notifier;
 pub mod observe;
 #[doc(hidden)]
 pub mod queue;
-#[doc(hidden)]
-pub mod redact;
 #[cfg(feature = "kubernetes")]
 mod screwdriver;
 pub mod source;
-#[doc(hidden)]
-pub mod sqlite;
 pub mod task;
 pub mod worker;
 #[doc(hidden)]
@@ -46,5 +36,6 @@ pub mod worker_runner;
 #[doc(hidden)]
 pub mod zookeeper;
 
-pub use host::containment::shim;
 pub use journeyman_domain::{id, outcome, time};
+pub use journeyman_platform::host::clock;
+pub use journeyman_platform::host::containment::shim;

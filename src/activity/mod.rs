@@ -9,8 +9,6 @@ use lapin::options::BasicPublishOptions;
 use lapin::types::{AMQPValue, LongString};
 use lapin::{BasicProperties, Channel, Connection};
 
-use crate::amqp::{self, Broker};
-use crate::host::clock::{Clock, or_pending};
 use crate::worker::liveness::Liveness;
 use crate::worker::status;
 use journeyman_domain::activity::{ActivityReport, ActivityReporter, Event};
@@ -18,6 +16,8 @@ use journeyman_domain::backoff::Backoff;
 use journeyman_domain::jitter::Jitter;
 use journeyman_domain::limits::{ACTIVITY_REPEAT_INTERVAL, AMQP_CLOSE_TIMEOUT};
 use journeyman_domain::poll::POLL_RETRY;
+use journeyman_platform::amqp::{self, Broker};
+use journeyman_platform::host::clock::{Clock, or_pending};
 
 /// Where reports are published.
 #[derive(Debug, Clone)]

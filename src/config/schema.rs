@@ -12,8 +12,6 @@ use super::values::{
     AttemptRate, File, Filter, Listen, OptionalSpan, Queue as TaskQueue, SecretFile, ServiceAddress, Size, Span, Url,
     WebhookUrl, WorkerName,
 };
-use crate::host::containment::Requirement;
-use crate::host::termination_notice::MetadataProvider;
 use crate::notifier::Format;
 use crate::queue::Auth;
 use crate::source::amqp::OnAttemptsExhausted;
@@ -25,6 +23,8 @@ use journeyman_domain::limits::{
     NOTIFIER_SHARDS_MAX, RUN_TIME_MIN_MS, SERVICE_PROBE_INTERVAL_MIN_MS, SERVICE_STARTUP_TIMEOUT_MIN_MS,
     STATUS_POLL_MIN_MS, TASK_LOG_BYTES_MIN, WEBHOOK_TIMEOUT_MAX,
 };
+use journeyman_platform::host::containment::Requirement;
+use journeyman_platform::host::termination_notice::MetadataProvider;
 
 /// A time that a task may run.
 pub type RunTime = Span<RUN_TIME_MIN_MS>;
@@ -1126,7 +1126,7 @@ impl Default for Log {
             format: LogFormat::Auto,
             level: built_in("info"),
             task_log_max: built_in("64MiB"),
-            redact_env: crate::redact::SECRET_NAME_PATTERNS.map(str::to_owned).to_vec(),
+            redact_env: journeyman_platform::redact::SECRET_NAME_PATTERNS.map(str::to_owned).to_vec(),
         }
     }
 }

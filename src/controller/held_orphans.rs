@@ -8,7 +8,6 @@ use super::dead_letters::RejectedOrphan;
 use super::error_replies::DeadLetterReason;
 use super::forwarding;
 use super::queue_names::QueueNames;
-use crate::amqp::headers;
 use journeyman_domain::group::Key;
 use journeyman_domain::group::pool::{Event, Pool};
 use journeyman_domain::limits::{
@@ -17,6 +16,7 @@ use journeyman_domain::limits::{
     CONTROLLER_RECONCILE_INTERVAL,
 };
 use journeyman_domain::time::Instant;
+use journeyman_platform::amqp::headers;
 
 pub(super) fn is_group_limit_reached(pool: &Pool, key: &Key) -> bool {
     pool.tracker().desired(key).is_none() && pool.tracker().groups().count() >= CONTROLLER_GROUPS_MAX

@@ -30,10 +30,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use crate::amqp::Broker;
-use crate::amqp::management::Management;
 use crate::config::pool::PoolConfig;
-use crate::host::clock::Clock;
 use crate::notifier::Announcer;
 use journeyman_domain::backoff::Backoff;
 use journeyman_domain::group::overrides::Overrides;
@@ -44,6 +41,9 @@ use journeyman_domain::jitter::Jitter;
 use journeyman_domain::limits::{CONTROLLER_STATUS_REQUESTS_MAX, CONTROLLER_WORKERS_TIMEOUT};
 use journeyman_domain::poll::POLL_RETRY;
 use journeyman_domain::time::Instant;
+use journeyman_platform::amqp::Broker;
+use journeyman_platform::amqp::management::Management;
+use journeyman_platform::host::clock::Clock;
 
 pub use external_demand::{DemandQueue, DemandSource};
 pub use queue_names::QueueNames;

@@ -25,9 +25,6 @@ use super::status::Role;
 use super::topology::{ArgumentSource, PRECONDITION_FAILED, Topology};
 use super::unacknowledged_counts::{self, CountResult, UnacknowledgedCounts};
 use super::{Controller, ControllerConfig};
-use crate::amqp::management::Management;
-use crate::amqp::{self, headers};
-use crate::host::clock::or_pending;
 use journeyman_domain::group::Key;
 use journeyman_domain::group::load::Load;
 use journeyman_domain::group::pool::{Event, StepResult};
@@ -39,6 +36,9 @@ use journeyman_domain::limits::{
     CONTROLLER_SESSION_EVENTS_MAX, CONTROLLER_STANDBY_INTERVAL,
 };
 use journeyman_domain::time::Instant;
+use journeyman_platform::amqp::management::Management;
+use journeyman_platform::amqp::{self, headers};
+use journeyman_platform::host::clock::or_pending;
 
 pub(super) struct SessionError {
     pub(super) reason: String,

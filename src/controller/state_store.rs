@@ -41,7 +41,7 @@ pub(super) struct WorkerPid {
 
 impl WorkerRecord {
     pub(super) fn new(id: &str, key: &Key, cgroup: Option<PathBuf>) -> Self {
-        let journeyman_domain::journal::BootId(boot) = crate::host::journal::current_boot();
+        let journeyman_domain::journal::BootId(boot) = journeyman_platform::host::journal::current_boot();
         Self { id: id.to_owned(), key: key.as_str().to_owned(), boot: boot.into(), process: None, cgroup }
     }
 }

@@ -12,7 +12,6 @@ use super::driver::{
 };
 use super::poison_message::ExitedWorker;
 use super::{ControllerConfig, RecordedError, SharedCounters, scale_limits};
-use crate::host::clock::Clock;
 use journeyman_domain::group::Key;
 use journeyman_domain::group::load::Load;
 use journeyman_domain::group::overrides::Overrides;
@@ -21,6 +20,7 @@ use journeyman_domain::group::scale::{GroupInput, GroupWorker, ScaleDecision, Sc
 use journeyman_domain::group::tracker::Tracker;
 use journeyman_domain::limits::CONTROLLER_WORKER_STABLE_AFTER;
 use journeyman_domain::time::Instant;
+use journeyman_platform::host::clock::Clock;
 
 pub(super) struct WorkerSet {
     pool: String,

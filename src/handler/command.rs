@@ -18,9 +18,9 @@ use tokio::time::Instant;
 
 use crate::config::Environment;
 use crate::config::schema::CommandHandler;
-use crate::host::host_errors;
-use crate::host::program_path::find_program;
-use crate::redact;
+use journeyman_platform::host::host_errors;
+use journeyman_platform::host::program_path::find_program;
+use journeyman_platform::redact;
 
 use super::artifact::{ArtifactDeclaration, ArtifactKind, Artifacts, Optionality, expires_after_task};
 use super::environment::{self, Variables};

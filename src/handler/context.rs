@@ -8,14 +8,14 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 
-use crate::host::clock::{Clock, or_pending};
-use crate::host::containment::ProcessScope;
-use crate::host::work_dir::{self, WorkDirLock};
-use crate::redact;
 use journeyman_domain::id::{LocalToken, Run, TaskId};
 use journeyman_domain::limits::PROGRESS_CHARS_MAX;
 use journeyman_domain::time::Instant;
 use journeyman_domain::trace_context::TraceParent;
+use journeyman_platform::host::clock::{Clock, or_pending};
+use journeyman_platform::host::containment::ProcessScope;
+use journeyman_platform::host::work_dir::{self, WorkDirLock};
+use journeyman_platform::redact;
 
 use crate::task::{Definition, Reply, ReplyError, Results, cannot_pause};
 use journeyman_domain::refusal::{CallError, Refusal};

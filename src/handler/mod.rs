@@ -48,7 +48,7 @@ use serde::de::DeserializeOwned;
 
 use payload_schema::PayloadSchema;
 
-use crate::host::host_errors;
+use journeyman_platform::host::host_errors;
 
 pub use crate::task::Request;
 pub use context::{CancelCause, Cancellation, Context, TaskInfo};
@@ -310,8 +310,8 @@ mod tests {
 
     use super::*;
     use crate::handler::log::{LogLimits, TaskLog};
-    use crate::host::clock::Clock;
     use crate::task::{Definition, RequestMessage};
+    use journeyman_platform::host::clock::Clock;
 
     struct Message(Request);
 

@@ -10,13 +10,13 @@ use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
-use crate::host::clock::or_pending;
 use crate::task::{Deferral, Results};
 use journeyman_domain::id::Run;
 use journeyman_domain::jitter::Jitter;
 use journeyman_domain::limits::{STAGED_CALL_TIMEOUT, STAGED_DEFER_WAIT_MIN};
 pub(crate) use journeyman_domain::staged::StagedEnd;
 use journeyman_domain::staged::{StagedAction, StagedEvent, StagedState};
+use journeyman_platform::host::clock::or_pending;
 
 use super::{CancelCause, Context, ExecuteError, ExecuteFailure, HandlerFuture, PayloadHandler, PrepareError};
 

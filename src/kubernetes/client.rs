@@ -14,9 +14,9 @@ use parking_lot::Mutex;
 use tokio::time::{Duration, Instant, timeout};
 use tower::util::MapResponseLayer;
 
-use crate::host::crypto_provider::install_crypto_provider;
-use crate::http::client::{error_chain, root_cause};
 use journeyman_domain::limits::{KUBERNETES_CALL_TIMEOUT, KUBERNETES_CONNECT_TIMEOUT, KUBERNETES_RETRY_AFTER_MAX};
+use journeyman_platform::host::crypto_provider::install_crypto_provider;
+use journeyman_platform::http::client::{error_chain, root_cause};
 
 /// Named by what the caller does next.
 #[derive(Debug, thiserror::Error)]

@@ -22,8 +22,6 @@ use super::stamp;
 use super::store::{
     AttemptRecord, Committed, DueLane, EndpointChange, EndpointState, Head, Lease, Store, StoreFailure,
 };
-use crate::host::clock::Clock;
-use crate::host::crash_points::crash_point;
 use journeyman_domain::jitter::Jitter;
 use journeyman_domain::lane::Reply;
 use journeyman_domain::lane::dispatcher::{AttemptLimits, Dispatcher, EndpointLimits, LaneId, NextAttempt};
@@ -34,6 +32,8 @@ use journeyman_domain::limits::{
 };
 use journeyman_domain::staged::Stamp;
 use journeyman_domain::time::Instant;
+use journeyman_platform::host::clock::Clock;
+use journeyman_platform::host::crash_points::crash_point;
 
 /// An endpoint, as it is configured.
 pub(crate) struct Endpoint {

@@ -113,7 +113,7 @@ impl Export {
         worker_group: &str,
     ) -> Result<Self, String> {
         hide_headers(environment);
-        crate::host::crypto_provider::install_crypto_provider();
+        journeyman_platform::host::crypto_provider::install_crypto_provider();
         // A redirect would send the headers, often a token, to another host.
         let client = reqwest::Client::builder()
             .redirect(reqwest::redirect::Policy::none())
@@ -155,7 +155,7 @@ fn hide_headers(environment: &Environment) {
     for name in ["OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS"] {
         let headers = environment.get(name).unwrap_or_default().split(',').filter_map(|pair| pair.split_once('='));
         for value in headers.filter_map(|(_, value)| urlencoding::decode(value.trim()).ok()) {
-            crate::redact::hide([&*value]).until_exit();
+            journeyman_platform::redact::hide([&*value]).until_exit();
         }
     }
 }

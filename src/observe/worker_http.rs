@@ -16,10 +16,10 @@ use super::metrics;
 use super::page::{self, HtmlPage};
 use super::status_routes::{ReadinessCheck, SnapshotFn, StatusRoutes};
 use crate::control::WorkerStatusReply;
-use crate::http::HttpListener;
 use crate::source::{InspectionTable, Source};
 use crate::worker::status::{BlockedReason, LifecycleState, WorkerStatus};
 use journeyman_domain::limits::{HTTP_SNAPSHOT_TIMEOUT, SOURCE_INSPECT_TIMEOUT};
+use journeyman_platform::http::HttpListener;
 
 type Sources = Arc<Vec<(String, Arc<dyn Source>)>>;
 

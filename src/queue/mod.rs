@@ -35,7 +35,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 pub use self::auth::{Auth, RegisteredClient};
 pub use self::clock::QueueClock;
 pub use self::task_state::Priority;
-pub use crate::sqlite::{Db, OpenError};
+pub use journeyman_platform::sqlite::{Db, OpenError};
 
 use self::auth::Keyring;
 use self::clock::UnixMillis;
@@ -46,8 +46,8 @@ use journeyman_domain::limits::{
     QUEUE_CLAIM_TIMEOUT, QUEUE_CONNECTION_IDLE_MAX, QUEUE_CONNECTIONS_MAX, QUEUE_LONG_POLL_WAIT, QUEUE_LONG_POLLS_MAX,
     QUEUE_STOP_TIMEOUT, QUEUE_VISIBILITY_TIMEOUT,
 };
-use crate::http::{self, Limits};
-use crate::sqlite::{Database, RunningStore, StoreStatus, store_ended};
+use journeyman_platform::http::{self, Limits};
+use journeyman_platform::sqlite::{Database, RunningStore, StoreStatus, store_ended};
 
 /// Start from [`Config::new`] and change what differs.
 #[derive(Debug, Clone)]

@@ -21,7 +21,6 @@ use super::rules::{self, Decision};
 use crate::config::schema::ScrewdriverSource;
 use crate::handler::staged::{StagedEnd, StagedHandler, Work, drive_to_end};
 use crate::handler::{Context, ExecuteError, ExecuteFailure, HandlerConfigError, PayloadHandler, PrepareError};
-use crate::host::crash_points::crash_point;
 use crate::kubernetes::{
     FailureCause, KubernetesClient, KubernetesError, PodVerdict, RUNNING, StartGraces, existing, judge, sweep_ended,
 };
@@ -30,6 +29,7 @@ use journeyman_domain::limits::{
     POD_SWEEP_INTERVAL, SCREWDRIVER_START_RETRY, SCREWDRIVER_TOMBSTONE_KEPT, SCREWDRIVER_TOMBSTONES_PAGE,
 };
 use journeyman_domain::staged::{FailureClass, Progress, StagedAnswer, StagedPolicy, StagedRecord, Stamp};
+use journeyman_platform::host::crash_points::crash_point;
 
 /// Of the Secrets that keep a build from starting after it was stopped.
 const STOPPED: &str = "journeyman/stopped-build";

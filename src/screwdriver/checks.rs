@@ -7,10 +7,10 @@ use lapin::message::Delivery;
 use lapin::types::{AMQPValue, FieldTable};
 
 use super::message::{Message, RetryHeaders};
-use crate::amqp::headers;
 use crate::source::amqp::{Check, CheckFormat};
 use crate::task::NextCheck;
 use journeyman_domain::staged::{StagedRecord, Stamp};
+use journeyman_platform::amqp::headers;
 
 /// Carries what the existing worker does not know.
 const RECORD: &str = "jm-work";
@@ -116,7 +116,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::amqp::header_table;
+    use journeyman_platform::amqp::header_table;
 
     fn checks(is_retry_queue: bool) -> BuildChecks {
         let queue = if is_retry_queue { "sdRetryQueue" } else { "sdQueue" };

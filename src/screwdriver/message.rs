@@ -7,9 +7,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use crate::amqp::headers;
 use crate::config::values::{Secret, Url};
 use journeyman_domain::staged::Stamp;
+use journeyman_platform::amqp::headers;
 
 const START_TIME: &str = "x-build-start-time";
 const RETRY_COUNT: &str = "x-retry-count";
@@ -259,7 +259,7 @@ fn number(table: &FieldTable, name: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::amqp::header_table;
+    use journeyman_platform::amqp::header_table;
 
     /// What is recorded as JSON, as the broker sends it.
     fn to_amqp(value: &Value) -> AMQPValue {

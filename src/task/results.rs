@@ -234,7 +234,7 @@ impl Results {
     /// Sets why there is no successful reply. The first reason applies.
     pub fn set_failure_reason(&self, sentence: &str) {
         let mut why = self.inner.failure_reason.lock();
-        why.get_or_insert_with(|| crate::redact::text(sentence).into_owned());
+        why.get_or_insert_with(|| journeyman_platform::redact::text(sentence).into_owned());
     }
 
     /// The request has not started; a redelivery does not count it as an attempt.

@@ -10,7 +10,6 @@ use tokio::sync::{Semaphore, watch};
 use crate::handler::log::TaskLog;
 use crate::handler::sidecar::SidecarStatus;
 use crate::handler::{Context, DynHandler, ExecuteError, PrepareError, PreparedPayload};
-use crate::host::resources;
 use crate::source::{
     Artifact, CallError, Claim, Grant, Message, OpenResult, PollBatch, RecoveryBatch, Source, SourceEvent, SourceFuture,
 };
@@ -21,15 +20,16 @@ use journeyman_domain::outcome::{Cleanup, ExecuteFailure, Outcome, PrepareFailur
 use journeyman_domain::refusal::Refusal;
 use journeyman_domain::time::Instant;
 use journeyman_domain::worker::{Event, HostResources};
+use journeyman_platform::host::resources;
 
 use super::catch_panic::{Panicked, catch_panic};
 use super::host_probe::{HostProbe, blocking_probe};
 use super::uploads::Uploader;
-use crate::host::clock::Clock;
-use crate::host::containment::ProcessScope;
-use crate::host::crash_points::crash_point;
-use crate::host::journal::PendingRecord;
-use crate::host::work_dir::WorkDirLock;
+use journeyman_platform::host::clock::Clock;
+use journeyman_platform::host::containment::ProcessScope;
+use journeyman_platform::host::crash_points::crash_point;
+use journeyman_platform::host::journal::PendingRecord;
+use journeyman_platform::host::work_dir::WorkDirLock;
 
 /// What a call returns: the event of the rules, or what the engine makes it from.
 pub(super) enum CallResult {

@@ -4,12 +4,12 @@ use serde_json::json;
 
 use crate::handler::Context;
 use crate::handler::log::TaskLog;
-use crate::host::crash_points::crash_point;
 use crate::notifier::Announcement;
 use journeyman_domain::claim::{ClaimEnd, LossReason};
 use journeyman_domain::id::LocalToken;
 use journeyman_domain::journal::{self, EntryId};
 use journeyman_domain::outcome::Outcome;
+use journeyman_platform::host::crash_points::crash_point;
 
 use super::catch_panic::drop_guarded;
 use super::claim_runtime::ClaimRuntime;

@@ -22,8 +22,8 @@ use super::live_log::LiveLog;
 use super::timeline::{ClaimPhase, Timeline};
 use super::trace_recorder::SpanContext;
 use super::{SourceBinding, WorkerConfig};
-use crate::host::containment::ProcessScope;
-use crate::host::work_dir::WorkDirLock;
+use journeyman_platform::host::containment::ProcessScope;
+use journeyman_platform::host::work_dir::WorkDirLock;
 
 #[derive(Clone)]
 pub(super) struct PolledMessage {

@@ -74,7 +74,7 @@ fn probe_host(tasks: &Path) -> io::Result<()> {
 }
 
 fn write_probe_file(folder: &Path) -> io::Result<()> {
-    crate::host::work_dir::create_task_dir(folder)?;
+    journeyman_platform::host::work_dir::create_task_dir(folder)?;
     let mut file = std::fs::File::create(folder.join("file"))?;
     file.write_all(&vec![0; HOST_PROBE_BYTES])?;
     file.sync_data()

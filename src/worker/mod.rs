@@ -57,15 +57,15 @@ use journeyman_domain::limits::{
 use journeyman_domain::time::Instant;
 use journeyman_domain::worker::WorkerPolicy;
 
-use crate::host::clock::Clock;
-use crate::host::containment::{self, Containment};
-use crate::host::termination_notice::{NoticeOrigin, WatchStatus};
 use crate::notifier::Announcer;
 pub use claim_commands::{ClaimSnapshot, CommandResult};
 use counters::{WorkerCounters, WorkerCounts};
 pub use journeyman_domain::worker::{
     ClaimingBlocked, ClaimingState, ExitPolicy, ExitReason, MinResources, OnTerminationNotice,
 };
+use journeyman_platform::host::clock::Clock;
+use journeyman_platform::host::containment::{self, Containment};
+use journeyman_platform::host::termination_notice::{NoticeOrigin, WatchStatus};
 use live_log::LiveLogs;
 use liveness::Liveness;
 pub use status::{Note, WorkerStatus};

@@ -6,14 +6,14 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::host::containment::{kill_recorded_processes, survivors_error};
-use crate::host::crash_points::crash_point;
-use crate::host::journal::{Journal, PreviousJournal};
-use crate::host::work_dir::WorkDirLock;
-use crate::host::worker_id_lock::WorkerIdLock;
 use journeyman_domain::claim::ClaimEnd;
 use journeyman_domain::journal::{ClaimRecord, EntryId, JournalRecord, RecoveryPlan};
 use journeyman_domain::outcome::{ExceptionReason, Outcome};
+use journeyman_platform::host::containment::{kill_recorded_processes, survivors_error};
+use journeyman_platform::host::crash_points::crash_point;
+use journeyman_platform::host::journal::{Journal, PreviousJournal};
+use journeyman_platform::host::work_dir::WorkDirLock;
+use journeyman_platform::host::worker_id_lock::WorkerIdLock;
 
 use super::claim_runtime::ClaimRuntime;
 use super::engine::{ClaimJournal, Engine};

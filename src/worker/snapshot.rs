@@ -2,12 +2,12 @@
 
 use crate::handler::Context;
 use crate::handler::log::TaskLog;
-use crate::host::containment::ProcessScope;
 use journeyman_domain::claim::{ClaimEnd, LossReason};
 use journeyman_domain::id::SourceId;
 use journeyman_domain::service_supervisor::ServiceAvailability;
 use journeyman_domain::time::Instant;
 use journeyman_domain::worker::{ClaimView, ClaimingBlocked, ClaimingState, ExitReason, HostResources, SourceState};
+use journeyman_platform::host::containment::ProcessScope;
 
 use super::SourceBinding;
 use super::alerts::duplicate_id_message;

@@ -10,7 +10,6 @@ use crate::handler::Context;
 use crate::handler::artifact::Optionality;
 use crate::handler::artifact_collector::CollectedArtifact;
 use crate::handler::log::{self, FinishedLog, TaskLog};
-use crate::host::clock::{Clock, or_pending};
 use crate::source::{Artifact, ArtifactBody, CallError, Claim};
 use journeyman_domain::backoff::{Backoff, Policy};
 use journeyman_domain::claim::UploadStatus;
@@ -18,6 +17,7 @@ use journeyman_domain::jitter::Jitter;
 use journeyman_domain::limits::{UPLOAD_FULL_RETRY_MAX, UPLOAD_RETRY_MAX, UPLOADS_CONCURRENT_MAX};
 use journeyman_domain::refusal::Refusal;
 use journeyman_domain::time::Instant;
+use journeyman_platform::host::clock::{Clock, or_pending};
 
 use super::counters::WorkerCounters;
 use super::log_artifacts;

@@ -15,7 +15,7 @@ use super::lock::{HeldLock, LockMode};
 use super::semaphore::Places;
 use super::shards::ShardError;
 use super::{Error, Session, Write};
-use crate::host::crash_points::crash_point;
+use journeyman_platform::host::crash_points::crash_point;
 
 const FOLDERS: [&str; 6] = ["requests", "locks", "params", "result-data", "results", "waiters"];
 

@@ -128,7 +128,7 @@ impl Session {
 }
 
 async fn tls_options(files: &TlsFiles) -> Result<TlsOptions, zk::Error> {
-    crate::host::crypto_provider::install_crypto_provider();
+    journeyman_platform::host::crypto_provider::install_crypto_provider();
     let (certificate, key) = (read(&files.certificate).await?, read(&files.key).await?);
     TlsOptions::new().with_pem_ca(&read(&files.ca).await?)?.with_pem_identity(&certificate, &key)
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use journeyman::amqp;
 use journeyman::client::{RpcClient, RpcError, RpcReply, RpcRequest};
+use journeyman_platform::amqp;
 use lapin::message::Delivery;
 use lapin::options::{BasicPublishOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};

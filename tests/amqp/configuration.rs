@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use journeyman::amqp;
+use journeyman_platform::amqp;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::amqp::controller::{ECHO, Reports, fresh};

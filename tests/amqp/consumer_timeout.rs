@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use journeyman::amqp::lapin::types::AMQPValue;
-use journeyman::amqp::management::{Management, ManagementError};
-use journeyman::host::clock::Clock;
 use journeyman::source::Source as _;
 use journeyman::source::amqp::{AmqpSource, AmqpSourceConfig as Queue};
+use journeyman_platform::amqp::lapin::types::AMQPValue;
+use journeyman_platform::amqp::management::{Management, ManagementError};
+use journeyman_platform::host::clock::Clock;
 
 use crate::amqp::support::{Client, Kind, broker, next_grant, queue, shared};
 use crate::support::broker::management;

@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use journeyman::amqp;
-use journeyman::amqp::lapin::options::{
+use journeyman_platform::amqp;
+use journeyman_platform::amqp::lapin::options::{
     BasicConsumeOptions, BasicPublishOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions,
 };
-use journeyman::amqp::lapin::types::{AMQPValue, FieldTable};
-use journeyman::amqp::lapin::{BasicProperties, Consumer, ExchangeKind};
+use journeyman_platform::amqp::lapin::types::{AMQPValue, FieldTable};
+use journeyman_platform::amqp::lapin::{BasicProperties, Consumer, ExchangeKind};
 
 use crate::amqp::configuration::{get, listening};
 use crate::support::broker::Broker;

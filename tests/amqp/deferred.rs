@@ -6,21 +6,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use journeyman::amqp;
-use journeyman::amqp::delay::DelayQueues;
-use journeyman::amqp::lapin::BasicProperties;
-use journeyman::amqp::lapin::message::Delivery;
-use journeyman::amqp::lapin::options::QueueDeleteOptions;
-use journeyman::amqp::lapin::types::AMQPValue;
 use journeyman::handler::staged::{Staged, StagedHandler, Work};
 use journeyman::handler::{ExecuteFailure, Request, erase};
-use journeyman::host::crash_points::DEFERRAL_CRASH_POINTS;
 use journeyman::source::amqp::{
     AmqpSource, AmqpSourceConfig as Queue, Check, CheckFormat, CheckRoute, DeferralConfig, OnRetry,
 };
 use journeyman::task::{NextCheck, Reply};
 use journeyman::worker::WorkerConfig;
 use journeyman_domain::staged::{Progress, StagedAnswer, StagedPolicy, StagedRecord, Stamp};
+use journeyman_platform::amqp;
+use journeyman_platform::amqp::delay::DelayQueues;
+use journeyman_platform::amqp::lapin::BasicProperties;
+use journeyman_platform::amqp::lapin::message::Delivery;
+use journeyman_platform::amqp::lapin::options::QueueDeleteOptions;
+use journeyman_platform::amqp::lapin::types::AMQPValue;
+use journeyman_platform::host::crash_points::DEFERRAL_CRASH_POINTS;
 use parking_lot::Mutex;
 use rustix::process::Signal;
 

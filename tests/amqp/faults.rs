@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use journeyman::amqp::lapin::BasicProperties;
 use journeyman::source::amqp::AmqpSourceConfig as Queue;
 use journeyman::worker::WorkerConfig;
+use journeyman_platform::amqp::lapin::BasicProperties;
 use tokio::sync::Semaphore;
 
 use crate::amqp::support::{Client, Gate, Kind, Running, broker, echo, handler, queue, shared, until, wired, within};

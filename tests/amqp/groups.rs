@@ -13,10 +13,10 @@ mod seen;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use journeyman::amqp;
-use journeyman::amqp::lapin::options::{BasicPublishOptions, QueueDeclareOptions};
-use journeyman::amqp::lapin::types::FieldTable;
-use journeyman::amqp::lapin::{BasicProperties, Confirmation};
+use journeyman_platform::amqp;
+use journeyman_platform::amqp::lapin::options::{BasicPublishOptions, QueueDeclareOptions};
+use journeyman_platform::amqp::lapin::types::FieldTable;
+use journeyman_platform::amqp::lapin::{BasicProperties, Confirmation};
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
 

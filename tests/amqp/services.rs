@@ -1,8 +1,8 @@
 //! Handlers of kind `http` and `command` on a real RabbitMQ. `tests/cli/services.rs` shows how a worker starts and stops services.
 
-use journeyman::amqp;
-use journeyman::amqp::lapin::BasicProperties;
-use journeyman::amqp::lapin::types::AMQPValue;
+use journeyman_platform::amqp;
+use journeyman_platform::amqp::lapin::BasicProperties;
+use journeyman_platform::amqp::lapin::types::AMQPValue;
 
 use crate::amqp::support::{Client, Kind, broker, shared_uri};
 use crate::support::process::Process;

@@ -8,14 +8,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_core::Stream as _;
-use journeyman::amqp::lapin::message::Delivery;
-use journeyman::amqp::lapin::options::{
-    BasicConsumeOptions, BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, ExchangeDeleteOptions,
-    QueueDeclareOptions, QueueDeleteOptions,
-};
-use journeyman::amqp::lapin::types::{AMQPValue, FieldTable};
-use journeyman::amqp::lapin::{BasicProperties, Channel, Confirmation, Connection, Consumer};
-use journeyman::amqp::{self, headers};
 use journeyman::handler::{
     Context, DynHandler, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError, Request, erase,
 };
@@ -24,6 +16,14 @@ use journeyman::source::{Grant, Source};
 use journeyman::task::Reply;
 use journeyman::worker::{Control, ExitReason, SourceBinding, Worker, WorkerConfig};
 use journeyman_domain::id::PriorityQueue;
+use journeyman_platform::amqp::lapin::message::Delivery;
+use journeyman_platform::amqp::lapin::options::{
+    BasicConsumeOptions, BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, ExchangeDeleteOptions,
+    QueueDeclareOptions, QueueDeleteOptions,
+};
+use journeyman_platform::amqp::lapin::types::{AMQPValue, FieldTable};
+use journeyman_platform::amqp::lapin::{BasicProperties, Channel, Confirmation, Connection, Consumer};
+use journeyman_platform::amqp::{self, headers};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 

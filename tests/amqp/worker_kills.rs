@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use journeyman::amqp::lapin::BasicProperties;
-use journeyman::amqp::lapin::types::AMQPValue;
-use journeyman::host::crash_points::REQUEST_CRASH_POINTS;
+use journeyman_platform::amqp::lapin::BasicProperties;
+use journeyman_platform::amqp::lapin::types::AMQPValue;
+use journeyman_platform::host::crash_points::REQUEST_CRASH_POINTS;
 use rustix::process::Signal;
 
 use crate::amqp::support::{Client, Kind, broker, shared_uri};

@@ -8,15 +8,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_core::Stream as _;
-use journeyman::amqp::lapin::options::{BasicConsumeOptions, BasicPublishOptions, QueueDeclareOptions};
-use journeyman::amqp::lapin::types::FieldTable;
-use journeyman::amqp::lapin::{BasicProperties, Channel, Connection, Consumer};
-use journeyman::amqp::{Broker, BrokerConfig, headers, lapin};
 use journeyman::source::amqp::{AmqpSource, AmqpSourceConfig, PayloadForm};
 use journeyman::source::{Artifact, Capabilities, Claim, Grant, OpenResult, PollBatch, Source, SourceFuture};
 use journeyman_domain::id::{PriorityQueue, Run, TaskId};
 use journeyman_domain::outcome::Outcome;
 use journeyman_domain::time::Instant;
+use journeyman_platform::amqp::lapin::options::{BasicConsumeOptions, BasicPublishOptions, QueueDeclareOptions};
+use journeyman_platform::amqp::lapin::types::FieldTable;
+use journeyman_platform::amqp::lapin::{BasicProperties, Channel, Connection, Consumer};
+use journeyman_platform::amqp::{Broker, BrokerConfig, headers, lapin};
 
 use crate::conformance::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};
 

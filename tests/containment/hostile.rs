@@ -9,8 +9,8 @@ use journeyman::handler::artifact::{ArtifactDeclaration, ArtifactKind, Optionali
 use journeyman::handler::artifact_collector::CollectedArtifact;
 use journeyman::handler::log::LogLimits;
 use journeyman::handler::process::RunLimits;
-use journeyman::host::containment::{Containment, ContainmentConfig, ContainmentLevel, ResourceLimits};
 use journeyman_domain::outcome::Cleanup;
+use journeyman_platform::host::containment::{Containment, ContainmentConfig, ContainmentLevel, ResourceLimits};
 use tokio::task::JoinSet;
 
 use crate::bench::Bench;

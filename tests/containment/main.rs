@@ -24,7 +24,7 @@ mod scopes;
 
 use std::process::ExitCode;
 
-use journeyman::host::containment::{Containment, ContainmentConfig, ContainmentLevel, Requirement};
+use journeyman_platform::host::containment::{Containment, ContainmentConfig, ContainmentLevel, Requirement};
 
 const LEVELS: [ContainmentLevel; 2] = ContainmentLevel::ALL;
 

@@ -10,10 +10,10 @@ use journeyman::handler::{
     CancelCause, Cancellation, Context, DynHandler, ExecuteError, ExecuteFailure, PrepareError, PrepareFailure,
     TaskInfo,
 };
-use journeyman::host::clock::Clock;
-use journeyman::host::containment::ProcessScope;
 use journeyman_domain::id::{Run, TaskId};
 use journeyman_domain::time::Instant;
+use journeyman_platform::host::clock::Clock;
+use journeyman_platform::host::containment::ProcessScope;
 use rustix::fs::{CWD, FileType, mknodat};
 use serde_json::{Value, json};
 use tempfile::TempDir;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use journeyman::host::termination_notice::{MetadataProvider, Notice, NoticeOrigin};
 use journeyman_domain::termination_notice::Termination;
+use journeyman_platform::host::termination_notice::{MetadataProvider, Notice, NoticeOrigin};
 use serde_json::{Value, json};
 
 use crate::host::metadata_service::{Cloud as Service, Metadata, faults};

@@ -1,6 +1,6 @@
 //! Events that become webhooks: once for each endpoint, in order, whatever dies.
 
-use journeyman::host::crash_points::NOTIFIER_CRASH_POINTS;
+use journeyman_platform::host::crash_points::NOTIFIER_CRASH_POINTS;
 use serde_json::{Value, json};
 
 use crate::notifier::support::{Place, Receiver, event};

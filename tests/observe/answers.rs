@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use journeyman::http::{Exposure, HttpListener};
 use journeyman_domain::limits::HTTP_CONNECTIONS_MAX;
+use journeyman_platform::http::{Exposure, HttpListener};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 

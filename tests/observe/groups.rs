@@ -7,8 +7,8 @@ use journeyman::controller::status::{
     BrokerStatus, CounterValues, ErrorStatus, GroupPhase, GroupStatus, PoolStatus, Role, WorkerActivity, WorkerCounts,
     WorkerStatus,
 };
-use journeyman::http::BearerToken;
 use journeyman::observe::controller_http::serve;
+use journeyman_platform::http::BearerToken;
 
 use crate::observe::answers::get;
 use crate::observe::views::{HOSTILE, Server};

@@ -11,8 +11,8 @@ use axum::{Json, Router};
 use journeyman::control::controller_api::{ControllerStatusReply, PoolCommandRequest};
 use journeyman::control::poison_api::PoisonActionRequest;
 use journeyman::control::worker_api::ApiError;
-use journeyman::http::BearerToken;
 use journeyman::observe::page::controller::{CommandButtons, render};
+use journeyman_platform::http::BearerToken;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 

@@ -5,8 +5,6 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
 use journeyman::control::WorkerStatusReply;
-use journeyman::host::termination_notice::WatchStatus;
-use journeyman::http::{Exposure, HttpListener};
 use journeyman::observe::status_routes::SnapshotFn;
 use journeyman::observe::worker_http::serve;
 use journeyman::worker::counters::{OutcomeCounts, SourceCounts, WorkerCounts};
@@ -14,6 +12,8 @@ use journeyman::worker::status::{
     ActivityStatus, BlockedReason, ClaimStatus, HostStatus, LifecycleState, Note, NoticeStatus, RecentResult,
     SidecarSummary, SourceError, SourceStatus, WorkerStatus,
 };
+use journeyman_platform::host::termination_notice::WatchStatus;
+use journeyman_platform::http::{Exposure, HttpListener};
 use tokio::task::JoinSet;
 
 /// A worker with two sources that holds nothing.

@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use jiff::SignedDuration;
-use journeyman::amqp::header_table;
-use journeyman::amqp::lapin::BasicProperties;
-use journeyman::amqp::lapin::types::AMQPValue;
+use journeyman_platform::amqp::header_table;
+use journeyman_platform::amqp::lapin::BasicProperties;
+use journeyman_platform::amqp::lapin::types::AMQPValue;
 use serde_json::Value;
 
 use crate::screwdriver::support::{Place, of_build, start, status, text, until};

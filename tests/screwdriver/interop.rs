@@ -1,8 +1,8 @@
 //! The worker beside Screwdriver's own: each goes on with what the other has begun.
 
-use journeyman::amqp::header_table;
-use journeyman::amqp::lapin::BasicProperties;
-use journeyman::amqp::lapin::types::AMQPValue;
+use journeyman_platform::amqp::header_table;
+use journeyman_platform::amqp::lapin::BasicProperties;
+use journeyman_platform::amqp::lapin::types::AMQPValue;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 

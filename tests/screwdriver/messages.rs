@@ -1,8 +1,8 @@
 //! Messages of all kinds, and what an operator sees of the worker.
 
-use journeyman::amqp::header_table;
-use journeyman::amqp::lapin::BasicProperties;
-use journeyman::amqp::lapin::types::{AMQPValue, FieldTable};
+use journeyman_platform::amqp::header_table;
+use journeyman_platform::amqp::lapin::BasicProperties;
+use journeyman_platform::amqp::lapin::types::{AMQPValue, FieldTable};
 use serde_json::json;
 
 use crate::screwdriver::executor::BUILD_TOKEN;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use journeyman::host::crash_points::{BUILD_CRASH_POINTS, DEFERRAL_CRASH_POINTS};
+use journeyman_platform::host::crash_points::{BUILD_CRASH_POINTS, DEFERRAL_CRASH_POINTS};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 

@@ -5,14 +5,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 
-use journeyman::amqp::lapin::message::BasicGetMessage;
-use journeyman::amqp::lapin::options::{
+use journeyman_platform::amqp::lapin::message::BasicGetMessage;
+use journeyman_platform::amqp::lapin::options::{
     BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions, QueueBindOptions,
     QueueDeclareOptions,
 };
-use journeyman::amqp::lapin::types::{AMQPValue, FieldTable};
-use journeyman::amqp::lapin::{BasicProperties, Channel, Confirmation, Connection, ExchangeKind};
-use journeyman::amqp::{self, header_table};
+use journeyman_platform::amqp::lapin::types::{AMQPValue, FieldTable};
+use journeyman_platform::amqp::lapin::{BasicProperties, Channel, Confirmation, Connection, ExchangeKind};
+use journeyman_platform::amqp::{self, header_table};
 use parking_lot::Mutex;
 use reqwest::Method;
 use rustix::process::Signal;

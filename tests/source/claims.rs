@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use journeyman::host::clock::Clock;
 use journeyman::source::taskcluster::{Dialect, Taskcluster};
 use journeyman::source::{CallError, LossReason, MessageQueue as _, Recovery as _, RecoveryBatch, Source as _};
 use journeyman_domain::id::PriorityQueue;
 use journeyman_domain::outcome::{ExceptionReason, Outcome};
 use journeyman_domain::refusal::Refusal;
+use journeyman_platform::host::clock::Clock;
 use serde_json::json;
 use tokio::sync::Notify;
 

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use journeyman::host::clock::Clock;
 use journeyman::source::memory::{Config, MemoryQueue, MemorySource, PollStyle, RunEnd, RunState};
 use journeyman::source::{
     Artifact, CallError, Capabilities, Claim, Grant, LossReason, Message, MessageQueue, OpenResult, PollBatch,
@@ -15,6 +14,7 @@ use journeyman_domain::id::{PriorityQueue, Run, TaskId};
 use journeyman_domain::outcome::{ExceptionReason, Outcome};
 use journeyman_domain::refusal::Refusal;
 use journeyman_domain::time::Instant;
+use journeyman_platform::host::clock::Clock;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};

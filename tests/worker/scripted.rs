@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use journeyman::handler::artifact::{ArtifactDeclaration, ArtifactKind, Optionality};
 use journeyman::handler::{self, CancelCause, Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError};
-use journeyman::host::clock::Clock;
 use journeyman::source::Source;
 use journeyman::source::memory::{Config, MemoryQueue, PollStyle, RunEnd, RunState};
 use journeyman::worker::{ExitReason, SourceBinding, Worker, WorkerConfig};
 use journeyman_domain::id::TaskId;
 use journeyman_domain::outcome::{ExceptionReason, Outcome};
+use journeyman_platform::host::clock::Clock;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};

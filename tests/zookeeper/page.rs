@@ -4,7 +4,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use journeyman::control::WorkerStatusReply;
-use journeyman::http::{Exposure, HttpListener};
 use journeyman::observe::status_routes::SnapshotFn;
 use journeyman::observe::worker_http::serve;
 use journeyman::source::Source;
@@ -12,6 +11,7 @@ use journeyman::source::zookeeper::{Dialect, ZooKeeperSource};
 use journeyman::zookeeper::lock::{HeldLock, LockMode};
 use journeyman::zookeeper::semaphore::{Holder, Places, Semaphore};
 use journeyman::zookeeper::submit::Submission;
+use journeyman_platform::http::{Exposure, HttpListener};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 

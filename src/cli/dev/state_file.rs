@@ -13,8 +13,8 @@ use crate::config::Environment;
 use crate::config::environment::STATE_VARIABLE;
 use crate::config::secrets::ClientCredentials;
 use crate::config::values::Secret;
-use crate::host::file_lock::FileLock;
 use crate::source::taskcluster::Api;
+use journeyman_platform::host::file_lock::FileLock;
 
 /// What a running `journeyman dev` writes to `dev.json`, readable for its owner only.
 #[derive(Debug, Clone, Serialize, Deserialize)]

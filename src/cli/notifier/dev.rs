@@ -14,13 +14,13 @@ use super::listen::Receiver;
 use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::output;
 use crate::config::values::Secret;
-use crate::http::{BearerToken, Exposure, HttpListener};
 use crate::notifier::{
     Database, EndpointSettings, Event, Notifier, NotifierClient, NotifierConfig, Publisher, SealKeys, Sender,
     SenderConfig, Tokens,
 };
-use crate::sqlite::Db;
 use journeyman_domain::limits::NOTIFIER_DEV_TIMEOUT;
+use journeyman_platform::http::{BearerToken, Exposure, HttpListener};
+use journeyman_platform::sqlite::Db;
 
 const EVENTS: usize = 8;
 

@@ -376,7 +376,7 @@ mod real {
     }
 
     fn has_cgroups() -> bool {
-        let probe = crate::host::containment::WorkerCgroups::probe("conformance");
+        let probe = journeyman_platform::host::containment::WorkerCgroups::probe("conformance");
         if let Err(why) = &probe {
             assert!(std::env::var_os("CI").is_none(), "no cgroups: {why}");
             println!("MISSING: cgroups, so nothing was tested: {why}");

@@ -25,7 +25,6 @@ use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
 
 use crate::config::pool::{PoolConfig, PoolDriver};
 use crate::controller::state_store::StateStore;
-use crate::host::clock::{Clock, or_pending};
 use journeyman_domain::group::Key;
 use journeyman_domain::group::restart_backoff::WorkerEnd;
 use journeyman_domain::limits::{
@@ -33,6 +32,7 @@ use journeyman_domain::limits::{
     DRIVER_STARTS_QUEUED_MAX,
 };
 use journeyman_domain::time::Instant;
+use journeyman_platform::host::clock::{Clock, or_pending};
 
 use docker::DockerDriver;
 use exec::ExecDriver;

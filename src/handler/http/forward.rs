@@ -25,12 +25,12 @@ use super::{AddressedRequest, HttpInner};
 use crate::handler::artifact::{self, ArtifactDeclaration, ArtifactKind};
 use crate::handler::process::format_seconds;
 use crate::handler::{Context, ExecuteError, ExecuteFailure, TaskInfo};
-use crate::http::client::{BodyError, read_body};
 use crate::task::{Reply, ReplyStatus, Results};
 use journeyman_domain::limits::{
     SERVICE_ANSWER_BYTES_MAX, SERVICE_HEADERS_MAX, SERVICE_RETRY_AFTER_DEFAULT, SERVICE_RETRY_AFTER_MAX,
 };
 use journeyman_domain::refusal::Refusal;
+use journeyman_platform::http::client::{BodyError, read_body};
 
 pub(super) enum ForwardResult {
     Done,

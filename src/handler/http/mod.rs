@@ -23,9 +23,9 @@ use super::{
 use crate::config::Environment;
 use crate::config::schema::HttpHandler;
 use crate::config::values::ServiceAddress;
-use crate::http::client::client_builder;
 use forward::ForwardResult;
 use journeyman_domain::limits::SERVICE_CONNECT_TIMEOUT;
+use journeyman_platform::http::client::client_builder;
 
 /// Clones share the service.
 #[derive(Debug, Clone)]

@@ -14,7 +14,6 @@ use crate::handler::SidecarContext;
 use crate::handler::environment::{self, Variables};
 use crate::handler::process::{Launch, RunLimits, RunningProcess};
 use crate::handler::sidecar::{SidecarProcess, SidecarStatus};
-use crate::host::clock::or_pending;
 use journeyman_domain::limits::{
     SERVICE_ABSENT_PROBE_INTERVAL, SERVICE_FAILED_PROBES_MAX, SERVICE_FAILURES_ALERT_AFTER,
     SERVICE_FAILURES_ALERT_EVERY, SERVICE_PROBE_TIMEOUT_MIN, SERVICE_STARTING_PROBE_INTERVAL,
@@ -24,6 +23,7 @@ use journeyman_domain::service_supervisor::{
     Effect, Event, HealthCheckResult, ManagedBy, ServiceAvailability, ServicePolicy, ServiceSupervisor as Rules,
     StopReason,
 };
+use journeyman_platform::host::clock::or_pending;
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 

@@ -21,8 +21,8 @@ use tokio::sync::Semaphore;
 use super::intake::{EndpointError, Intake};
 use super::registry::InvalidEndpoint;
 use super::store::{Store, StoreFailure};
-use crate::http::{BearerToken, add_headers};
 use journeyman_domain::limits::{NOTIFIER_BODY_BYTES_MAX, NOTIFIER_CALLS_MAX};
+use journeyman_platform::http::{BearerToken, add_headers};
 
 pub(crate) use self::status::{EndpointStatus, Status};
 

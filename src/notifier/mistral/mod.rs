@@ -26,12 +26,12 @@ pub(crate) use self::message::UrlKey;
 use self::queues::QueueConsumer;
 pub(super) use self::targets::is_target;
 use super::intake::{Intake, retry_sessions};
-use crate::amqp::management::{BrokerPolicy, Management, ManagementError};
-use crate::amqp::{self, Broker, header_table, headers};
 use journeyman_domain::limits::{
     AMQP_CLOSE_TIMEOUT, NOTIFIER_DELIVERY_LIMIT, NOTIFIER_MISTRAL_DISCOVERY_INTERVAL, NOTIFIER_MISTRAL_PREFETCH,
     NOTIFIER_MISTRAL_QUEUES_MAX, NOTIFIER_MISTRAL_STANDBY_INTERVAL, NOTIFIER_PREFETCH,
 };
+use journeyman_platform::amqp::management::{BrokerPolicy, Management, ManagementError};
+use journeyman_platform::amqp::{self, Broker, header_table, headers};
 
 /// Where messages go that are no events.
 const DEAD: &str = "journeyman.dead";

@@ -27,13 +27,13 @@ use self::sqlite::{SqliteTx, Tables};
 pub(super) use self::statements::outcome_text;
 pub(crate) use self::statements::{Added, AttemptRecord, Committed, DueLane, Head, Lease};
 use super::event::Event;
-use crate::sqlite::{Database, Db, OpenError, StoreStatus};
 use journeyman_domain::lane::dispatcher::LaneId;
 use journeyman_domain::lane::endpoint::EndpointHealth;
 use journeyman_domain::lane::partitions::Partition;
 use journeyman_domain::lane::retry::{HeadState, HeadVerdict};
 use journeyman_domain::limits::NOTIFIER_LEASE;
 use journeyman_domain::staged::Stamp;
+use journeyman_platform::sqlite::{Database, Db, OpenError, StoreStatus};
 
 /// Why nothing was stored or read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -66,7 +66,7 @@ struct Hints {
 
 #[derive(Clone)]
 enum Kind {
-    Sqlite(crate::sqlite::Store<Tables>),
+    Sqlite(journeyman_platform::sqlite::Store<Tables>),
     Postgres(Postgres),
 }
 

@@ -8,8 +8,8 @@ use uuid::Uuid;
 use super::StoreFailure;
 use super::sql::{Row, Sql, SqlError, Value};
 use crate::notifier::stamp;
-use crate::sqlite::{Batch, JobError, Owner, Schema, Writer};
 use journeyman_domain::staged::Stamp;
+use journeyman_platform::sqlite::{Batch, JobError, Owner, Schema, Writer};
 
 pub(super) const SCHEMA: Schema = Schema {
     // `jrnn`.

@@ -13,8 +13,8 @@ use super::page::controller::CommandButtons;
 use super::status_routes::{ReadinessCheck, SnapshotFn, StatusRoutes};
 use crate::control::controller_api::ControllerStatusReply;
 use crate::controller::status::PoolStatus;
-use crate::http::{BearerToken, HttpListener};
 use commands::require_token;
+use journeyman_platform::http::{BearerToken, HttpListener};
 pub use metrics::markdown;
 
 /// Serves until dropped. `commands` need the token.

@@ -17,7 +17,7 @@ use self::writer::run_waiter;
 use super::queue_error::QueueError;
 use super::task_state::{RunError, WorkerIdentity};
 use crate::source::taskcluster::formats::new_task_id;
-use crate::sqlite::{self, Database, JobError, OpenError, Schema};
+use journeyman_platform::sqlite::{self, Database, JobError, OpenError, Schema};
 
 pub(crate) type Store = sqlite::Store<QueueStore>;
 pub(crate) type StoreError = JobError<QueueError>;

@@ -9,7 +9,7 @@ use super::super::{Config, Db};
 use super::artifacts::Artifact;
 use super::tx::Tx;
 use super::*;
-use crate::sqlite::{Job, RunningStore, StoreStatus, job};
+use journeyman_platform::sqlite::{Job, RunningStore, StoreStatus, job};
 
 fn config(clock: QueueClock) -> Arc<Config> {
     Arc::new(Config { clock, ..Config::new(Db::Memory, "/nonexistent".into()) })

@@ -11,7 +11,7 @@ use super::super::Config;
 use super::super::queue_error::{QueueError, QueueErrorCode};
 use super::tx::Tx;
 use super::{Batch, Waiter, Writer};
-use crate::sqlite::Owner;
+use journeyman_platform::sqlite::Owner;
 
 #[derive(Debug)]
 pub(crate) struct QueueStore {

@@ -6,7 +6,6 @@ use std::sync::{Arc, OnceLock};
 use lapin::types::{AMQPValue, ShortString};
 use tokio::sync::Mutex;
 
-use crate::host::crash_points::crash_point;
 use crate::source::{Artifact, CallError, Claim, LossReason, SourceFuture};
 use crate::task::{Deferral, Definition, NextCheck, Reply, ReplyLimits, ReplyStatus, Results};
 use journeyman_domain::consumer_timeout;
@@ -17,6 +16,7 @@ use journeyman_domain::outcome::{ExceptionReason, Outcome};
 use journeyman_domain::refusal::Refusal;
 use journeyman_domain::staged::StagedRecord;
 use journeyman_domain::time::Instant;
+use journeyman_platform::host::crash_points::crash_point;
 
 use super::config::{OnAttemptsExhausted, OnRetry};
 use super::deferral::{CheckRoute, DeferralConfig, Look};

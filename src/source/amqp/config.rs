@@ -7,10 +7,10 @@ use lapin::types::ShortString;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::amqp::Broker;
-use crate::amqp::management::Management;
 use journeyman_domain::consumer_timeout;
 use journeyman_domain::limits::{AMQP_ATTEMPTS_MAX, AMQP_LONG_POLL_WAIT, AMQP_MESSAGE_BYTES_MAX, AMQP_REPLY_RETRY_MAX};
+use journeyman_platform::amqp::Broker;
+use journeyman_platform::amqp::management::Management;
 
 use super::deferral::DeferralConfig;
 use super::delivery::PayloadForm;

@@ -12,11 +12,11 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use crate::amqp::{delay, headers};
 use crate::task::{Request, RequestMessage};
 use journeyman_domain::delivery_attempts::{DeliveryHistory, DeliveryKind};
 use journeyman_domain::id::{Run, TASK_ID_BYTES_MAX, TaskId};
 use journeyman_domain::limits::IDEMPOTENCY_BODY_BYTES_MAX;
+use journeyman_platform::amqp::{delay, headers};
 
 /// Attempts before this delivery.
 pub(super) const ATTEMPTS_HEADER: &str = "x-journeyman-attempts";

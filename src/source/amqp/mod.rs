@@ -29,9 +29,6 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use crate::amqp;
-use crate::amqp::delay::DelayGuarantee;
-use crate::host::clock::Clock;
 use journeyman_domain::consumer_timeout;
 use journeyman_domain::delivery_attempts::{AttemptAction, Isolation, Republishing};
 use journeyman_domain::id::PriorityQueue;
@@ -41,6 +38,9 @@ use journeyman_domain::limits::{
 };
 use journeyman_domain::outcome::{ExceptionReason, Outcome};
 use journeyman_domain::refusal::Refusal;
+use journeyman_platform::amqp;
+use journeyman_platform::amqp::delay::DelayGuarantee;
+use journeyman_platform::host::clock::Clock;
 
 use super::{
     CallError, Capabilities, Grant, OpenResult, PollBatch, RunTerms, Source, SourceEvent, SourceFuture, next_of,

@@ -15,7 +15,6 @@ use super::error_response::{retryable, sanitize};
 use super::transport::{ApiRequest, ApiResponse, FailedCall, TimeoutClass, encode_segment};
 use super::wire::{CheckedGrant, TaskDefinition, WireClaim, WireClaimed, WireClaimedPage, WireClaims, WireStatusReply};
 use super::{Dialect, Service, Taskcluster};
-use crate::host::clock::Clock;
 use crate::source::{
     Artifact, CallError, Claim, Grant, LossReason, Message, PollBatch, RecoveryBatch, SourceFuture, cannot_defer,
 };
@@ -25,6 +24,7 @@ use journeyman_domain::outcome::Outcome;
 use journeyman_domain::poll::CLOCK_SKEW_MAX;
 use journeyman_domain::refusal::Refusal;
 use journeyman_domain::time::Instant;
+use journeyman_platform::host::clock::Clock;
 
 pub(super) struct TaskclusterClaim {
     pub(super) run: Run,

@@ -14,7 +14,7 @@ use secrecy::{ExposeSecret, SecretString};
 use serde_json::value::RawValue;
 use url::{Position, Url};
 
-use crate::redact;
+use journeyman_platform::redact;
 
 /// A Taskcluster client: permanent, or temporary with a certificate. Deliberately without `Debug`.
 #[derive(Clone)]

@@ -10,10 +10,10 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::credentials::Credentials;
-use crate::host::clock::Clock;
 use crate::source::RunTerms;
 use journeyman_domain::id::{Run, TaskId};
 use journeyman_domain::limits::LEASE_MAX;
+use journeyman_platform::host::clock::Clock;
 
 const DATE_RESOLUTION: Duration = Duration::from_secs(1);
 

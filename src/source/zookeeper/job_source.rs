@@ -11,7 +11,6 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::host::clock::Clock;
 use crate::source::{
     CallError, Capabilities, Grant, InspectionTable, OpenResult, PollBatch, Source, SourceEvent, SourceFuture, next_of,
 };
@@ -20,6 +19,7 @@ use crate::zookeeper::{ConnectConfig, Session};
 use journeyman_domain::id::PriorityQueue;
 use journeyman_domain::limits::{ZOOKEEPER_CLOSE_TIMEOUT, ZOOKEEPER_EVENTS_MAX, ZOOKEEPER_LONG_POLL_WAIT};
 use journeyman_domain::refusal::Refusal;
+use journeyman_platform::host::clock::Clock;
 
 use super::queue_watch::QueueWatch;
 use super::{Dialect, inspection, native, zuul};

@@ -13,7 +13,6 @@ use zookeeper_client::CreateMode;
 use super::claim::{Held, JobClaim};
 use super::job_source::SourceInner;
 use super::queue_watch::QueueWatch;
-use crate::host::crash_points::crash_point;
 use crate::source::{CallError, Grant, RunTerms, SourceFuture};
 use crate::task::Results;
 use crate::zookeeper::json_object::JsonObject;
@@ -22,6 +21,7 @@ use journeyman_domain::id::{Run, TaskId};
 use journeyman_domain::limits::{ZOOKEEPER_ATTEMPTS_MAX, ZOOKEEPER_NODE_BYTES_MAX};
 use journeyman_domain::outcome::{ExceptionReason, Outcome};
 use journeyman_domain::refusal::Refusal;
+use journeyman_platform::host::crash_points::crash_point;
 
 struct HeldTask {
     task_path: String,

@@ -11,7 +11,6 @@ use super::Dialect;
 use super::claim::{self, Held, JobClaim};
 use super::job_source::SourceInner;
 use super::queue_watch::QueueWatch;
-use crate::host::crash_points::crash_point;
 use crate::source::{CallError, Grant, RunTerms, SourceFuture};
 use crate::task::{Reply, Results, cannot_pause};
 use crate::zookeeper::event_queue::{EventQueue, event};
@@ -23,6 +22,7 @@ use journeyman_domain::id::{Run, TaskId};
 use journeyman_domain::limits::{ZOOKEEPER_RESULT_BYTES_MAX, ZOOKEEPER_RETRY_DELAY, ZOOKEEPER_SEMAPHORE_RETRY};
 use journeyman_domain::outcome::{ExceptionReason, Outcome};
 use journeyman_domain::refusal::Refusal;
+use journeyman_platform::host::crash_points::crash_point;
 
 struct HeldJob {
     dialect: Dialect,

@@ -6,7 +6,6 @@ use super::super::calls::{self, Attachment, CallResult};
 use super::super::catch_panic::drop_guarded;
 use super::super::claim_runtime::{ClaimRuntime, PolledMessage, TraceRecording};
 use super::Engine;
-use crate::host::crash_points::crash_point;
 use crate::source::{Grant, PollBatch};
 use journeyman_domain::claim::ClaimEvent;
 use journeyman_domain::id::{LocalToken, SourceId};
@@ -14,6 +13,7 @@ use journeyman_domain::outcome::ExecuteFailure;
 use journeyman_domain::refusal::Refusal;
 use journeyman_domain::time::Instant as Moment;
 use journeyman_domain::worker::{Event, GrantedClaim, PollResult, ReceivedMessage, RecoveryResult};
+use journeyman_platform::host::crash_points::crash_point;
 
 impl Engine {
     pub(super) fn on_call_joined(&mut self, result: Result<CallResult, tokio::task::JoinError>) {

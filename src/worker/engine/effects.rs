@@ -11,15 +11,15 @@ use super::super::live_log::LiveLog;
 use super::super::uploads::Uploader;
 use super::Engine;
 use crate::handler::Context;
-use crate::host::clock::Clock;
-use crate::host::containment::ProcessScope;
-use crate::host::crash_points::crash_point;
-use crate::host::journal::FirstRecord;
 use crate::source;
 use journeyman_domain::claim::{ClaimAction, ClaimEvent, KillCause, LossReason, UploadStatus};
 use journeyman_domain::id::{LocalToken, SourceId};
 use journeyman_domain::journal::{ClaimRecord, EntryId};
 use journeyman_domain::worker::{Effect, Event};
+use journeyman_platform::host::clock::Clock;
+use journeyman_platform::host::containment::ProcessScope;
+use journeyman_platform::host::crash_points::crash_point;
+use journeyman_platform::host::journal::FirstRecord;
 
 /// For the log of a task that ends without a report.
 const fn loss_note(loss: LossReason) -> &'static str {

@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
-use crate::host::journal::{FirstRecord, Journal, PendingRecord, ProcessRecorder};
-use crate::host::worker_id_lock::WorkerIdLock;
 use journeyman_domain::id::{LocalToken, SourceId};
 use journeyman_domain::journal::{ClaimRecord, EntryId, JournalRecord};
 use journeyman_domain::outcome::Outcome;
 use journeyman_domain::poll::UnreadPoll;
 use journeyman_domain::worker::{Event, RecoveredClaim};
+use journeyman_platform::host::journal::{FirstRecord, Journal, PendingRecord, ProcessRecorder};
+use journeyman_platform::host::worker_id_lock::WorkerIdLock;
 
 use super::super::status::RecoverySummary;
 use super::Engine;

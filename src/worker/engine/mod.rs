@@ -12,11 +12,6 @@ use futures_util::future::join_all;
 use tokio::sync::{Semaphore, mpsc, watch};
 
 use crate::handler::sidecar::{SidecarContext, SidecarStatus};
-use crate::host::clock::or_pending;
-use crate::host::containment::Containment;
-use crate::host::crash_points::crash_point;
-use crate::host::resources;
-use crate::host::work_dir::{WorkDir, WorkDirLock};
 use crate::source::{CallError, SourceEvent};
 use journeyman_domain::claim::{ClaimEvent, LossReason};
 use journeyman_domain::id::{LocalToken, ServiceId, SourceId};
@@ -26,6 +21,11 @@ use journeyman_domain::refusal::Refusal;
 use journeyman_domain::service_supervisor::ServiceAvailability;
 use journeyman_domain::time::Instant as Moment;
 use journeyman_domain::worker::{self as rules, Event, ExitReason, HostResources, SourceSpec};
+use journeyman_platform::host::clock::or_pending;
+use journeyman_platform::host::containment::Containment;
+use journeyman_platform::host::crash_points::crash_point;
+use journeyman_platform::host::resources;
+use journeyman_platform::host::work_dir::{WorkDir, WorkDirLock};
 
 use super::calls;
 use super::catch_panic::{Panicked, catch_panic};

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 
-use journeyman::amqp;
+use journeyman_platform::amqp;
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::{Value, json};
 

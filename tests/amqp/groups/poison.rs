@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use journeyman::amqp;
-use journeyman::amqp::lapin::BasicProperties;
-use journeyman::amqp::lapin::types::AMQPValue;
+use journeyman_platform::amqp;
+use journeyman_platform::amqp::lapin::BasicProperties;
+use journeyman_platform::amqp::lapin::types::AMQPValue;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 

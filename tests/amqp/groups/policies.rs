@@ -1,7 +1,7 @@
 //! Policies and counts of the management interface.
 
-use journeyman::amqp::lapin::options::{BasicGetOptions, QueueDeclareOptions};
-use journeyman::amqp::lapin::types::FieldTable;
+use journeyman_platform::amqp::lapin::options::{BasicGetOptions, QueueDeclareOptions};
+use journeyman_platform::amqp::lapin::types::FieldTable;
 use serde_json::{Value, json};
 
 use super::{Pool, READY, assert_includes};

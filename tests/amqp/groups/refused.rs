@@ -1,11 +1,11 @@
 //! A controller whose broker refuses a request, a queue or an exchange.
 
-use journeyman::amqp::lapin::ExchangeKind;
-use journeyman::amqp::lapin::options::{
+use journeyman_platform::amqp::lapin::ExchangeKind;
+use journeyman_platform::amqp::lapin::options::{
     BasicPublishOptions, ExchangeDeclareOptions, ExchangeDeleteOptions, QueueDeclareOptions, QueueDeleteOptions,
     QueuePurgeOptions,
 };
-use journeyman::amqp::lapin::types::FieldTable;
+use journeyman_platform::amqp::lapin::types::FieldTable;
 use serde_json::{Value, json};
 
 use super::{Pool, assert_includes};

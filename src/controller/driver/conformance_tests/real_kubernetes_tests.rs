@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::kubernetes_tests::{ObservedWorkers, ROLE};
 use super::*;
 use crate::config::pool::{KubernetesDriverConfig, KubernetesScaling};
-use crate::host::crypto_provider::install_crypto_provider;
+use journeyman_platform::host::crypto_provider::install_crypto_provider;
 
 const DRIVER_USER: &str = "journeyman-test";
 
