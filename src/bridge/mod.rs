@@ -10,9 +10,9 @@ pub mod tasks_to_requests;
 use serde_json::Value;
 
 use crate::client::RpcRequest;
-use crate::domain::backoff::{Backoff, Policy};
-use crate::domain::jitter::Jitter;
 use crate::handler::Request;
+use journeyman_domain::backoff::{Backoff, Policy};
+use journeyman_domain::jitter::Jitter;
 
 /// Reads the payload of a task as a request.
 fn request_from_payload(payload: Value) -> Result<Request, String> {

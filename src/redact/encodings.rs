@@ -5,7 +5,7 @@ use base64::engine::{Engine, GeneralPurpose};
 use secrecy::zeroize::Zeroizing;
 
 use super::base64_lines::GAP_BYTES_MAX;
-use crate::limits::{REDACT_PIECE_BYTES_MAX, REDACT_SECRET_CHARS_MIN};
+use journeyman_domain::limits::{REDACT_PIECE_BYTES_MAX, REDACT_SECRET_CHARS_MIN};
 
 /// Zeroized when dropped.
 #[derive(Clone)]

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::tests::{filtered, set};
 use super::*;
-use crate::limits::{REDACT_PATTERN_BYTES_MAX, REDACT_PIECE_BYTES_MAX};
+use journeyman_domain::limits::{REDACT_PATTERN_BYTES_MAX, REDACT_PIECE_BYTES_MAX};
 
 const ENGINES: [&GeneralPurpose; 4] = [&STANDARD, &STANDARD_NO_PAD, &URL_SAFE, &URL_SAFE_NO_PAD];
 const LINE_ENDS: [&str; 3] = ["\n", "\r\n", "\r"];

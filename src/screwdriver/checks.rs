@@ -8,9 +8,9 @@ use lapin::types::{AMQPValue, FieldTable};
 
 use super::message::{Message, RetryHeaders};
 use crate::amqp::headers;
-use crate::domain::staged::{StagedRecord, Stamp};
 use crate::source::amqp::{Check, CheckFormat};
 use crate::task::NextCheck;
+use journeyman_domain::staged::{StagedRecord, Stamp};
 
 /// Carries what the existing worker does not know.
 const RECORD: &str = "jm-work";

@@ -8,14 +8,14 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 
-use crate::domain::claim::{self, KillCause};
-use crate::domain::id::{LocalToken, Run, SourceId};
-use crate::domain::time::Instant;
-use crate::domain::trace_context::TraceParent;
 use crate::handler::context::FileNames;
 use crate::handler::{CancelCause, Cancellation, Context, PreparedPayload, TaskInfo};
 use crate::source::{Claim, Grant, Message, Results};
 use crate::task::Definition;
+use journeyman_domain::claim::{self, KillCause};
+use journeyman_domain::id::{LocalToken, Run, SourceId};
+use journeyman_domain::time::Instant;
+use journeyman_domain::trace_context::TraceParent;
 
 use super::claim_commands::ClaimCommand;
 use super::live_log::LiveLog;
@@ -262,7 +262,7 @@ fn unique_span_id() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::id::TaskId;
+    use journeyman_domain::id::TaskId;
     use tokio::task::JoinSet;
 
     fn run() -> Run {

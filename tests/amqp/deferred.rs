@@ -12,7 +12,6 @@ use journeyman::amqp::lapin::BasicProperties;
 use journeyman::amqp::lapin::message::Delivery;
 use journeyman::amqp::lapin::options::QueueDeleteOptions;
 use journeyman::amqp::lapin::types::AMQPValue;
-use journeyman::domain::staged::{Progress, StagedAnswer, StagedPolicy, StagedRecord, Stamp};
 use journeyman::handler::staged::{Staged, StagedHandler, Work};
 use journeyman::handler::{ExecuteFailure, Request, erase};
 use journeyman::host::crash_points::DEFERRAL_CRASH_POINTS;
@@ -21,6 +20,7 @@ use journeyman::source::amqp::{
 };
 use journeyman::task::{NextCheck, Reply};
 use journeyman::worker::WorkerConfig;
+use journeyman_domain::staged::{Progress, StagedAnswer, StagedPolicy, StagedRecord, Stamp};
 use parking_lot::Mutex;
 use rustix::process::Signal;
 

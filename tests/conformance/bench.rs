@@ -4,11 +4,11 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use journeyman::domain::id::{PriorityQueue, Run, TaskId};
-use journeyman::domain::refusal::Refusal;
-use journeyman::domain::time::Instant;
 use journeyman::host::clock::Clock;
 use journeyman::source::{Grant, Message, MessageQueue, Recovery, Source};
+use journeyman_domain::id::{PriorityQueue, Run, TaskId};
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::time::Instant;
 use serde_json::Value;
 
 pub(crate) type Fut<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;

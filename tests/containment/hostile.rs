@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use journeyman::domain::outcome::Cleanup;
 use journeyman::handler::artifact::{ArtifactDeclaration, ArtifactKind, Optionality};
 use journeyman::handler::artifact_collector::CollectedArtifact;
 use journeyman::handler::log::LogLimits;
 use journeyman::handler::process::RunLimits;
 use journeyman::host::containment::{Containment, ContainmentConfig, ContainmentLevel, ResourceLimits};
+use journeyman_domain::outcome::Cleanup;
 use tokio::task::JoinSet;
 
 use crate::bench::Bench;

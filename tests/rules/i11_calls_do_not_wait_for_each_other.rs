@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{ClaimAction, ClaimEnd, ClaimEvent};
-use journeyman::domain::outcome::Outcome;
-use journeyman::domain::refusal::Refusal;
+use journeyman_domain::claim::{ClaimAction, ClaimEnd, ClaimEvent};
+use journeyman_domain::outcome::Outcome;
+use journeyman_domain::refusal::Refusal;
 
-use crate::support::{LEASE, One, REPORTED, RETRY, UPLOADED, at};
+use crate::rules::support::{LEASE, One, REPORTED, RETRY, UPLOADED, at};
 
 fn both_under_way() -> One {
     let mut one = One::settling();

@@ -14,9 +14,9 @@ use crate::cli::output::{self, Format};
 use crate::cli::table::{cut, strip_control_chars, table};
 use crate::config::Environment;
 use crate::config::values::Span;
-use crate::domain::staged::Stamp;
 use crate::notifier::{AttemptRow, EndpointStatus, LaneRow, LastFailure, Status};
 use crate::worker::snapshot::format_duration;
+use journeyman_domain::staged::Stamp;
 
 const NAME_CHARS_MAX: usize = 40;
 const DETAIL_CHARS_MAX: usize = 100;

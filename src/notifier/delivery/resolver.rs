@@ -9,7 +9,7 @@ use std::sync::Arc;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
 use super::address::AddressPolicy;
-use crate::limits::WEBHOOK_DNS_TIMEOUT;
+use journeyman_domain::limits::WEBHOOK_DNS_TIMEOUT;
 
 type Found = Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send>>;
 pub(super) type Lookup = Arc<dyn Fn(String) -> Found + Send + Sync>;

@@ -25,9 +25,11 @@ use url::{Host, Url};
 use super::address::AddressPolicy;
 use super::resolver::{Lookup, PolicyResolver, ResolveError, system_lookup};
 use super::signature::{SigningKey, WebhookId, sign};
-use crate::domain::lane::{Control, ErrorClass};
 use crate::http::client::{client_builder, plain_port_hint, root_cause};
-use crate::limits::{WEBHOOK_ANSWER_BYTES_MAX, WEBHOOK_CONNECT_TIMEOUT, WEBHOOK_ERROR_CHARS_MAX, WEBHOOK_IDLE_TIMEOUT};
+use journeyman_domain::lane::{Control, ErrorClass};
+use journeyman_domain::limits::{
+    WEBHOOK_ANSWER_BYTES_MAX, WEBHOOK_CONNECT_TIMEOUT, WEBHOOK_ERROR_CHARS_MAX, WEBHOOK_IDLE_TIMEOUT,
+};
 
 const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
 const WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");

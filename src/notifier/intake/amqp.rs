@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::topology::Topology;
 use super::{Intake, parse_events, retry_sessions};
 use crate::amqp::{self, Broker};
-use crate::limits::{AMQP_CLOSE_TIMEOUT, NOTIFIER_BATCH_MAX, NOTIFIER_BODY_BYTES_MAX, NOTIFIER_PREFETCH};
+use journeyman_domain::limits::{AMQP_CLOSE_TIMEOUT, NOTIFIER_BATCH_MAX, NOTIFIER_BODY_BYTES_MAX, NOTIFIER_PREFETCH};
 
 pub(crate) struct AmqpConfig {
     pub(crate) broker: Broker,

@@ -14,11 +14,11 @@ use super::event::Event;
 use super::registry::{EndpointSettings, Entry, InvalidEndpoint, Registered, Registry};
 use super::stamp;
 use super::store::{Added, Store, StoreFailure};
-use crate::domain::backoff::Backoff;
-use crate::domain::jitter::Jitter;
-use crate::domain::poll::POLL_RETRY;
 use crate::host::crash_points::crash_point;
-use crate::limits::NOTIFIER_BATCH_MAX;
+use journeyman_domain::backoff::Backoff;
+use journeyman_domain::jitter::Jitter;
+use journeyman_domain::limits::NOTIFIER_BATCH_MAX;
+use journeyman_domain::poll::POLL_RETRY;
 
 pub(super) struct Intake {
     pub(super) store: Store,

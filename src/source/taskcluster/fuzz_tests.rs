@@ -7,7 +7,7 @@ use super::artifact::{WireMethod, WireObject, WireS3, WireUpload};
 use super::azure;
 use super::error_response::{ErrorResponse, classify_service_error};
 use super::wire::{WireClaim, WireClaimedPage, WireClaims, WireStatusReply, WorkerIdentity};
-use crate::limits::{LEASE_MAX, REFUSAL_TEXT_BYTES_MAX};
+use journeyman_domain::limits::{LEASE_MAX, REFUSAL_TEXT_BYTES_MAX};
 
 pub fn poll_response(bytes: &[u8]) {
     azure::fuzz_poll_response(&String::from_utf8_lossy(bytes));
