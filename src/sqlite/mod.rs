@@ -6,6 +6,7 @@
 
 mod open;
 
+use std::any::Any;
 use std::fmt::Debug;
 
 use rusqlite::{Connection, ErrorCode};
@@ -104,6 +105,10 @@ impl<O: Owner> Store<O> {
         T: Send + 'static,
         F: Send + 'static + FnOnce(&mut O::Tx<'_>) -> Result<T, JobError<O::Error>>,
     {
+        self.execute_erased(erase::<O, T>(work)).await.map(restore)
+    }
+
+    async fn execute_erased(&self, work: Work<O>) -> Result<Done, O::Error> {
         let (reply, answer) = oneshot::channel();
         self.send(job(work, reply)).await?;
         // No reply if the thread has ended.
@@ -116,12 +121,25 @@ impl<O: Owner> Store<O> {
     }
 }
 
-pub(crate) fn job<O, T, F>(work: F, reply: oneshot::Sender<Result<T, O::Error>>) -> Job<O>
-where
-    O: Owner,
-    T: Send + 'static,
-    F: Send + 'static + FnOnce(&mut O::Tx<'_>) -> Result<T, JobError<O::Error>>,
-{
+/// The result of a job, whose type is erased so that jobs are compiled once and not for each call.
+pub(crate) type Done = Box<dyn Any + Send>;
+
+pub(crate) type Work<O> =
+    Box<dyn FnOnce(&mut <O as Owner>::Tx<'_>) -> Result<Done, JobError<<O as Owner>::Error>> + Send>;
+
+pub(crate) fn erase<O: Owner, T: Send + 'static>(
+    work: impl Send + 'static + FnOnce(&mut O::Tx<'_>) -> Result<T, JobError<O::Error>>,
+) -> Work<O> {
+    Box::new(|tx| Ok(Box::new(work(tx)?)))
+}
+
+/// Returns the result of [`erase`]'s work.
+#[expect(clippy::expect_used, reason = "a caller gives both the same type")]
+pub(crate) fn restore<T: 'static>(done: Done) -> T {
+    *done.downcast().expect("the type that was erased")
+}
+
+pub(crate) fn job<O: Owner>(work: Work<O>, reply: oneshot::Sender<Result<Done, O::Error>>) -> Job<O> {
     Box::new(move |writer, batch| {
         if reply.is_closed() {
             return;
