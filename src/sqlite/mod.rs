@@ -31,10 +31,13 @@ pub(crate) trait Owner: Sized + Send + 'static {
     /// `cause` is in the log, with the incident, unless the thread has ended.
     fn store_error(cause: Option<&rusqlite::Error>, incident: Uuid) -> Self::Error;
 
-    fn begin<'a>(&'a self, conn: &'a Connection) -> Self::Tx<'a>;
+    fn begin<'a>(&'a self, conn: &'a mut Connection) -> Self::Tx<'a>;
+
+    /// Returns what the job leaves to do.
+    fn end(tx: Self::Tx<'_>) -> Self::Effects;
 
     /// Called if the job succeeded.
-    fn collect_effects(tx: Self::Tx<'_>, effects: &mut Self::Effects);
+    fn collect_effects(of_job: Self::Effects, effects: &mut Self::Effects);
 
     /// Called after the jobs of each batch and before its commit. Without jobs there is a batch every
     /// [`SQLITE_BATCH_INTERVAL`].
@@ -229,12 +232,9 @@ impl<O: Owner> Writer<O> {
         if batch.fatal.is_some() || self.conn.is_autocommit() {
             return Err(stopped::<O>());
         }
-        let mut tx = self.owner.begin(&self.conn);
-        let run = |statement| self.run_statement(statement).map_err(JobError::from);
-        let end = run("SAVEPOINT job").and_then(|()| work(&mut tx)).and_then(|done| run("RELEASE job").map(|()| done));
-        match end {
-            Ok(done) => {
-                O::collect_effects(tx, &mut batch.effects);
+        match self.run_savepoint(work) {
+            Ok((done, effects)) => {
+                O::collect_effects(effects, &mut batch.effects);
                 Ok(done)
             }
             Err(error) => {
@@ -244,6 +244,18 @@ impl<O: Owner> Writer<O> {
                 Err(Self::convert_error(rolled_back.map_err(JobError::from).err().unwrap_or(error), batch))
             }
         }
+    }
+
+    fn run_savepoint<T>(
+        &mut self,
+        work: impl FnOnce(&mut O::Tx<'_>) -> Result<T, JobError<O::Error>>,
+    ) -> Result<(T, O::Effects), JobError<O::Error>> {
+        self.run_statement("SAVEPOINT job")?;
+        let mut tx = self.owner.begin(&mut self.conn);
+        let done = work(&mut tx)?;
+        let effects = O::end(tx);
+        self.run_statement("RELEASE job")?;
+        Ok((done, effects))
     }
 
     fn convert_error(error: JobError<O::Error>, batch: &mut Batch<O>) -> O::Error {
