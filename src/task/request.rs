@@ -121,7 +121,7 @@ impl From<Request> for RequestJson {
             seconds_left,
             body: text.ok().map(str::to_owned),
             body_base64: text.is_err().then(|| STANDARD.encode(&body)),
-            json: parsed.and_then(|text| serde_json::from_str(text).ok()),
+            json: parsed.and_then(|text| serde_json::from_slice(text.as_bytes()).ok()),
         }
     }
 }

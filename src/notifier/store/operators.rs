@@ -152,7 +152,7 @@ pub(super) async fn endpoints(db: &mut Tx<'_>) -> Result<BTreeMap<String, Endpoi
 }
 
 fn parse<T: serde::de::DeserializeOwned>(text: &str) -> Result<T> {
-    serde_json::from_str(text).map_err(|error| SqlError::Unexpected(error.into()))
+    serde_json::from_slice(text.as_bytes()).map_err(|error| SqlError::Unexpected(error.into()))
 }
 
 /// An endpoint that is disabled keeps its first reason.
