@@ -12,6 +12,7 @@ pub mod bridge;
 #[doc(hidden)]
 pub mod cli;
 pub mod client;
+mod committed_schema;
 #[doc(hidden)]
 pub mod config;
 #[doc(hidden)]

@@ -63,6 +63,10 @@ impl PayloadHandler for RequestsToTasks {
         format!("forwards requests to {} as tasks", self.task_queue)
     }
 
+    fn payload_schema(&self) -> Value {
+        Request::schema()
+    }
+
     async fn prepare(&self, request: Request, context: &Context) -> Result<PreparedTask, PrepareError> {
         let key = request.idempotency_key.clone().unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
         let remaining = request.seconds_left.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());

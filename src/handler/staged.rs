@@ -6,7 +6,6 @@
 use std::future::{Future, pending, ready};
 use std::time::Duration;
 
-use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
@@ -50,11 +49,16 @@ impl<P> Work<'_, P> {
 /// A call that takes longer than [`STAGED_CALL_TIMEOUT`] is dropped and counts as unknown.
 pub trait StagedHandler: Send + Sync + 'static {
     /// As [`PayloadHandler::Payload`].
-    type Payload: DeserializeOwned + JsonSchema + Send + Sync + 'static;
+    type Payload: DeserializeOwned + Send + Sync + 'static;
 
     /// As [`PayloadHandler::describe`].
     fn describe(&self) -> String {
         std::any::type_name::<Self>().to_owned()
+    }
+
+    /// As [`PayloadHandler::payload_schema`].
+    fn payload_schema(&self) -> serde_json::Value {
+        true.into()
     }
 
     /// How long phases may last, and how often the work is launched again.
@@ -115,6 +119,10 @@ impl<H: StagedHandler> PayloadHandler for Staged<H> {
 
     fn describe(&self) -> String {
         self.0.describe()
+    }
+
+    fn payload_schema(&self) -> serde_json::Value {
+        self.0.payload_schema()
     }
 
     async fn prepare(&self, payload: H::Payload, context: &Context) -> Result<H::Payload, PrepareError> {

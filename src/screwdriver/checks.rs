@@ -28,7 +28,7 @@ impl BuildChecks {
     fn headers(&self, properties: &BasicProperties) -> (RetryHeaders, Option<StagedRecord>) {
         let none = FieldTable::default();
         let table = properties.headers().as_ref().unwrap_or(&none);
-        let own = headers::text(table, RECORD).and_then(|text| serde_json::from_str(text).ok());
+        let own = headers::text(table, RECORD).and_then(|text| serde_json::from_slice(text.as_bytes()).ok());
         (RetryHeaders::read(table, &self.queue), own)
     }
 

@@ -72,7 +72,7 @@ impl Taskcluster {
         }
         let mut batch = PollBatch::default();
         for entry in claims.tasks {
-            let checked = serde_json::from_str::<WireClaim>(entry.get())
+            let checked = serde_json::from_slice::<WireClaim>(entry.get().as_bytes())
                 .map_err(|_| "invalid claim".to_owned())
                 .and_then(|claim| claim.check(&self.service.worker_identity, date))
                 .and_then(|granted| self.service.grant(granted, sent_at));
@@ -403,7 +403,7 @@ impl Claim for TaskclusterClaim {
 }
 
 fn describe_entry(entry: &RawValue) -> String {
-    let entry: Value = serde_json::from_str(entry.get()).unwrap_or_default();
+    let entry: Value = serde_json::from_slice(entry.get().as_bytes()).unwrap_or_default();
     let task = entry.pointer("/status/taskId").and_then(Value::as_str).unwrap_or("unknown task");
     let run = entry.get("runId").and_then(Value::as_u64);
     run.map_or_else(|| sanitize(task), |run| format!("{}/{run}", sanitize(task)))
