@@ -165,10 +165,7 @@ impl Engine {
             state: claim.state.state_name().to_owned(),
             progress: context.and_then(|context| context.progress()),
             held_seconds: live.granted_at.map_or(0.0, |since| seconds_between(since, now)),
-            lease_seconds: claim.state.lease().map(|lease| {
-                let leased = live.lease_requested_at.unwrap_or(now);
-                seconds_between(leased, lease.granted_until())
-            }),
+            lease_seconds: claim.state.lease().map(|lease| lease.length().as_secs_f64()),
             lease_left_seconds: claim.state.lease().map(|lease| seconds_between(now, lease.expires_at())),
             reclaimed_seconds_ago: live.reclaimed_at.map(|at| seconds_between(at, now)),
             log_bytes: context.and_then(Context::used_log).map_or(0, TaskLog::bytes),

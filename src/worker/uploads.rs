@@ -9,6 +9,7 @@ use tokio::task::{JoinSet, spawn_blocking};
 use crate::domain::backoff::{Backoff, Policy};
 use crate::domain::claim::UploadStatus;
 use crate::domain::jitter::Jitter;
+use crate::domain::lease::Lease;
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
 use crate::handler::Context;
@@ -33,7 +34,8 @@ pub(super) struct Uploader {
     pub(super) storage: Arc<StorageHealth>,
     /// The name of the claim's source.
     pub(super) source: String,
-    pub(super) report_by: watch::Receiver<Option<Instant>>,
+    /// `None` where nothing is reported, or the lease is not known.
+    pub(super) lease: watch::Receiver<Option<Lease>>,
     pub(super) clock: Clock,
 }
 
@@ -72,12 +74,12 @@ impl Uploader {
 
     /// Resolves when the lease ends so soon that the log has to wait no longer.
     async fn report_due(&self) {
-        let mut report_by = self.report_by.clone();
+        let mut lease = self.lease.clone();
         loop {
-            let due = *report_by.borrow_and_update();
+            let due = lease.borrow_and_update().map(|lease| lease.report_by());
             tokio::select! {
                 biased;
-                Ok(()) = report_by.changed() => {}
+                Ok(()) = lease.changed() => {}
                 () = or_pending(due.map(|due| self.clock.sleep_until(due))) => return,
             }
         }

@@ -13,8 +13,8 @@ use journeyman::amqp::lapin::types::FieldTable;
 use journeyman::amqp::lapin::{BasicProperties, Channel, Connection, Consumer};
 use journeyman::amqp::{Broker, BrokerConfig, headers, lapin};
 use journeyman::domain::id::{PriorityQueue, Run, TaskId};
+use journeyman::domain::lease::Granted;
 use journeyman::domain::outcome::Outcome;
-use journeyman::domain::time::Instant;
 use journeyman::source::amqp::{AmqpSource, AmqpSourceConfig, PayloadForm};
 use journeyman::source::{Artifact, Capabilities, Claim, Grant, OpenResult, PollBatch, Source, SourceFuture};
 
@@ -215,7 +215,7 @@ impl Claim for NamedClaim {
         &self.run
     }
 
-    fn renew(&self) -> SourceFuture<'_, Instant> {
+    fn renew(&self) -> SourceFuture<'_, Granted> {
         self.inner.renew()
     }
 

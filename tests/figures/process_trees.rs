@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use journeyman::domain::id::{Run, TaskId};
 use journeyman::domain::outcome::Cleanup;
-use journeyman::domain::time::Instant;
 use journeyman::handler::environment::Variables;
 use journeyman::handler::log::{LogLimits, TaskLog};
 use journeyman::handler::process::{Launch, ProcessStatus, RunLimits, RunningProcess};
@@ -32,7 +31,7 @@ impl Lab {
     pub(crate) async fn trees(&self) -> Outcome<Vec<Row>> {
         let count = self.pick(300, 20);
         let containment = Containment::probe("bench", ContainmentConfig::default())?;
-        let (cancel, lease) = (watch::Sender::new(None), watch::Sender::new(Instant::ORIGIN));
+        let (cancel, lease) = (watch::Sender::new(None), watch::Sender::new(None));
         let (memory, files) = (anonymous_kib()?, open_files()?);
         let (ready, mut ready_trees) = mpsc::channel(count);
         let mut running = JoinSet::new();

@@ -31,15 +31,13 @@ fn running() -> One {
 /// As [`running`], and a reclaim was refused as not ours.
 fn refused() -> One {
     let mut one = running();
-    let acts = one.happens(refusal(at(0)));
+    let acts = one.happens(REFUSAL);
     let kill = ClaimAction::Kill { cause: KillCause::ClaimLost(LossReason::Revoked), grace: GRACE };
     assert_eq!(acts, [kill, ClaimAction::CheckStatus], "the payload is killed at once, whatever the status says");
     one
 }
 
-const fn refusal(sent_at: Instant) -> ClaimEvent {
-    ClaimEvent::Reclaimed { sent_at, answer: Err(Refusal::Gone) }
-}
+const REFUSAL: ClaimEvent = ClaimEvent::Reclaimed(Err(Refusal::Gone));
 
 const fn lost(loss: LossReason) -> ClaimAction {
     ClaimAction::Close(ClaimEnd::Lost(loss))
@@ -94,7 +92,7 @@ fn b9_a_cancel_after_the_payload_has_ended_is_no_superseded_report() {
     // While its artifacts are uploaded, which may go on.
     let mut one = running();
     one.happens(COMPLETED);
-    assert_eq!(one.happens(refusal(at(0))), [ClaimAction::CheckStatus]);
+    assert_eq!(one.happens(REFUSAL), [ClaimAction::CheckStatus]);
     assert_eq!(one.happens(CANCELED), []);
     assert_eq!(one.happens(UPLOADED), [lost(LossReason::Canceled)]);
     // While it is reported.

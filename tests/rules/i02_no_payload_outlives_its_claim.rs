@@ -1,6 +1,7 @@
 //! I2: a payload is stopped early enough to end before its claim does.
 
 use journeyman::domain::claim::{ClaimAction, ClaimEvent, KillCause, LossReason};
+use journeyman::domain::lease::Granted;
 use journeyman::domain::lease::clock_error;
 use journeyman::domain::refusal::Refusal;
 
@@ -31,7 +32,7 @@ fn i02_what_is_being_prepared_is_killed_as_well() {
 #[test]
 fn i02_a_claim_said_to_be_lost_kills_at_once() {
     for mut one in [One::preparing(), One::executing()] {
-        let acts = one.happens(ClaimEvent::Reclaimed { sent_at: at(0), answer: Err(Refusal::Gone) });
+        let acts = one.happens(ClaimEvent::Reclaimed(Err(Refusal::Gone)));
         assert_eq!(acts, [ClaimAction::Kill { cause: KillCause::ClaimLost(LossReason::Revoked), grace: GRACE }]);
     }
 }
@@ -68,8 +69,8 @@ fn i02_an_extended_claim_is_not_killed() {
 fn i02_an_extension_never_shortens_a_claim() {
     let mut one = One::executing();
     let before = one.abandon_at();
-    one.happens(ClaimEvent::Reclaimed { sent_at: at(0), answer: Ok(LEASE / 2) });
+    one.happens(ClaimEvent::Reclaimed(Ok(Granted { sent_at: at(0), length: LEASE / 2 })));
     assert_eq!(one.abandon_at(), before);
-    one.happens(ClaimEvent::Reclaimed { sent_at: at(5), answer: Ok(LEASE) });
+    one.happens(ClaimEvent::Reclaimed(Ok(Granted { sent_at: at(5), length: LEASE })));
     assert_eq!(one.abandon_at(), before.plus(at(5).since_origin()));
 }

@@ -2,6 +2,7 @@
 
 use journeyman::domain::claim::{ClaimAction, ClaimEvent};
 use journeyman::domain::id::{ServiceId, SourceId};
+use journeyman::domain::lease::Granted;
 use journeyman::domain::worker::{Effect, Event, PollResult, SourceSpec};
 
 use crate::support::{
@@ -13,7 +14,7 @@ use crate::support::{
 fn i06_a_second_answer_to_anything_starts_nothing() {
     let mut one = One::executing();
     assert_eq!(one.happens(PREPARED), []);
-    assert_eq!(one.happens(ClaimEvent::Claimed { sent_at: at(0), answer: Ok(LEASE) }), []);
+    assert_eq!(one.happens(ClaimEvent::Claimed(Ok(Granted { sent_at: at(0), length: LEASE }))), []);
     let mut one = One::settling();
     assert_eq!(one.happens(PREPARED), []);
     assert_eq!(one.happens(FAILED), []);

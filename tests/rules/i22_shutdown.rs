@@ -6,6 +6,7 @@ use journeyman::domain::claim::{
     ClaimAction, ClaimEnd, ClaimEvent, KillCause, LossReason, POLL_WAIT_MAX, REPORT_RESERVE, RunTerms,
     SHUTDOWN_UPLOAD_MAX,
 };
+use journeyman::domain::lease::Granted;
 use journeyman::domain::outcome::Outcome;
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::worker::{Alert, Effect, Event, ExitReason, GrantedClaim};
@@ -65,7 +66,7 @@ fn i22_nothing_is_reported_at_the_deadline_itself() {
 
     let mut one = One::requested();
     one.happens(notice(20));
-    let acts = one.happens_at(at(20), ClaimEvent::Claimed { sent_at: at(1), answer: Ok(LEASE) });
+    let acts = one.happens_at(at(20), ClaimEvent::Claimed(Ok(Granted { sent_at: at(1), length: LEASE })));
     assert_eq!(acts, [LEFT_TO_EXPIRE]);
 }
 
@@ -260,7 +261,7 @@ fn b7_a_claim_without_retries_runs_although_the_worker_drains() {
         let (claim, _) = bench.receive("m1", "T");
         bench.happens(DRAIN);
         bench.tell(claim, ClaimEvent::Terms(terms));
-        let effects = bench.tell(claim, ClaimEvent::Claimed { sent_at: bench.now, answer: Ok(LEASE) });
+        let effects = bench.tell(claim, ClaimEvent::Claimed(Ok(Granted { sent_at: bench.now, length: LEASE })));
         assert_eq!(
             effects.contains(&Effect::Claim(claim, ClaimAction::Prepare)),
             runs,

@@ -4,6 +4,7 @@ use journeyman::domain::claim::{
     CancelCommand, CancelResult, ClaimAction, ClaimEnd, ClaimEvent, KillCause, LossReason,
 };
 use journeyman::domain::id::LocalToken;
+use journeyman::domain::lease::Granted;
 use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome, PrepareFailure};
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::worker::{Effect, Event};
@@ -56,7 +57,7 @@ fn i34_the_lease_of_what_is_being_ended_is_still_extended() {
 
 #[test]
 fn i34_a_claim_that_is_being_asked_for_is_reported_when_it_is_granted_and_never_prepared() {
-    let granted = ClaimEvent::Claimed { sent_at: at(0), answer: Ok(LEASE) };
+    let granted = ClaimEvent::Claimed(Ok(Granted { sent_at: at(0), length: LEASE }));
     let mut one = One::requested();
     assert_eq!(ordered(&mut one, CancelCommand::Release), (CancelResult::ReportWhenGranted(SHUTDOWN), Vec::new()));
     let acts = one.happens(granted);
@@ -146,13 +147,13 @@ fn i34_i09_an_outcome_that_was_sent_stays_what_it_is() {
 fn i34_a_lost_claim_is_reported_for_no_order() {
     for order in ORDERS {
         let mut one = One::executing();
-        one.happens(ClaimEvent::Reclaimed { sent_at: at(0), answer: Err(Refusal::Gone) });
+        one.happens(ClaimEvent::Reclaimed(Err(Refusal::Gone)));
         assert_eq!(ordered(&mut one, order), (CancelResult::Lost(LossReason::Revoked), Vec::new()));
         assert_eq!(one.happens(FAILED), [ClaimAction::Close(ClaimEnd::Lost(LossReason::Revoked))]);
 
         let mut one = One::executing();
         ordered(&mut one, order);
-        let acts = one.happens(ClaimEvent::Reclaimed { sent_at: at(0), answer: Err(Refusal::Gone) });
+        let acts = one.happens(ClaimEvent::Reclaimed(Err(Refusal::Gone)));
         assert!(
             matches!(acts[..], [ClaimAction::Kill { cause: KillCause::ClaimLost(LossReason::Revoked), .. }]),
             "{acts:?}"

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use journeyman::domain::id::{PriorityQueue, Run, TaskId};
+use journeyman::domain::lease::Granted;
 use journeyman::domain::outcome::{ExceptionReason, Outcome};
 use journeyman::domain::refusal::Refusal;
-use journeyman::domain::time::Instant;
 use journeyman::host::clock::Clock;
 use journeyman::source::memory::{Config, MemoryQueue, MemorySource, PollStyle, RunEnd, RunState};
 use journeyman::source::{
@@ -183,7 +183,7 @@ impl Claim for MoodyClaim {
     fn run(&self) -> &Run {
         self.inner.run()
     }
-    fn renew(&self) -> SourceFuture<'_, Instant> {
+    fn renew(&self) -> SourceFuture<'_, Granted> {
         if *self.mood.borrow() == Mood::OnlyReports {
             return Box::pin(async { Err(no_room()) });
         }

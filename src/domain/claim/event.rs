@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use crate::domain::lease::Lease;
+use crate::domain::lease::{Granted, Lease};
 use crate::domain::outcome::{ExceptionReason, Outcome, PrepareFailure, Verdict};
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
@@ -146,18 +146,9 @@ pub enum ClaimAction {
     /// Ask whether, and why, the run is no longer ours.
     CheckStatus,
     /// Tell the handler, and uploads, the new lease.
-    UpdateLease {
-        expires_at: Instant,
-        report_by: Instant,
-    },
+    UpdateLease(Lease),
     /// The claim is over; drop every call in flight for it.
     Close(ClaimEnd),
-}
-
-impl ClaimAction {
-    pub(super) fn update_lease(lease: Lease) -> Self {
-        Self::UpdateLease { expires_at: lease.expires_at(), report_by: lease.report_by() }
-    }
 }
 
 /// What the queue says of a run when it grants it.
@@ -180,21 +171,14 @@ impl RunTerms {
 pub enum ClaimEvent {
     /// Precedes [`ClaimEvent::Claimed`] of a grant.
     Terms(RunTerms),
-    /// The claim request was answered; `sent_at` is from before it was sent.
-    Claimed {
-        sent_at: Instant,
-        /// The length of the lease.
-        answer: Result<Duration, Refusal>,
-    },
+    /// The claim request was answered.
+    Claimed(Result<Granted, Refusal>),
     Prepared(Result<(), PrepareFailure>),
     /// The payload ended, or its preparation was aborted; none of its processes is left.
     Ended(Verdict),
     Uploaded(UploadStatus),
     Reported(Result<(), Refusal>),
-    Reclaimed {
-        sent_at: Instant,
-        answer: Result<Duration, Refusal>,
-    },
+    Reclaimed(Result<Granted, Refusal>),
     /// Why the run is no longer this worker's; `None` while it is.
     StatusChecked(Result<Option<LossReason>, Refusal>),
     /// The source reports that the claim is no longer ours.

@@ -18,7 +18,7 @@ use crate::domain::outcome::{ExceptionReason, Outcome};
 use crate::domain::refusal::Refusal;
 use crate::host::crash_points::crash_point;
 use crate::limits::{ZOOKEEPER_ATTEMPTS_MAX, ZOOKEEPER_NODE_BYTES_MAX};
-use crate::source::{CallError, Grant, RunTerms, SourceFuture};
+use crate::source::{CallError, Grant, Granted, RunTerms, SourceFuture};
 use crate::task::Results;
 use crate::zookeeper::json_object::JsonObject;
 use crate::zookeeper::{Error, Write};
@@ -75,7 +75,7 @@ pub(super) async fn claim(
     let claim = JobClaim::new(run.clone(), source, watch, hold, Box::new(held));
     Ok(Some(Grant {
         run,
-        expires_at: SourceInner::expires_at(watch, sent_at),
+        lease: Granted { sent_at, length: watch.session.timeout() },
         terms: RunTerms { deadline: None, retries_left: Some(ZOOKEEPER_ATTEMPTS_MAX.saturating_sub(attempts)) },
         queued_for: None,
         task: json!({ "payload": payload }).into(),
