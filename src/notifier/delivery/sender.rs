@@ -23,11 +23,11 @@ use tokio::time::{Instant, timeout_at};
 use url::{Host, Url};
 
 use super::address::AddressPolicy;
-use super::resolver::{Lookup, PolicyResolver, ResolveError, system_lookup};
 use super::signature::{SigningKey, WebhookId, sign};
 use crate::domain::lane::{Control, ErrorClass};
 use crate::http::client::{client_builder, plain_port_hint, root_cause};
-use crate::limits::{WEBHOOK_ANSWER_BYTES_MAX, WEBHOOK_CONNECT_TIMEOUT, WEBHOOK_ERROR_CHARS_MAX, WEBHOOK_IDLE_TIMEOUT};
+use crate::http::resolver::{FilteringResolver, Lookup, ResolveError, system_lookup};
+use crate::limits::{WEBHOOK_ANSWER_BYTES_MAX, WEBHOOK_CONNECT_TIMEOUT, WEBHOOK_DNS_TIMEOUT, WEBHOOK_ERROR_CHARS_MAX, WEBHOOK_IDLE_TIMEOUT};
 
 const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
 const WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");
@@ -141,7 +141,10 @@ impl Sender {
             .https_only(config.https_only);
         builder = match &config.proxy {
             Some(url) => builder.proxy(proxy(url)?),
-            None => builder.dns_resolver(PolicyResolver { policy: Arc::clone(&policy), lookup }),
+            None => {
+                let policy = Arc::clone(&policy);
+                builder.dns_resolver(FilteringResolver { judge: Arc::new(move |_, address| policy.judge(address)), lookup, timeout: WEBHOOK_DNS_TIMEOUT })
+            }
         };
         if let Some(path) = &config.ca {
             let certificates = Certificate::from_pem_bundle(&read(path)?).map_err(|error| unusable(path, &error))?;
@@ -196,7 +199,7 @@ impl Sender {
             Some(Host::Ipv6(address)) => address.into(),
             Some(Host::Domain(_)) | None => return Ok(()),
         };
-        self.policy.judge(address).map_err(|kind| ResolveError::Denied { address, kind }.to_string())
+        self.policy.judge(address)
     }
 
     async fn attempt(&self, request: &DeliveryRequest, deadline: Instant) -> Result<Answer, (ErrorClass, String)> {
@@ -287,8 +290,8 @@ fn classify(error: &reqwest::Error) -> ErrorClass {
     while let Some(error) = cause {
         if let Some(error) = error.downcast_ref::<ResolveError>() {
             return match error {
-                ResolveError::Denied { .. } => ErrorClass::Policy,
-                ResolveError::NoAddress | ResolveError::Timeout | ResolveError::Failed(_) => ErrorClass::Dns,
+                ResolveError::Denied(_) => ErrorClass::Policy,
+                ResolveError::NoAddress | ResolveError::Timeout(_) | ResolveError::Failed(_) => ErrorClass::Dns,
             };
         }
         if is_tls(error, is_connect) {

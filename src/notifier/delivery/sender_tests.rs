@@ -17,10 +17,10 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
-use super::resolver::Lookup;
 use super::sender::*;
 use crate::domain::lane::{Control, ErrorClass};
 use crate::host::crypto_provider::install_crypto_provider;
+use crate::http::resolver::Lookup;
 use crate::limits::WEBHOOK_ANSWER_BYTES_MAX;
 
 const LONG: Duration = Duration::from_secs(30);
