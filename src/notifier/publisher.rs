@@ -1,8 +1,7 @@
 //! Calls a notifier over HTTP: hands it events, and asks what operators ask.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use reqwest::header::RETRY_AFTER;
 use reqwest::{Client, RequestBuilder, StatusCode, Url};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -12,7 +11,7 @@ use super::event::Event;
 use crate::config::values::Secret;
 use crate::domain::backoff::{Backoff, Policy};
 use crate::domain::jitter::Jitter;
-use crate::http::client::{client_builder, read_body, root_cause};
+use crate::http::client::{client_builder, read_body, retry_after, root_cause};
 use crate::limits::{NOTIFIER_ROWS_BYTES_MAX, NOTIFY_CALL_TIMEOUT, NOTIFY_CONNECT_TIMEOUT};
 
 const RETRY: Policy = Policy { first: Duration::from_millis(500), max: Duration::from_secs(30) };
@@ -77,7 +76,7 @@ impl NotifierClient {
         let call = request.bearer_auth(self.token.reveal()).send();
         let mut answer = call.await.map_err(|error| self.unavailable(root_cause(&error.without_url())))?;
         let status = answer.status();
-        let asked = answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+        let retry_after = retry_after(answer.headers(), SystemTime::now());
         let body = read_body(&mut answer, NOTIFIER_ROWS_BYTES_MAX).await;
         let body = body.map_err(|_| self.unavailable("its answer broke off or is too long"))?;
         if status.is_success() {
@@ -90,7 +89,7 @@ impl NotifierClient {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(CallError::Denied(why)),
             StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => {
                 let origin = self.base.origin().ascii_serialization();
-                Err(CallError::Unavailable { origin, why, retry_after: asked.map(Duration::from_secs) })
+                Err(CallError::Unavailable { origin, why, retry_after })
             }
             StatusCode::BAD_REQUEST | StatusCode::PAYLOAD_TOO_LARGE | StatusCode::UNPROCESSABLE_ENTITY => {
                 Err(CallError::Refused(why))

@@ -14,8 +14,8 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use ipnet::IpNet;
 use reqwest::header::{
-    CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER, TE,
-    TRAILER, TRANSFER_ENCODING, UPGRADE,
+    CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, TE, TRAILER,
+    TRANSFER_ENCODING, UPGRADE,
 };
 use reqwest::{Certificate, Client, Identity, Proxy, Response};
 use secrecy::{ExposeSecret as _, SecretString};
@@ -25,9 +25,12 @@ use url::{Host, Url};
 use super::address::AddressPolicy;
 use super::signature::{SigningKey, WebhookId, sign};
 use crate::domain::lane::{Control, ErrorClass};
-use crate::http::client::{client_builder, plain_port_hint, root_cause};
+use crate::http::client::{client_builder, plain_port_hint, retry_after, root_cause};
 use crate::http::resolver::{FilteringResolver, Lookup, ResolveError, system_lookup};
-use crate::limits::{WEBHOOK_ANSWER_BYTES_MAX, WEBHOOK_CONNECT_TIMEOUT, WEBHOOK_DNS_TIMEOUT, WEBHOOK_ERROR_CHARS_MAX, WEBHOOK_IDLE_TIMEOUT};
+use crate::limits::{
+    WEBHOOK_ANSWER_BYTES_MAX, WEBHOOK_CONNECT_TIMEOUT, WEBHOOK_DNS_TIMEOUT, WEBHOOK_ERROR_CHARS_MAX,
+    WEBHOOK_IDLE_TIMEOUT,
+};
 
 const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
 const WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");
@@ -143,7 +146,11 @@ impl Sender {
             Some(url) => builder.proxy(proxy(url)?),
             None => {
                 let policy = Arc::clone(&policy);
-                builder.dns_resolver(FilteringResolver { judge: Arc::new(move |_, address| policy.judge(address)), lookup, timeout: WEBHOOK_DNS_TIMEOUT })
+                builder.dns_resolver(FilteringResolver {
+                    judge: Arc::new(move |_, address| policy.judge(address)),
+                    lookup,
+                    timeout: WEBHOOK_DNS_TIMEOUT,
+                })
             }
         };
         if let Some(path) = &config.ca {
@@ -214,7 +221,7 @@ impl Sender {
         timeout_at(deadline, read_head(&mut response, &mut head)).await.ok();
         Ok(Answer {
             status: response.status().as_u16(),
-            retry_after: retry_after(response.headers(), request.at),
+            retry_after: retry_after(response.headers(), SystemTime::UNIX_EPOCH + request.at),
             control: control(response.headers()),
             head: head.into(),
         })
@@ -264,16 +271,6 @@ async fn read_head(response: &mut Response, head: &mut Vec<u8>) {
             return;
         }
     }
-}
-
-/// Seconds or an HTTP date. A date in the past is no wait.
-fn retry_after(headers: &HeaderMap, at: Duration) -> Option<Duration> {
-    let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
-    if let Ok(seconds) = text.parse::<u32>() {
-        return Some(Duration::from_secs(seconds.into()));
-    }
-    let date = httpdate::parse_http_date(text).ok()?;
-    Some(date.duration_since(SystemTime::UNIX_EPOCH).ok()?.saturating_sub(at))
 }
 
 fn control(headers: &HeaderMap) -> Option<Control> {

@@ -5,11 +5,11 @@
 
 use std::fmt::{self, Write as _};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use jiff::Timestamp;
 use parking_lot::Mutex;
-use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, DATE, RETRY_AFTER};
+use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, DATE};
 use reqwest::{Client, Method, RequestBuilder, Response};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -17,7 +17,7 @@ use url::{Position, Url};
 
 use super::address_policy::AddressPolicy;
 use super::credentials::{Credentials, Swap};
-use super::error_response::{self, ErrorResponse, call_error, classify_service_error, retryable, transport_error};
+use super::error_response::{ErrorResponse, call_error, classify_service_error, retryable, transport_error};
 use crate::domain::refusal::Refusal;
 use crate::http::client::{self, BodyError, client_builder};
 use crate::http::resolver::{FilteringResolver, Judge, system_lookup};
@@ -349,7 +349,7 @@ pub(super) async fn read_error_response(response: Response) -> ErrorResponse {
         value.and_then(|value| value.to_str().ok()).map(str::to_owned)
     };
     let status = response.status().as_u16();
-    let retry_after = error_response::retry_after(header(RETRY_AFTER).as_deref());
+    let retry_after = client::retry_after(response.headers(), SystemTime::now());
     let content_type = header(CONTENT_TYPE).unwrap_or_default();
     let body = read_body("", response, ERROR_BODY_BYTES_MAX).await.unwrap_or_default();
     ErrorResponse { status, retry_after, content_type, body }
@@ -390,7 +390,8 @@ fn parse_root_url(text: &str) -> Result<Url, InvalidConfig> {
 
 fn build_http_client(config: &ApiConfig, address_policy: &Arc<AddressPolicy>) -> Result<Client, InvalidConfig> {
     let policy = Arc::clone(address_policy);
-    let judge: Judge = Arc::new(move |host, address| policy.check_address(host, address).map_err(|why| why.to_string()));
+    let judge: Judge =
+        Arc::new(move |host, address| policy.check_address(host, address).map_err(|why| why.to_string()));
     let builder = client_builder()
         .connect_timeout(config.timeouts.connect)
         .pool_idle_timeout(POOL_IDLE_TIMEOUT)
