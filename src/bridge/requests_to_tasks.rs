@@ -10,7 +10,6 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use super::RetryTimer;
 use crate::config::values::Queue;
 use crate::domain::backoff::Policy;
 use crate::domain::id::{Run, TaskId};
@@ -20,6 +19,7 @@ use crate::limits::{
     BRIDGE_POLL_MAX, BRIDGE_POLL_MIN, BRIDGE_RESULT_BYTES_MAX, BRIDGE_RETRY_MAX, BRIDGE_RETRY_MIN,
     BRIDGE_TASK_RETENTION,
 };
+use crate::retry::Retry;
 use crate::source::CallError;
 use crate::source::taskcluster::Api;
 use crate::source::taskcluster::formats::{format_time, task_id_from_bytes};
@@ -121,12 +121,12 @@ impl RequestsToTasks {
             Err(error) => return Err(failed(error)),
         }
         context.set_progress(&format!("waiting for task {}", task.id));
-        let mut watch = RetryTimer::new(POLL_POLICY);
+        let mut watch = Retry::new(POLL_POLICY);
         let result = loop {
             let status = retry(context, || self.api.task_status(&task.id)).await.map_err(failed)?;
             match parse_status(&status) {
                 Some(result) => break result,
-                None => watch.wait(None).await,
+                None => tokio::time::sleep(watch.next_wait(None)).await,
             }
         };
         match result {
@@ -173,7 +173,7 @@ async fn retry<T, F: Future<Output = Result<T, CallError>>>(
     context: &Context,
     call: impl Fn() -> F,
 ) -> Result<T, CallError> {
-    let mut timer = RetryTimer::new(RETRY_POLICY);
+    let mut timer = Retry::new(RETRY_POLICY);
     loop {
         let error = match call().await {
             Err(error) => error,
@@ -190,7 +190,7 @@ async fn retry<T, F: Future<Output = Result<T, CallError>>>(
             Refusal::Gone | Refusal::Rejected => return Err(error),
         };
         context.set_progress(&format!("retrying: {}", error.message));
-        timer.wait(retry_after).await;
+        tokio::time::sleep(timer.next_wait(retry_after)).await;
     }
 }
 

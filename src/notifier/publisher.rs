@@ -9,10 +9,10 @@ use tokio::time::{Instant, timeout_at};
 
 use super::event::Event;
 use crate::config::values::Secret;
-use crate::domain::backoff::{Backoff, Policy};
-use crate::domain::jitter::Jitter;
+use crate::domain::backoff::Policy;
 use crate::http::client::{client_builder, read_body, retry_after, root_cause};
 use crate::limits::{NOTIFIER_ROWS_BYTES_MAX, NOTIFY_CALL_TIMEOUT, NOTIFY_CONNECT_TIMEOUT};
+use crate::retry::Retry;
 
 const RETRY: Policy = Policy { first: Duration::from_millis(500), max: Duration::from_secs(30) };
 
@@ -104,14 +104,12 @@ impl NotifierClient {
 /// Hands events over, and repeats that as long as it may.
 pub(crate) struct Publisher {
     client: NotifierClient,
-    backoff: Backoff,
-    jitter: Jitter,
+    retry: Retry,
 }
 
 impl Publisher {
     pub(crate) fn new(client: NotifierClient) -> Self {
-        let jitter = Jitter::seeded(uuid::Uuid::new_v4().as_u64_pair().0);
-        Self { client, backoff: Backoff::NEW, jitter }
+        Self { client, retry: Retry::new(RETRY) }
     }
 
     /// Makes one call.
@@ -141,14 +139,14 @@ impl Publisher {
         loop {
             match timeout_at(deadline, self.publish(events)).await {
                 Ok(Ok(())) => {
-                    self.backoff.reset();
+                    self.retry.on_success();
                     return Ok(());
                 }
                 Ok(Err(error)) => last = error,
                 Err(_) => return Err(last),
             }
             let CallError::Unavailable { retry_after, .. } = &last else { return Err(last) };
-            let wait = self.backoff.wait(RETRY, *retry_after, &mut self.jitter);
+            let wait = self.retry.next_wait(*retry_after);
             if deadline.duration_since(Instant::now()) <= wait {
                 return Err(last);
             }
