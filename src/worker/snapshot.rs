@@ -1,6 +1,5 @@
 //! Builds the status of a worker from the rules and the engine.
 
-use crate::domain::claim::{ClaimEnd, LossReason};
 use crate::domain::id::SourceId;
 use crate::domain::service_supervisor::ServiceAvailability;
 use crate::domain::time::Instant;
@@ -180,7 +179,7 @@ impl Engine {
             run: ended.run.run,
             name: ended.name.clone(),
             source: self.source_name(ended.source).to_owned(),
-            outcome: outcome_text(ended.end),
+            outcome: ended.end.to_string(),
             held_seconds: seconds_between(ended.granted_at, ended.ended_at),
             seconds_ago: seconds_between(ended.ended_at, now),
         };
@@ -257,18 +256,6 @@ impl Engine {
             ClaimingState::Exited => (LifecycleState::Exited, BlockedReason::Stopping, "exited".to_owned()),
         };
         (state, Some(reason), Some(message))
-    }
-}
-
-fn outcome_text(end: ClaimEnd) -> String {
-    match end {
-        ClaimEnd::Reported(outcome) => outcome.to_string(),
-        ClaimEnd::AlreadyResolved(outcome) => format!("{outcome}, but the queue had another outcome"),
-        ClaimEnd::ReportRejected(outcome) => format!("{outcome}, but the queue rejected the report"),
-        ClaimEnd::Unconfirmed { outcome, .. } => format!("{outcome}, but the queue did not confirm it"),
-        ClaimEnd::Lost(LossReason::Canceled) => "canceled".to_owned(),
-        ClaimEnd::Lost(_) => "claim lost".to_owned(),
-        ClaimEnd::NotGranted => "not granted".to_owned(),
     }
 }
 

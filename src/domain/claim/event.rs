@@ -1,5 +1,6 @@
 //! Events and actions of one claim, and how it ends.
 
+use core::fmt;
 use core::time::Duration;
 
 use crate::domain::lease::{Granted, Lease};
@@ -24,6 +25,19 @@ pub enum LossReason {
     ShutdownDeadline,
 }
 
+impl fmt::Display for LossReason {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Self::Revoked => "revoked by the queue",
+            Self::Canceled => "canceled",
+            Self::DeadlineExceeded => "deadline exceeded",
+            Self::LeaseExpired => "lease expired",
+            Self::GrantedTooLate => "granted too late",
+            Self::ShutdownDeadline => "shutdown deadline",
+        })
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ClaimEnd {
     Reported(Outcome),
@@ -40,6 +54,33 @@ pub enum ClaimEnd {
         loss: LossReason,
     },
     NotGranted,
+}
+
+impl ClaimEnd {
+    /// The outcome that was decided here, whether or not the queue accepted it.
+    pub const fn outcome(self) -> Option<Outcome> {
+        match self {
+            Self::Reported(outcome)
+            | Self::AlreadyResolved(outcome)
+            | Self::ReportRejected(outcome)
+            | Self::Unconfirmed { outcome, .. } => Some(outcome),
+            Self::Lost(_) | Self::NotGranted => None,
+        }
+    }
+}
+
+impl fmt::Display for ClaimEnd {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Reported(outcome) => outcome.fmt(out),
+            Self::AlreadyResolved(outcome) => write!(out, "{outcome}, but the queue had another outcome"),
+            Self::ReportRejected(outcome) => write!(out, "{outcome}, but the queue rejected the report"),
+            Self::Unconfirmed { outcome, loss } => write!(out, "{outcome}, but the queue did not confirm it: {loss}"),
+            Self::Lost(LossReason::Canceled) => out.write_str("canceled"),
+            Self::Lost(loss) => write!(out, "claim lost: {loss}"),
+            Self::NotGranted => out.write_str("not granted"),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

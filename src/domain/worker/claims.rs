@@ -343,13 +343,8 @@ impl Worker {
             self.timers.remove(&ClaimTimer { at, claim });
         }
         if held.state.is_granted() || held.state.is_recovered() {
-            match end {
-                ClaimEnd::Reported(_) | ClaimEnd::AlreadyResolved(_) => self.resolved_runs.insert(&key),
-                ClaimEnd::ReportRejected(_)
-                | ClaimEnd::Lost(_)
-                | ClaimEnd::Unconfirmed { .. }
-                | ClaimEnd::NotGranted => self.abandoned_runs.insert(&key),
-            };
+            let is_resolved = matches!(end, ClaimEnd::Reported(_) | ClaimEnd::AlreadyResolved(_));
+            if is_resolved { &mut self.resolved_runs } else { &mut self.abandoned_runs }.insert(&key);
         }
         self.launched -= u32::from(held.is_launched);
         match self.cleanup_pending.get_mut(&claim) {
