@@ -14,7 +14,9 @@ use crate::config::values::Queue;
 use crate::domain::backoff::Policy;
 use crate::domain::id::{Run, TaskId};
 use crate::domain::refusal::Refusal;
-use crate::handler::{CancelCause, Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError, Request};
+use crate::handler::{
+    CancelCause, CancelCommand, Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError, Request,
+};
 use crate::limits::{
     BRIDGE_POLL_MAX, BRIDGE_POLL_MIN, BRIDGE_RESULT_BYTES_MAX, BRIDGE_RETRY_MAX, BRIDGE_RETRY_MIN,
     BRIDGE_TASK_RETENTION,
@@ -75,7 +77,7 @@ impl PayloadHandler for RequestsToTasks {
             ended = self.create_and_wait(&task, context) => ended,
             cancel = context.canceled() => {
                 // A release leaves the task running: the worker that claims the request next finds it.
-                if cancel.cause == CancelCause::Canceled {
+                if cancel.cause == CancelCause::Command(CancelCommand::Cancel) {
                     let remaining = context.time_until(cancel.deadline);
                     let canceled = tokio::time::timeout(remaining, self.api.cancel_task(&task.id)).await;
                     if !matches!(canceled, Ok(Ok(_))) {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 
+use crate::domain::claim::CancelCause;
 use crate::domain::id::{LocalToken, Run, TaskId};
 use crate::domain::lease::{Granted, Lease};
 use crate::domain::time::Instant;
@@ -41,32 +42,6 @@ pub struct TaskInfo {
     pub env: Arc<BTreeMap<String, String>>,
     /// The trace that the payload continues, in `TRACEPARENT`.
     pub trace: Option<TraceParent>,
-}
-
-/// Why a payload has to end early. Of several causes the greatest applies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum CancelCause {
-    /// The worker shuts down. Reported as `worker-shutdown`.
-    Shutdown,
-    /// An operator released the claim. Reported as `worker-shutdown`.
-    Released,
-    /// An operator canceled the task on this worker. Reported as `internal-error`.
-    Canceled,
-    /// The claim is over: the task was canceled, its deadline has passed, another worker has it, or the lease expired.
-    /// Nothing is reported.
-    ClaimLost,
-}
-
-impl CancelCause {
-    /// Describes the cause for the task's log.
-    pub(crate) const fn message(self) -> &'static str {
-        match self {
-            Self::ClaimLost => "stopped: the task was canceled, its deadline has passed, or its claim was lost",
-            Self::Shutdown => "stopped: the worker is shutting down",
-            Self::Released => "stopped: released by an operator",
-            Self::Canceled => "stopped: canceled by an operator",
-        }
-    }
 }
 
 /// A request to end the payload early.

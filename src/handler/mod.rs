@@ -50,9 +50,10 @@ use serde::de::DeserializeOwned;
 
 use payload_schema::PayloadSchema;
 
+pub use crate::domain::claim::{CancelCause, CancelCommand};
 pub use crate::domain::outcome::{ExecuteFailure, PrepareFailure};
 pub use crate::task::Request;
-pub use context::{CancelCause, Cancellation, Context, TaskInfo};
+pub use context::{Cancellation, Context, TaskInfo};
 pub use sidecar::{Sidecar, SidecarContext};
 
 /// Why a payload is not started.

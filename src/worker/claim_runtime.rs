@@ -8,13 +8,13 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 
-use crate::domain::claim::{self, KillCause};
+use crate::domain::claim::CancelCause;
 use crate::domain::id::{LocalToken, Run, SourceId};
 use crate::domain::lease::Lease;
 use crate::domain::time::Instant;
 use crate::domain::trace_context::TraceParent;
 use crate::handler::context::FileNames;
-use crate::handler::{CancelCause, Cancellation, Context, PreparedPayload, TaskInfo};
+use crate::handler::{Cancellation, Context, PreparedPayload, TaskInfo};
 use crate::source::{Claim, Grant, Message, Results};
 use crate::task::Definition;
 
@@ -178,13 +178,7 @@ impl ClaimRuntime {
     }
 
     /// Passes the stop on to the handler. The earliest deadline and the greatest cause apply.
-    pub(super) fn kill(&self, cause: KillCause, grace: Duration, now: Instant) {
-        let cause = match cause {
-            KillCause::Shutdown => CancelCause::Shutdown,
-            KillCause::Command(claim::CancelCommand::Release) => CancelCause::Released,
-            KillCause::Command(claim::CancelCommand::Cancel) => CancelCause::Canceled,
-            KillCause::ClaimLost(_) => CancelCause::ClaimLost,
-        };
+    pub(super) fn kill(&self, cause: CancelCause, grace: Duration, now: Instant) {
         let new = Cancellation { cause, deadline: now.plus(grace), termination_grace: grace };
         self.cancel.send_modify(|cancel| {
             *cancel = Some(match *cancel {
@@ -248,6 +242,7 @@ fn unique_span_id() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::claim::LossReason;
     use crate::domain::id::TaskId;
     use tokio::task::JoinSet;
 
@@ -258,7 +253,7 @@ mod tests {
     #[test]
     fn of_several_stops_a_lost_claim_and_the_earliest_deadline_apply() {
         let at = |secs| Instant::at(Duration::from_secs(secs));
-        let (lost, shutdown) = (KillCause::ClaimLost(claim::LossReason::Revoked), KillCause::Shutdown);
+        let (lost, shutdown) = (CancelCause::ClaimLost(LossReason::Revoked), CancelCause::Shutdown);
         for (orders, deadline, grace) in [
             ([(shutdown, 0, 30), (lost, 1, 10)], at(11), 10),
             ([(shutdown, 0, 5), (lost, 1, 10)], at(5), 5),
@@ -270,7 +265,7 @@ mod tests {
                 live.kill(cause, Duration::from_secs(grace), at(now));
             }
             let grace = Duration::from_secs(grace);
-            let order = Some(Cancellation { cause: CancelCause::ClaimLost, deadline, termination_grace: grace });
+            let order = Some(Cancellation { cause: lost, deadline, termination_grace: grace });
             assert_eq!(*live.cancel.borrow(), order, "{orders:?}");
         }
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use jiff::SignedDuration;
 use journeyman::config::schema::{KubernetesHandler, WorkVolume};
 use journeyman::config::values::{File, Span};
+use journeyman::domain::claim::LossReason;
 use journeyman::domain::id::{Run, TaskId};
 use journeyman::handler::kubernetes::Kubernetes;
 use journeyman::handler::staged::{Staged, StagedHandler};
@@ -384,7 +385,7 @@ async fn a_canceled_task_ends_its_pod_and_waits_until_it_has_ended() {
         cluster.schedule(pod, "node-1");
         cluster.running(pod);
         bench.logged("it is running").await;
-        bench.cancel_for(CancelCause::ClaimLost, Duration::from_secs(60));
+        bench.cancel_for(CancelCause::ClaimLost(LossReason::Revoked), Duration::from_secs(60));
         cluster.wait_for_pod(|pod| !pod["metadata"]["deletionTimestamp"].is_null()).await;
         cluster.vanish(pod);
     });

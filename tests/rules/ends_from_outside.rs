@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use journeyman::domain::claim::{
-    ClaimAction, ClaimEnd, ClaimEvent, ClaimPolicy, KillCause, LOSS_CHECK_MAX, LossReason, RunTerms,
+    CancelCause, ClaimAction, ClaimEnd, ClaimEvent, ClaimPolicy, LOSS_CHECK_MAX, LossReason, RunTerms,
     UPLOAD_AFTER_REPORT_MAX,
 };
 use journeyman::domain::outcome::Outcome;
@@ -32,7 +32,7 @@ fn running() -> One {
 fn refused() -> One {
     let mut one = running();
     let acts = one.happens(REFUSAL);
-    let kill = ClaimAction::Kill { cause: KillCause::ClaimLost(LossReason::Revoked), grace: GRACE };
+    let kill = ClaimAction::Kill { cause: CancelCause::ClaimLost(LossReason::Revoked), grace: GRACE };
     assert_eq!(acts, [kill, ClaimAction::CheckStatus], "the payload is killed at once, whatever the status says");
     one
 }
@@ -53,7 +53,7 @@ fn b6_the_deadline_of_a_task_ends_it() {
     for one in [One::preparing(), One::executing()] {
         let mut one = with_deadline(one, at(300));
         assert_eq!(one.pass_to(at(299), Reclaims::Granted), []);
-        let kill = ClaimAction::Kill { cause: KillCause::ClaimLost(LossReason::DeadlineExceeded), grace: GRACE };
+        let kill = ClaimAction::Kill { cause: CancelCause::ClaimLost(LossReason::DeadlineExceeded), grace: GRACE };
         assert_eq!(one.pass_to(at(300), Reclaims::Granted), [kill]);
         assert_eq!(one.happens(FAILED), [ClaimAction::Upload], "its log says so");
         assert_eq!(one.happens(UPLOADED), [lost(LossReason::DeadlineExceeded)], "the queue resolves the run");

@@ -1,6 +1,6 @@
 //! I5: a transient error of a reclaim never ends a run; a definite refusal always does.
 
-use journeyman::domain::claim::{ClaimAction, ClaimEvent, KillCause, LossReason};
+use journeyman::domain::claim::{CancelCause, ClaimAction, ClaimEvent, LossReason};
 use journeyman::domain::lease::Granted;
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::worker::{Alert, Effect};
@@ -28,7 +28,7 @@ fn i05_a_definite_refusal_ends_the_run() {
     for mut one in [One::preparing(), One::executing()] {
         let acts = one.happens(ClaimEvent::Reclaimed(Err(Refusal::Gone)));
         assert!(
-            matches!(acts[..], [ClaimAction::Kill { cause: KillCause::ClaimLost(LossReason::Revoked), .. }]),
+            matches!(acts[..], [ClaimAction::Kill { cause: CancelCause::ClaimLost(LossReason::Revoked), .. }]),
             "{acts:?}"
         );
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use journeyman::domain::claim::{
-    ClaimAction, ClaimEnd, ClaimEvent, KillCause, LossReason, POLL_WAIT_MAX, REPORT_RESERVE, RunTerms,
+    CancelCause, ClaimAction, ClaimEnd, ClaimEvent, LossReason, POLL_WAIT_MAX, REPORT_RESERVE, RunTerms,
     SHUTDOWN_UPLOAD_MAX,
 };
 use journeyman::domain::lease::Granted;
@@ -23,7 +23,7 @@ fn notice(secs: u64) -> ClaimEvent {
 #[test]
 fn i22_with_time_enough_a_payload_is_ended_and_reported() {
     for mut one in [One::preparing(), One::executing()] {
-        assert_eq!(one.happens(notice(120)), [ClaimAction::Kill { cause: KillCause::Shutdown, grace: GRACE }]);
+        assert_eq!(one.happens(notice(120)), [ClaimAction::Kill { cause: CancelCause::Shutdown, grace: GRACE }]);
         let acts = one.happens(FAILED);
         assert!(matches!(acts[..], [ClaimAction::Report { outcome: SHUTDOWN, .. }]), "{acts:?}");
     }
@@ -33,13 +33,13 @@ fn i22_with_time_enough_a_payload_is_ended_and_reported() {
 fn i22_the_grace_shrinks_with_the_notice() {
     let mut one = One::executing();
     let grace = secs(8) - REPORT_RESERVE;
-    assert_eq!(one.happens(notice(8)), [ClaimAction::Kill { cause: KillCause::Shutdown, grace }]);
+    assert_eq!(one.happens(notice(8)), [ClaimAction::Kill { cause: CancelCause::Shutdown, grace }]);
 }
 
 #[test]
 fn i22_without_time_for_a_report_the_claim_is_left_to_expire() {
     let mut one = One::executing();
-    assert_eq!(one.happens(notice(3)), [ClaimAction::Kill { cause: KillCause::Shutdown, grace: Duration::ZERO }]);
+    assert_eq!(one.happens(notice(3)), [ClaimAction::Kill { cause: CancelCause::Shutdown, grace: Duration::ZERO }]);
     assert_eq!(one.happens(COMPLETED), [LEFT_TO_EXPIRE]);
 }
 
@@ -48,7 +48,7 @@ fn i22_a_payload_that_ends_too_late_is_not_reported() {
     let mut one = One::executing();
     one.happens(notice(20));
     let acts = one.pass_to(at(20), Reclaims::Silent);
-    assert_eq!(acts, [ClaimAction::Kill { cause: KillCause::Shutdown, grace: Duration::ZERO }]);
+    assert_eq!(acts, [ClaimAction::Kill { cause: CancelCause::Shutdown, grace: Duration::ZERO }]);
     assert_eq!(one.happens(COMPLETED), [LEFT_TO_EXPIRE]);
 }
 
@@ -217,7 +217,7 @@ fn i22_a_drain_that_takes_too_long_hands_back() {
     bench.happens(DRAIN);
     assert_eq!(bench.pass(secs(299)), []);
     let effects = bench.pass(secs(1));
-    assert_eq!(effects, [Effect::Claim(claim, ClaimAction::Kill { cause: KillCause::Shutdown, grace: GRACE })]);
+    assert_eq!(effects, [Effect::Claim(claim, ClaimAction::Kill { cause: CancelCause::Shutdown, grace: GRACE })]);
     let effects = bench.stops(claim);
     assert_eq!(effects.last(), Some(&Effect::Exit(ExitReason::Released)));
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{ClaimAction, ClaimEnd, KillCause, LossReason, REPORT_RESERVE};
+use journeyman::domain::claim::{CancelCause, ClaimAction, ClaimEnd, LossReason, REPORT_RESERVE};
 use journeyman::domain::id::{LocalToken, PriorityQueue, Run};
 use journeyman::domain::lease::{self, Granted, Lease};
 use journeyman::domain::outcome::{ExceptionReason, Outcome};
@@ -45,15 +45,15 @@ impl World {
             Effect::Claim(claim, ClaimAction::Execute | ClaimAction::Start) => self.check_execute(host, *claim),
             Effect::Claim(claim, ClaimAction::Report { outcome, .. }) => self.check_report(host, *claim, *outcome),
             Effect::Claim(claim, ClaimAction::Reclaim { timeout }) => self.check_reclaim(host, *claim, *timeout),
-            Effect::Claim(claim, ClaimAction::Kill { cause: KillCause::ClaimLost(_), .. }) => {
+            Effect::Claim(claim, ClaimAction::Kill { cause: CancelCause::ClaimLost(_), .. }) => {
                 if let Some(track) = self.hosts[host].claims.get_mut(claim) {
                     track.given_up = true;
                 }
             }
-            Effect::Claim(claim, ClaimAction::Kill { cause: KillCause::Shutdown, .. }) => {
+            Effect::Claim(claim, ClaimAction::Kill { cause: CancelCause::Shutdown, .. }) => {
                 self.check_shutdown(host, *claim)
             }
-            Effect::Claim(claim, ClaimAction::Kill { cause: KillCause::Command(order), .. }) => {
+            Effect::Claim(claim, ClaimAction::Kill { cause: CancelCause::Command(order), .. }) => {
                 let track = &self.hosts[host].claims[claim];
                 self.held("I34", track.ordered == Some(*order), || {
                     format!("host {host} ends without an order: {track:?}")

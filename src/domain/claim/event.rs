@@ -91,11 +91,27 @@ pub enum UploadStatus {
     UploadFailed,
 }
 
+/// Why a payload has to end early. Of several causes the greatest applies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum KillCause {
-    ClaimLost(LossReason),
+pub enum CancelCause {
+    /// The worker shuts down. Reported as `worker-shutdown`.
     Shutdown,
+    /// An operator stopped it on this worker.
     Command(CancelCommand),
+    /// The claim is over. Nothing is reported.
+    ClaimLost(LossReason),
+}
+
+impl CancelCause {
+    /// Describes the cause for the task's log.
+    pub const fn message(self) -> &'static str {
+        match self {
+            Self::Shutdown => "stopped: the worker is shutting down",
+            Self::Command(CancelCommand::Release) => "stopped: released by an operator",
+            Self::Command(CancelCommand::Cancel) => "stopped: canceled by an operator",
+            Self::ClaimLost(_) => "stopped: the task was canceled, its deadline has passed, or its claim was lost",
+        }
+    }
 }
 
 /// An operator's command about one claim. Of several the greatest applies.
@@ -172,7 +188,7 @@ pub enum ClaimAction {
     Start,
     /// Send SIGTERM, and SIGKILL after `grace`. Answered by [`ClaimEvent::Ended`] when all processes are gone.
     Kill {
-        cause: KillCause,
+        cause: CancelCause,
         grace: Duration,
     },
     /// Finish the log, upload log and artifacts.

@@ -19,7 +19,7 @@ use super::refusal::Refusal;
 use super::time::Instant;
 
 pub use event::{
-    CancelCommand, CancelResult, ClaimAction, ClaimEnd, ClaimEvent, KillCause, LossReason, RunTerms, UploadStatus,
+    CancelCause, CancelCommand, CancelResult, ClaimAction, ClaimEnd, ClaimEvent, LossReason, RunTerms, UploadStatus,
 };
 
 /// Claim requests without a definite answer. The message stays invisible for minutes; these take half a minute.
@@ -525,7 +525,7 @@ impl ClaimState {
             Stage::Preparing | Stage::Executing | Stage::Stopping { .. } => {
                 self.stage = Stage::Stopping { after: AfterStop::Abandon(loss) };
                 let grace = self.lease.map_or(self.policy.termination_grace, |lease| lease.grace());
-                actions.push(ClaimAction::Kill { cause: KillCause::ClaimLost(loss), grace });
+                actions.push(ClaimAction::Kill { cause: CancelCause::ClaimLost(loss), grace });
             }
             // A late grant that is being reclaimed.
             Stage::Requested { .. } if self.lease.is_some() => self.close(ClaimEnd::Lost(loss), actions),

@@ -10,7 +10,7 @@ use super::super::claim_runtime::{ClaimRuntime, PolledMessage};
 use super::super::live_log::LiveLog;
 use super::super::uploads::Uploader;
 use super::Engine;
-use crate::domain::claim::{ClaimAction, ClaimEvent, KillCause, LossReason, UploadStatus};
+use crate::domain::claim::{CancelCause, ClaimAction, ClaimEvent, LossReason, UploadStatus};
 use crate::domain::id::{LocalToken, SourceId};
 use crate::domain::journal::{ClaimRecord, EntryId};
 use crate::domain::worker::{Effect, Event};
@@ -86,7 +86,7 @@ impl Engine {
             ClaimAction::Execute => self.execute(claim),
             ClaimAction::Start => self.start_request(claim),
             ClaimAction::Kill { cause, grace } => {
-                if cause == KillCause::Shutdown {
+                if cause == CancelCause::Shutdown {
                     crash_point("releasing");
                 }
                 live.kill(cause, grace, now);
