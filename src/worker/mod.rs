@@ -49,6 +49,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::domain::claim;
 use crate::domain::time::Instant;
+use crate::domain::units::format_duration;
 use crate::domain::worker::WorkerPolicy;
 use crate::handler::DynHandler;
 use crate::handler::log::{LogLimits, TaskLog};
@@ -241,11 +242,11 @@ pub enum Command {
 impl fmt::Display for Command {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let within = |span: &Option<Duration>| {
-            span.map_or_else(String::new, |span| format!(" within {}", snapshot::format_duration(span)))
+            span.map_or_else(String::new, |span| format!(" within {}", format_duration(span)))
         };
         match self {
             Self::Pause { span: None } => out.write_str("pause"),
-            Self::Pause { span: Some(span) } => write!(out, "pause for {}", snapshot::format_duration(*span)),
+            Self::Pause { span: Some(span) } => write!(out, "pause for {}", format_duration(*span)),
             Self::Resume => out.write_str("resume"),
             Self::Drain { within: span } => write!(out, "drain{}", within(span)),
             Self::Release { within: span } => write!(out, "release{}", within(span)),

@@ -4,10 +4,10 @@ use std::fmt::Write as _;
 
 use crate::cli::table::{BOLD, RESET, align_columns, cut, format_seconds, strip_control_chars, table};
 use crate::control::WorkerStatusReply;
+use crate::domain::units::format_bytes;
 use crate::host::termination_notice::WatchStatus;
 use crate::worker::Note;
 use crate::worker::counters::OutcomeCounts;
-use crate::worker::snapshot::format_bytes;
 use crate::worker::status::{
     ActivityStatus, ClaimStatus, HostStatus, LifecycleState, SidecarSummary, SourceStatus, WorkerStatus,
 };

@@ -15,8 +15,8 @@ use crate::cli::table::{cut, strip_control_chars, table};
 use crate::config::Environment;
 use crate::config::values::Span;
 use crate::domain::staged::Stamp;
+use crate::domain::units::format_duration;
 use crate::notifier::{AttemptRow, EndpointStatus, LaneRow, LastFailure, Status};
-use crate::worker::snapshot::format_duration;
 
 const NAME_CHARS_MAX: usize = 40;
 const DETAIL_CHARS_MAX: usize = 100;

@@ -5,8 +5,8 @@ use maud::{Markup, html};
 
 use super::{CommandButtons, HtmlPage, PageContent, SnapshotClock, build_page, format_seconds, status_links};
 use crate::control::WorkerStatusReply;
+use crate::domain::units::format_bytes;
 use crate::worker::counters::OutcomeCounts;
-use crate::worker::snapshot::format_bytes;
 use crate::worker::status::{
     BlockedReason, ClaimStatus, HostStatus, LifecycleState, RecentResult, SidecarSummary, SourceStatus, WorkerStatus,
 };

@@ -12,7 +12,7 @@ use crate::cli::control::status_text::{
 };
 use crate::cli::table::{format_seconds, strip_control_chars};
 use crate::control::WorkerStatusReply;
-use crate::worker::snapshot::format_bytes;
+use crate::domain::units::format_bytes;
 use crate::worker::status::{ClaimStatus, LifecycleState, SourceStatus, WorkerStatus};
 
 const BAR_CELLS: u8 = 10;
