@@ -18,7 +18,6 @@ use super::delivery::{AttemptResult, DeliveryRequest, Sender, SigningKey};
 use super::format::{self, Format};
 use super::intake::Intake;
 use super::registry::Registry;
-use super::stamp;
 use super::store::{
     AttemptRecord, Committed, DueLane, EndpointChange, EndpointState, Head, Lease, Store, StoreFailure,
 };
@@ -29,7 +28,7 @@ use crate::domain::lane::partitions::Partition;
 use crate::domain::lane::retry::RetryPolicy;
 use crate::domain::staged::Stamp;
 use crate::domain::time::Instant;
-use crate::host::clock::Clock;
+use crate::host::clock::{Clock, stamp};
 use crate::host::crash_points::crash_point;
 use crate::limits::{
     NOTIFIER_LANES_WAITING_MAX, NOTIFIER_LEASE_RENEWAL, NOTIFIER_REFILL_INTERVAL, NOTIFIER_STORE_RETRY,

@@ -52,6 +52,7 @@ pub(crate) use self::store::{AttemptRow, LaneRow, LastFailure};
 use self::store::{Postgres, PostgresError, Store, StoreFailure};
 use crate::domain::lane::dispatcher::AttemptLimits;
 use crate::domain::staged::Stamp;
+use crate::host::clock::stamp;
 use crate::http::{self, Limits};
 use crate::limits::{
     HTTP_CONNECTIONS_MAX, HTTP_HEAD_TIMEOUT, NOTIFIER_ATTEMPTS_MAX, NOTIFIER_ATTEMPTS_PER_ENDPOINT,
@@ -225,8 +226,4 @@ async fn clean_up(store: &Store, retention: Duration) {
             tokio::time::sleep(NOTIFIER_UPKEEP_PAUSE).await;
         }
     }
-}
-
-fn stamp() -> Stamp {
-    Stamp(jiff::Timestamp::now().as_millisecond())
 }

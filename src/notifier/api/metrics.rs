@@ -14,8 +14,8 @@ use super::{Api, Refused};
 use crate::domain::lane::ErrorClass;
 use crate::domain::lane::retry::MessageOutcome;
 use crate::domain::staged::Stamp;
+use crate::host::clock::stamp;
 use crate::notifier::counters::{BOUNDS_SECONDS, Counted, Histogram};
-use crate::notifier::stamp;
 use crate::notifier::store::outcome_text;
 use crate::observe::openmetrics::{self, MetricFamily, MetricKind, Sample, flag, float, labeled, unlabeled};
 

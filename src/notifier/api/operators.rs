@@ -16,10 +16,10 @@ use super::{Api, Refused};
 use crate::domain::lane::dispatcher::LaneId;
 use crate::domain::lane::endpoint::DisableReason;
 use crate::domain::staged::Stamp;
+use crate::host::clock::stamp;
 use crate::limits::{NOTIFIER_NAME_BYTES_MAX, NOTIFIER_ROWS_MAX, NOTIFIER_ROWS_SHOWN};
 use crate::notifier::event::Event;
 use crate::notifier::registry::EndpointSettings;
-use crate::notifier::stamp;
 use crate::notifier::store::{AttemptRow, EndpointChange, LaneChange, LaneRow, ReplayFilter};
 
 type Answer<T> = Result<Json<T>, Refused>;

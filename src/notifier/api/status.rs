@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use super::Api;
 use crate::domain::lane::endpoint::{DISABLE_ATTEMPTS_MIN, DisableReason, EndpointHealth};
 use crate::domain::staged::Stamp;
+use crate::host::clock::stamp;
 use crate::named_enum::named_enum;
-use crate::notifier::stamp;
 use crate::notifier::store::{Counts, EndpointState, LastFailure, StoreFailure};
 
 named_enum! {

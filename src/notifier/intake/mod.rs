@@ -9,8 +9,8 @@ use std::sync::Arc;
 use super::counters::Counters;
 use super::event::Event;
 use super::registry::{EndpointSettings, Entry, InvalidEndpoint, Registered, Registry};
-use super::stamp;
 use super::store::{Added, Store, StoreFailure};
+use crate::host::clock::stamp;
 use crate::host::crash_points::crash_point;
 use crate::limits::NOTIFIER_BATCH_MAX;
 

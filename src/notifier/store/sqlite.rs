@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::StoreFailure;
 use super::sql::{Row, Sql, SqlError, Value};
 use crate::domain::staged::Stamp;
-use crate::notifier::stamp;
+use crate::host::clock::stamp;
 use crate::sqlite::{Batch, JobError, Owner, Schema, Writer};
 
 pub(super) const SCHEMA: Schema = Schema {
