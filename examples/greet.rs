@@ -5,9 +5,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use journeyman::domain::id::TaskId;
 use journeyman::handler::{Context, ExecuteError, PayloadHandler, PrepareError, erase};
 use journeyman::host::clock::Clock;
+use journeyman::id::TaskId;
 use journeyman::source::memory::{Config as QueueSettings, MemoryQueue, PollStyle, RunState};
 use journeyman::worker::{SourceBinding, Worker, WorkerConfig};
 use schemars::JsonSchema;

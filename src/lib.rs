@@ -1,7 +1,7 @@
 //! A worker for the queue you already run: claims tasks, runs them with your handler, reclaims in time, and reports
 //! exactly one outcome.
 
-extern crate alloc;
+#![warn(missing_docs)]
 
 #[doc(hidden)]
 pub mod activity;
@@ -18,8 +18,6 @@ pub mod config;
 pub mod control;
 #[doc(hidden)]
 pub mod controller;
-#[doc(hidden)]
-pub mod domain;
 pub mod guide;
 pub mod handler;
 #[doc(hidden)]
@@ -28,9 +26,6 @@ pub mod host;
 pub mod http;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;
-#[doc(hidden)]
-pub mod limits;
-mod named_enum;
 mod notifier;
 #[doc(hidden)]
 pub mod observe;
@@ -53,3 +48,4 @@ pub mod worker_runner;
 pub mod zookeeper;
 
 pub use host::containment::shim;
+pub use journeyman_domain::{id, outcome, time};

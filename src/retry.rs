@@ -5,9 +5,9 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use crate::domain::backoff::{Backoff, Policy};
-use crate::domain::jitter::Jitter;
-use crate::domain::poll::POLL_RETRY;
+use journeyman_domain::backoff::{Backoff, Policy};
+use journeyman_domain::jitter::Jitter;
+use journeyman_domain::poll::POLL_RETRY;
 
 /// Growing waits with jitter, so that what failed at the same moment is not retried at the same moment.
 pub(crate) struct Retry {

@@ -10,13 +10,13 @@ use lapin::types::{AMQPValue, LongString};
 use lapin::{BasicProperties, Channel, Connection};
 
 use crate::amqp::{self, Broker};
-use crate::domain::activity::{ActivityReport, ActivityReporter, Event};
-use crate::domain::poll::POLL_RETRY;
 use crate::host::clock::{Clock, or_pending};
-use crate::limits::{ACTIVITY_REPEAT_INTERVAL, AMQP_CLOSE_TIMEOUT};
 use crate::retry::Retry;
 use crate::worker::liveness::Liveness;
 use crate::worker::status;
+use journeyman_domain::activity::{ActivityReport, ActivityReporter, Event};
+use journeyman_domain::limits::{ACTIVITY_REPEAT_INTERVAL, AMQP_CLOSE_TIMEOUT};
+use journeyman_domain::poll::POLL_RETRY;
 
 /// Where reports are published.
 #[derive(Debug, Clone)]

@@ -17,8 +17,8 @@ use lapin::{BasicProperties, Confirmation, Connection, ExchangeKind};
 use tokio::time::timeout;
 
 use super::{confirm_channel, error_text, header_table, headers, reply_code, retry_error, to_short_string};
-use crate::domain::refusal::{CallError, Refusal};
-use crate::limits::AMQP_CALL_TIMEOUT;
+use journeyman_domain::limits::AMQP_CALL_TIMEOUT;
+use journeyman_domain::refusal::{CallError, Refusal};
 
 /// Queues of 2^0 to 2^16 seconds: 36 hours.
 const LEVELS: u32 = 17;

@@ -24,10 +24,10 @@ use lapin::{AsyncTcpStream, Channel, Connection, ConnectionProperties, Consumer,
 use parking_lot::RwLock;
 use secrecy::{ExposeSecret as _, SecretString};
 
-use crate::domain::refusal::{CallError, Refusal};
 use crate::http::client::plain_port_hint;
-use crate::limits::{AMQP_CALL_TIMEOUT, AMQP_HEARTBEAT};
 use crate::redact;
+use journeyman_domain::limits::{AMQP_CALL_TIMEOUT, AMQP_HEARTBEAT};
+use journeyman_domain::refusal::{CallError, Refusal};
 
 pub use lapin;
 pub use short_string::{NameTooLong, to_short_string, to_short_string_or_none};

@@ -3,7 +3,7 @@
 
 use lapin::types::ShortString;
 
-use crate::limits::AMQP_NAME_BYTES_MAX;
+use journeyman_domain::limits::AMQP_NAME_BYTES_MAX;
 
 /// A name is longer than AMQP allows. Holds nothing of it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -11,21 +11,21 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use crate::config::values::Queue;
-use crate::domain::backoff::Policy;
-use crate::domain::id::{Run, TaskId};
-use crate::domain::refusal::Refusal;
 use crate::handler::{
     CancelCause, CancelCommand, Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError, Request,
-};
-use crate::limits::{
-    BRIDGE_POLL_MAX, BRIDGE_POLL_MIN, BRIDGE_RESULT_BYTES_MAX, BRIDGE_RETRY_MAX, BRIDGE_RETRY_MIN,
-    BRIDGE_TASK_RETENTION,
 };
 use crate::retry::Retry;
 use crate::source::CallError;
 use crate::source::taskcluster::Api;
 use crate::source::taskcluster::formats::{format_time, task_id_from_bytes};
 use crate::task::Reply;
+use journeyman_domain::backoff::Policy;
+use journeyman_domain::id::{Run, TaskId};
+use journeyman_domain::limits::{
+    BRIDGE_POLL_MAX, BRIDGE_POLL_MIN, BRIDGE_RESULT_BYTES_MAX, BRIDGE_RETRY_MAX, BRIDGE_RETRY_MIN,
+    BRIDGE_TASK_RETENTION,
+};
+use journeyman_domain::refusal::Refusal;
 
 /// The artifact that becomes the reply.
 pub(super) const RESULT_ARTIFACT: &str = "public/result.json";

@@ -16,9 +16,9 @@ use crate::amqp::{self, Broker, ClientCertificate};
 use crate::config::schema::{self, Config, Handler, RequestSource};
 use crate::config::{Environment, secrets};
 use crate::handler::DynHandler;
-use crate::limits::{AMQP_LONG_POLL_WAIT, AMQP_SHARED_POLL_WAIT};
 use crate::source::amqp::{AmqpSource, AmqpSourceConfig, DeferralConfig, PayloadForm};
 use crate::worker::{Control, SourceBinding};
+use journeyman_domain::limits::{AMQP_LONG_POLL_WAIT, AMQP_SHARED_POLL_WAIT};
 
 /// Builds the broker.
 ///

@@ -10,9 +10,9 @@ use super::output::Format;
 use crate::amqp;
 use crate::config::Environment;
 use crate::config::schema::{Amqp, Config, ScrewdriverSource, Source};
-use crate::domain::refusal::{CallError, Refusal};
-use crate::limits::AMQP_CLOSE_TIMEOUT;
 use crate::screwdriver::topology::{self, Facts, Finding, Severity};
+use journeyman_domain::limits::AMQP_CLOSE_TIMEOUT;
+use journeyman_domain::refusal::{CallError, Refusal};
 
 /// `journeyman screwdriver`
 #[derive(Debug, Subcommand)]

@@ -10,10 +10,10 @@ use crate::amqp::delay::DelayQueues;
 use crate::config::Environment;
 use crate::config::schema::{Config, ScrewdriverSource};
 use crate::handler;
-use crate::limits::AMQP_SHARED_POLL_WAIT;
 use crate::screwdriver::{BuildChecks, ScrewdriverHandler};
 use crate::source::amqp::{AmqpSource, AmqpSourceConfig, CheckRoute, DeferralConfig, OnRetry, PayloadForm};
 use crate::worker::SourceBinding;
+use journeyman_domain::limits::AMQP_SHARED_POLL_WAIT;
 
 /// Builds a source for each of its queues.
 ///

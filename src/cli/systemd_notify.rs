@@ -9,10 +9,10 @@ use tokio::time::timeout;
 use super::control::one_line;
 use super::table::strip_control_chars;
 use crate::host::service_manager::ServiceManager;
-use crate::limits::{
+use crate::worker::status::{LifecycleState, WorkerStatus};
+use journeyman_domain::limits::{
     SYSTEMD_EXTEND_BY, SYSTEMD_SNAPSHOT_TIMEOUT, SYSTEMD_STATUS_CHARS_MAX, SYSTEMD_STATUS_CHECK_INTERVAL,
 };
-use crate::worker::status::{LifecycleState, WorkerStatus};
 
 /// Notifies the service manager for as long as it is polled. `snapshot` returns the worker's status, `None` once it has exited.
 ///

@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-pub(super) use crate::domain::units::format_seconds;
 use crate::observe::untrusted_text::is_unsafe;
+pub(super) use journeyman_domain::units::format_seconds;
 
 pub(super) const BOLD: &str = "\x1b[1m";
 pub(super) const RESET: &str = "\x1b[0m";

@@ -24,7 +24,6 @@ use crate::host::clock::or_pending;
 use crate::host::containment::{close_inherited_fds_on_exec, harden_process};
 use crate::host::service_manager::ServiceManager;
 use crate::http::{Exposure, HttpListener};
-use crate::limits::ABORT_TIMEOUT;
 use crate::notifier::Announcing;
 use crate::observe::log;
 use crate::observe::status_routes::SnapshotFn;
@@ -33,6 +32,7 @@ use crate::observe::worker_http;
 use crate::source::Source;
 use crate::worker::live_log::LiveLogs;
 use crate::worker::{Control, ExitReason, Worker};
+use journeyman_domain::limits::ABORT_TIMEOUT;
 
 pub(super) async fn run(settings: ConfigArgs<WorkerFlags>, environment: &Environment) -> ExitResult {
     Box::pin(run_with(worker_setup::build_worker, settings, environment)).await

@@ -16,13 +16,13 @@ use crate::config::schema::Config;
 use crate::config::secrets::ClientCredentials;
 use crate::config::{self, Document, Environment};
 use crate::host::containment::{close_inherited_fds_on_exec, harden_process};
-use crate::limits::{
-    RUNNER_FILE_BYTES_MAX, RUNNER_LINE_BYTES_MAX, RUNNER_LINES_MAX, RUNNER_SEND_TIMEOUT, RUNNER_WELCOME_TIMEOUT,
-};
 use crate::observe::log;
 use crate::source::taskcluster::Api;
 use crate::worker::{Command, Control, Note};
 use crate::worker_runner::{RunnerConfig, RunnerProtocol, RunnerRequest, SOURCE_NAME};
+use journeyman_domain::limits::{
+    RUNNER_FILE_BYTES_MAX, RUNNER_LINE_BYTES_MAX, RUNNER_LINES_MAX, RUNNER_SEND_TIMEOUT, RUNNER_WELCOME_TIMEOUT,
+};
 
 /// `journeyman run`
 #[derive(Debug, Args)]

@@ -16,8 +16,8 @@ use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, timeout_at};
 
 use crate::amqp::{self, Broker, NameTooLong};
-use crate::domain::refusal::{CallError, Refusal};
-use crate::limits::{CALL_BODY_BYTES_MAX, CALLS_MAX, RPC_EXPIRED_REPLY_WAIT};
+use journeyman_domain::limits::{CALL_BODY_BYTES_MAX, CALLS_MAX, RPC_EXPIRED_REPLY_WAIT};
+use journeyman_domain::refusal::{CallError, Refusal};
 use session::Session;
 
 /// A request.

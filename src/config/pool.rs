@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use super::schema::built_in;
 use super::values::{File, MASK, OptionalSpan, Span};
-use crate::named_enum::named_enum;
+use journeyman_domain::named_enum;
 
 /// Of a quorum queue. A worker that exits costs everything that it held a delivery, so the limit must leave workers room
-/// to find the request that ends them: journeyman's workers decide after [`AMQP_ATTEMPTS_MAX`](crate::limits::AMQP_ATTEMPTS_MAX), others within twenty.
+/// to find the request that ends them: journeyman's workers decide after [`AMQP_ATTEMPTS_MAX`](journeyman_domain::limits::AMQP_ATTEMPTS_MAX), others within twenty.
 const DELIVERY_LIMIT: u32 = 20;
 
 /// A pool of worker groups.

@@ -12,19 +12,19 @@ use super::values::{
     AttemptRate, File, Filter, Listen, OptionalSpan, Queue as TaskQueue, SecretFile, ServiceAddress, Size, Span, Url,
     WebhookUrl, WorkerName,
 };
-use crate::domain::lane::retry::OnExhausted;
 use crate::host::containment::Requirement;
 use crate::host::termination_notice::MetadataProvider;
-use crate::limits::{
-    CLAIM_TIMEOUT_MIN_MS, LAUNCHED_MAX, NOTIFIER_ATTEMPTS_PER_ENDPOINT, NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX,
-    NOTIFIER_SHARDS_MAX, RUN_TIME_MIN_MS, SERVICE_PROBE_INTERVAL_MIN_MS, SERVICE_STARTUP_TIMEOUT_MIN_MS,
-    STATUS_POLL_MIN_MS, TASK_LOG_BYTES_MIN, WEBHOOK_TIMEOUT_MAX,
-};
 use crate::notifier::Format;
 use crate::queue::Auth;
 use crate::source::amqp::OnAttemptsExhausted;
 use crate::source::taskcluster::{ArtifactStorage, Dialect};
 use crate::source::zookeeper;
+use journeyman_domain::lane::retry::OnExhausted;
+use journeyman_domain::limits::{
+    CLAIM_TIMEOUT_MIN_MS, LAUNCHED_MAX, NOTIFIER_ATTEMPTS_PER_ENDPOINT, NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX,
+    NOTIFIER_SHARDS_MAX, RUN_TIME_MIN_MS, SERVICE_PROBE_INTERVAL_MIN_MS, SERVICE_STARTUP_TIMEOUT_MIN_MS,
+    STATUS_POLL_MIN_MS, TASK_LOG_BYTES_MIN, WEBHOOK_TIMEOUT_MAX,
+};
 
 /// A time that a task may run.
 pub type RunTime = Span<RUN_TIME_MIN_MS>;
@@ -507,7 +507,7 @@ impl RequestSource {
 }
 
 const fn max_attempts() -> u32 {
-    crate::limits::AMQP_ATTEMPTS_MAX
+    journeyman_domain::limits::AMQP_ATTEMPTS_MAX
 }
 
 /// The AMQP broker and this worker's identity there.

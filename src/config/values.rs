@@ -14,9 +14,9 @@ use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::domain::lane::dispatcher::Rate;
-use crate::limits::WEBHOOK_RATE_ATTEMPTS_MAX;
 use crate::redact;
+use journeyman_domain::lane::dispatcher::Rate;
+use journeyman_domain::limits::WEBHOOK_RATE_ATTEMPTS_MAX;
 
 /// A value that is written as text.
 trait Text: Sized {

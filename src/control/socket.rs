@@ -18,7 +18,9 @@ use super::{CommandReply, short_socket_path};
 use crate::host::file_lock::FileLock;
 use crate::host::process;
 use crate::http::{self, Limits};
-use crate::limits::{CONTROL_BACKLOG, CONTROL_BODY_BYTES_MAX, CONTROL_CONNECTIONS_MAX, CONTROL_HEAD_TIMEOUT};
+use journeyman_domain::limits::{
+    CONTROL_BACKLOG, CONTROL_BODY_BYTES_MAX, CONTROL_CONNECTIONS_MAX, CONTROL_HEAD_TIMEOUT,
+};
 
 #[derive(Debug)]
 pub struct Socket {

@@ -1,5 +1,5 @@
 //! The controller: declares the queues of a pool, starts workers by demand, and removes both when idle. Decisions are in
-//! [`crate::domain::group`]. The exclusive lock queue of a pool elects one active controller; others are on standby.
+//! [`journeyman_domain::group`]. The exclusive lock queue of a pool elects one active controller; others are on standby.
 
 pub mod commands;
 mod dead_letters;
@@ -33,16 +33,16 @@ use tokio_util::sync::CancellationToken;
 use crate::amqp::Broker;
 use crate::amqp::management::Management;
 use crate::config::pool::PoolConfig;
-use crate::domain::group::overrides::Overrides;
-use crate::domain::group::pool::{Event, Pool};
-use crate::domain::group::scale::ScaleLimits;
-use crate::domain::group::tracker::TrackerPolicy;
-use crate::domain::poll::POLL_RETRY;
-use crate::domain::time::Instant;
 use crate::host::clock::Clock;
-use crate::limits::{CONTROLLER_STATUS_REQUESTS_MAX, CONTROLLER_WORKERS_TIMEOUT};
 use crate::notifier::Announcer;
 use crate::retry::Retry;
+use journeyman_domain::group::overrides::Overrides;
+use journeyman_domain::group::pool::{Event, Pool};
+use journeyman_domain::group::scale::ScaleLimits;
+use journeyman_domain::group::tracker::TrackerPolicy;
+use journeyman_domain::limits::{CONTROLLER_STATUS_REQUESTS_MAX, CONTROLLER_WORKERS_TIMEOUT};
+use journeyman_domain::poll::POLL_RETRY;
+use journeyman_domain::time::Instant;
 
 pub use external_demand::{DemandQueue, DemandSource};
 pub use queue_names::QueueNames;

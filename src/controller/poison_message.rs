@@ -14,8 +14,10 @@ use super::forwarding::{PERSISTENT, integer, without_user_id};
 use super::queue_names::QueueNames;
 use super::session::SessionError;
 use crate::amqp::headers;
-use crate::limits::{CONTROLLER_HEADERS_BYTES_MAX, CONTROLLER_LOG_TAIL_LINES_MAX, DRIVER_EXIT_REASON_CHARS_MAX};
 use crate::redact;
+use journeyman_domain::limits::{
+    CONTROLLER_HEADERS_BYTES_MAX, CONTROLLER_LOG_TAIL_LINES_MAX, DRIVER_EXIT_REASON_CHARS_MAX,
+};
 
 const ID: &str = "x-journeyman-poison-id";
 const KEY: &str = "x-journeyman-key";

@@ -8,7 +8,7 @@ use super::topology::message_ttl_ms;
 use super::{Controller, ControllerConfig};
 use crate::amqp::management::{BrokerPolicy, Management, escape_regex};
 use crate::config::pool::PoolConfig;
-use crate::limits::CONTROLLER_POLICIES_TIMEOUT;
+use journeyman_domain::limits::CONTROLLER_POLICIES_TIMEOUT;
 
 const PRIORITY: i64 = 10;
 

@@ -27,18 +27,18 @@ use super::unacknowledged_counts::{self, CountResult, UnacknowledgedCounts};
 use super::{Controller, ControllerConfig};
 use crate::amqp::management::Management;
 use crate::amqp::{self, headers};
-use crate::domain::group::Key;
-use crate::domain::group::load::Load;
-use crate::domain::group::pool::{Event, StepResult};
-use crate::domain::group::scale::{GroupWorker, WorkerActivity};
-use crate::domain::time::Instant;
 use crate::host::clock::or_pending;
-use crate::limits::{
+use journeyman_domain::group::Key;
+use journeyman_domain::group::load::Load;
+use journeyman_domain::group::pool::{Event, StepResult};
+use journeyman_domain::group::scale::{GroupWorker, WorkerActivity};
+use journeyman_domain::limits::{
     AMQP_CALL_TIMEOUT, CONTROLLER_COUNTS_INTERVAL, CONTROLLER_DEAD_LETTERS_MAX, CONTROLLER_ORPHANS_MAX,
     CONTROLLER_PLAN_DEBOUNCE, CONTROLLER_POLICIES_INTERVAL, CONTROLLER_QUEUE_CHECK_RETRY_DELAY,
     CONTROLLER_QUIET_QUEUE_INTERVAL, CONTROLLER_RECONCILE_INTERVAL, CONTROLLER_REPORTS_BATCH_MAX,
     CONTROLLER_SESSION_EVENTS_MAX, CONTROLLER_STANDBY_INTERVAL,
 };
+use journeyman_domain::time::Instant;
 
 pub(super) struct SessionError {
     pub(super) reason: String,

@@ -31,9 +31,9 @@ mod tests {
 
     #[test]
     fn a_claim_that_is_extended_again_and_again_ends_a_margin_before_the_timeout() {
-        use crate::domain::jitter::Jitter;
-        use crate::domain::lease::{Granted, Lease};
-        use crate::domain::time::Instant;
+        use crate::jitter::Jitter;
+        use crate::lease::{Granted, Lease};
+        use crate::time::Instant;
         let (max, grace) = (Duration::from_secs(600), Duration::from_secs(10));
         for seconds in [10, 60, 300, 1800, 86_400] {
             let (timeout, mut jitter) = (Duration::from_secs(seconds), Jitter::seeded(seconds));

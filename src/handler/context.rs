@@ -9,19 +9,19 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 
-use crate::domain::claim::CancelCause;
-use crate::domain::id::{LocalToken, Run, TaskId};
-use crate::domain::lease::{Granted, Lease};
-use crate::domain::time::Instant;
-use crate::domain::trace_context::TraceParent;
 use crate::host::clock::{Clock, or_pending};
 use crate::host::containment::ProcessScope;
 use crate::host::work_dir::{self, WorkDirLock};
-use crate::limits::PROGRESS_CHARS_MAX;
 use crate::redact;
+use journeyman_domain::claim::CancelCause;
+use journeyman_domain::id::{LocalToken, Run, TaskId};
+use journeyman_domain::lease::{Granted, Lease};
+use journeyman_domain::limits::PROGRESS_CHARS_MAX;
+use journeyman_domain::time::Instant;
+use journeyman_domain::trace_context::TraceParent;
 
-use crate::domain::refusal::{CallError, Refusal};
 use crate::task::{Definition, Reply, ReplyError, Results, cannot_pause};
+use journeyman_domain::refusal::{CallError, Refusal};
 
 use super::artifact::Artifacts;
 use super::log::{LogLimits, TaskLog};

@@ -11,8 +11,8 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::host::clock::Clock;
-use crate::limits::{AMQP_MESSAGE_BYTES_MAX, AMQP_NAME_BYTES_MAX};
 use crate::task::{PartialReplySink, Reply, ReplyFuture, ReplyLimits, Results};
+use journeyman_domain::limits::{AMQP_MESSAGE_BYTES_MAX, AMQP_NAME_BYTES_MAX};
 
 use super::artifact_collector::CollectedArtifact;
 use super::log::{LogLimits, TaskLog};

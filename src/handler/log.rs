@@ -22,10 +22,10 @@ use rustix::fs::OFlags;
 use tokio::sync::watch;
 
 use crate::host::work_dir::{self, WorkDirLock};
-use crate::limits::{
+use crate::redact::{self, RedactFilter, SecretSet};
+use journeyman_domain::limits::{
     LOG_HEAD_BYTES, LOG_NOTE_BYTES_MAX, LOG_TAIL_BYTES, REDACT_SECRET_CHARS_MIN, REDACT_TASK_BYTES_MAX,
 };
-use crate::redact::{self, RedactFilter, SecretSet};
 
 /// The name of the artifact that holds a task's log.
 pub const BACKING_NAME: &str = "public/logs/live_backing.log";

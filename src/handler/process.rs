@@ -29,7 +29,7 @@ use crate::host::containment::{
 use crate::host::containment::{encode_environment, is_larger_than, wait_larger_than};
 use crate::host::crash_points::crash_point;
 use crate::host::program_path::find_program;
-use crate::limits::{
+use journeyman_domain::limits::{
     DISK_USAGE_INTERVAL, PROCESS_KILL_MARGIN, PROCESS_KILL_TIMEOUT, PROCESS_OUTPUT_DRAIN, PROCESS_READ_BYTES,
     PROCESS_START_TIMEOUT, REDACT_HOLD_MAX, SHIM_MESSAGE_BYTES_MAX,
 };

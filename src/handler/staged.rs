@@ -10,19 +10,21 @@ use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
-use crate::domain::id::Run;
-use crate::domain::jitter::Jitter;
-pub(crate) use crate::domain::staged::StagedEnd;
-use crate::domain::staged::{StagedAction, StagedEvent, StagedState};
 use crate::host::clock::or_pending;
-use crate::limits::{STAGED_CALL_TIMEOUT, STAGED_DEFER_WAIT_MIN};
 use crate::task::{Deferral, Results};
+use journeyman_domain::id::Run;
+use journeyman_domain::jitter::Jitter;
+use journeyman_domain::limits::{STAGED_CALL_TIMEOUT, STAGED_DEFER_WAIT_MIN};
+pub(crate) use journeyman_domain::staged::StagedEnd;
+use journeyman_domain::staged::{StagedAction, StagedEvent, StagedState};
 
 use super::{
     CancelCause, CancelCommand, Context, ExecuteError, ExecuteFailure, HandlerFuture, PayloadHandler, PrepareError,
 };
 
-pub use crate::domain::staged::{FailureClass, PhaseLimit, Progress, StagedAnswer, StagedPolicy, StagedRecord, Stamp};
+pub use journeyman_domain::staged::{
+    FailureClass, PhaseLimit, Progress, StagedAnswer, StagedPolicy, StagedRecord, Stamp,
+};
 
 /// A piece of work as its handler sees it.
 #[derive(Debug)]

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::domain::staged::Stamp;
-use crate::domain::time::Instant;
+use journeyman_domain::staged::Stamp;
+use journeyman_domain::time::Instant;
 
 /// Longest sleep of the worker while it holds claims. Timers stop while a host is suspended and the boot clock does not, so an
 /// expired claim is noticed this soon after the host resumes.

@@ -4,7 +4,7 @@ use std::fs::{File, TryLockError};
 use std::io;
 use std::path::Path;
 
-use crate::limits::{LOCK_ATTEMPTS_MAX, LOCK_RETRY_INTERVAL};
+use journeyman_domain::limits::{LOCK_ATTEMPTS_MAX, LOCK_RETRY_INTERVAL};
 
 /// A locked file. Dropping it releases the lock.
 #[derive(Debug)]

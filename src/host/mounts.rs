@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_change, unmount};
 
-use crate::limits::TASK_MOUNTS_MAX;
+use journeyman_domain::limits::TASK_MOUNTS_MAX;
 
 /// `/proc/self/mountinfo`, whose paths need not be UTF-8.
 pub(super) fn mount_table() -> io::Result<Vec<u8>> {

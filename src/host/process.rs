@@ -13,7 +13,7 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use crate::limits::{DESCENT_ATTEMPTS_MAX, DESCENT_DEPTH_MAX, PROCESS_ENVIRONMENT_BYTES_MAX};
+use journeyman_domain::limits::{DESCENT_ATTEMPTS_MAX, DESCENT_DEPTH_MAX, PROCESS_ENVIRONMENT_BYTES_MAX};
 
 /// For state whose changes the kernel does not announce.
 pub(crate) const PROCESS_POLL_INTERVAL: Duration = Duration::from_millis(20);

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::domain::worker::HostResources;
+use journeyman_domain::worker::HostResources;
 
 /// Blocks until the file system answers.
 pub fn measure(dir: &Path) -> HostResources {

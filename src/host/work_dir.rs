@@ -8,7 +8,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use crate::host::file_lock::FileLock;
-use crate::limits::{FOLDER_REMOVALS_MAX, LEFTOVER_FOLDERS_MAX};
+use journeyman_domain::limits::{FOLDER_REMOVALS_MAX, LEFTOVER_FOLDERS_MAX};
 
 /// Never removed, so that two workers cannot lock two files of this name.
 const LOCK_FILE: &str = "worker.lock";

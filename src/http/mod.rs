@@ -36,7 +36,9 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 pub use self::bearer::BearerToken;
-use crate::limits::{HTTP_CONNECTION_AGE_MAX, HTTP_CONNECTIONS_MAX, HTTP_HEAD_BYTES_MAX, HTTP_HEAD_TIMEOUT};
+use journeyman_domain::limits::{
+    HTTP_CONNECTION_AGE_MAX, HTTP_CONNECTIONS_MAX, HTTP_HEAD_BYTES_MAX, HTTP_HEAD_TIMEOUT,
+};
 
 /// Limits of a server and its connections.
 #[derive(Debug, Clone, Copy)]

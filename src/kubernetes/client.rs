@@ -16,7 +16,7 @@ use tower::util::MapResponseLayer;
 
 use crate::host::crypto_provider::install_crypto_provider;
 use crate::http::client::{error_chain, root_cause};
-use crate::limits::{KUBERNETES_CALL_TIMEOUT, KUBERNETES_CONNECT_TIMEOUT, KUBERNETES_RETRY_AFTER_MAX};
+use journeyman_domain::limits::{KUBERNETES_CALL_TIMEOUT, KUBERNETES_CONNECT_TIMEOUT, KUBERNETES_RETRY_AFTER_MAX};
 
 /// Named by what the caller does next.
 #[derive(Debug, thiserror::Error)]

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStateTerminated, ContainerStatus, Pod, PodStatus};
 
-use crate::limits::{DRIVER_EXIT_REASON_CHARS_MAX, KUBERNETES_START_GRACE};
+use journeyman_domain::limits::{DRIVER_EXIT_REASON_CHARS_MAX, KUBERNETES_START_GRACE_SECONDS};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PodState {
@@ -46,7 +46,7 @@ pub(crate) fn pod_state(pod: &Pod, container: &str, now: Timestamp) -> PodState 
         Some((_, reason, message)) => {
             let why = short(&joined(reason, message));
             let created = pod.metadata.creation_timestamp.as_ref().map_or(now, |created| created.0);
-            let is_old = now.duration_since(created) >= KUBERNETES_START_GRACE;
+            let is_old = now.duration_since(created).as_secs() >= KUBERNETES_START_GRACE_SECONDS;
             if is_old { PodState::CannotRun(why) } else { PodState::Waiting(why) }
         }
         None => {

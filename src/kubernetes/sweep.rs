@@ -11,7 +11,7 @@ use tokio::time::interval;
 
 use super::work::ended_at;
 use super::{KubernetesClient, KubernetesError, existing};
-use crate::limits::POD_SWEEP_INTERVAL;
+use journeyman_domain::limits::POD_SWEEP_INTERVAL;
 
 /// Removes the pods of a label selector that have ended so long ago, until it is dropped.
 pub(crate) async fn sweep_ended(client: Arc<KubernetesClient>, selector: String, kept: Duration) {

@@ -5,7 +5,7 @@ use minijinja::{AutoEscape, Environment, UndefinedBehavior, Value};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::limits::{POD_TEMPLATE_FUEL, POD_TEMPLATE_RECURSION_MAX};
+use journeyman_domain::limits::{POD_TEMPLATE_FUEL, POD_TEMPLATE_RECURSION_MAX};
 
 const NAME: &str = "pod template";
 

@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::KubernetesClient;
-use crate::limits::{KUBERNETES_WATCH_RETRY, KUBERNETES_WATCH_SILENCE_MAX};
+use journeyman_domain::limits::{KUBERNETES_WATCH_RETRY, KUBERNETES_WATCH_SILENCE_MAX};
 
 pub(crate) enum PodChange {
     /// The pod of this name.

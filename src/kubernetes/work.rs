@@ -8,8 +8,8 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStateWaiting, ContainerStatus, Pod, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use crate::domain::staged::{FailureClass, Progress, StagedAnswer, Stamp};
-use crate::limits::DRIVER_EXIT_REASON_CHARS_MAX;
+use journeyman_domain::limits::DRIVER_EXIT_REASON_CHARS_MAX;
+use journeyman_domain::staged::{FailureClass, Progress, StagedAnswer, Stamp};
 
 /// Phases of the work, whose limits are apart.
 pub(crate) const UNSCHEDULED: &str = "unscheduled";

@@ -70,9 +70,9 @@ pub(super) fn webhook_id(source: &str, event_id: &str) -> WebhookId {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::lane::dispatcher::LaneId;
-    use crate::domain::lane::retry::HeadState;
-    use crate::domain::staged::Stamp;
+    use journeyman_domain::lane::dispatcher::LaneId;
+    use journeyman_domain::lane::retry::HeadState;
+    use journeyman_domain::staged::Stamp;
 
     #[test]
     fn each_format_has_the_data_byte_for_byte() {

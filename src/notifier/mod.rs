@@ -50,15 +50,15 @@ pub(crate) use self::registry::{EndpointSettings, Endpoints};
 pub(crate) use self::seal::SealKeys;
 pub(crate) use self::store::{AttemptRow, LaneRow, LastFailure};
 use self::store::{Postgres, PostgresError, Store, StoreFailure};
-use crate::domain::lane::dispatcher::AttemptLimits;
-use crate::domain::staged::Stamp;
 use crate::host::clock::stamp;
 use crate::http::{self, Limits};
-use crate::limits::{
+use crate::sqlite::{Db, OpenError, StoreStatus, store_ended};
+use journeyman_domain::lane::dispatcher::AttemptLimits;
+use journeyman_domain::limits::{
     HTTP_CONNECTIONS_MAX, HTTP_HEAD_TIMEOUT, NOTIFIER_ATTEMPTS_MAX, NOTIFIER_ATTEMPTS_PER_ENDPOINT,
     NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX, NOTIFIER_STOP_TIMEOUT, NOTIFIER_UPKEEP_INTERVAL, NOTIFIER_UPKEEP_PAUSE,
 };
-use crate::sqlite::{Db, OpenError, StoreStatus, store_ended};
+use journeyman_domain::staged::Stamp;
 
 pub(crate) enum Database {
     /// For one node.

@@ -9,10 +9,10 @@ use tokio::time::{Instant, timeout_at};
 
 use super::event::Event;
 use crate::config::values::Secret;
-use crate::domain::backoff::Policy;
 use crate::http::client::{client_builder, read_body, retry_after, root_cause};
-use crate::limits::{NOTIFIER_ROWS_BYTES_MAX, NOTIFY_CALL_TIMEOUT, NOTIFY_CONNECT_TIMEOUT};
 use crate::retry::Retry;
+use journeyman_domain::backoff::Policy;
+use journeyman_domain::limits::{NOTIFIER_ROWS_BYTES_MAX, NOTIFY_CALL_TIMEOUT, NOTIFY_CONNECT_TIMEOUT};
 
 const RETRY: Policy = Policy { first: Duration::from_millis(500), max: Duration::from_secs(30) };
 

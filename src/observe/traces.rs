@@ -19,14 +19,14 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Environment;
-use crate::domain::claim::ClaimEnd;
-use crate::domain::outcome::Outcome;
-use crate::domain::time::Instant;
-use crate::limits::{
-    TRACES_BATCH_DELAY, TRACES_BATCH_MAX, TRACES_CLOSE_TIMEOUT, TRACES_EXPORT_TIMEOUT, TRACES_QUEUED_MAX,
-};
 use crate::worker::timeline::{ClaimPhase, PhaseTiming};
 use crate::worker::trace_recorder::{FinishedClaim, SpanCounts, TraceRecorder};
+use journeyman_domain::claim::ClaimEnd;
+use journeyman_domain::limits::{
+    TRACES_BATCH_DELAY, TRACES_BATCH_MAX, TRACES_CLOSE_TIMEOUT, TRACES_EXPORT_TIMEOUT, TRACES_QUEUED_MAX,
+};
+use journeyman_domain::outcome::Outcome;
+use journeyman_domain::time::Instant;
 
 /// The collector's URL by OpenTelemetry's variables; `None` if traces are not exported.
 ///
@@ -298,11 +298,11 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::domain::claim::LossReason;
-    use crate::domain::id::{Run, TaskId};
-    use crate::domain::trace_context::TraceParent;
     use crate::worker::timeline::Timeline;
     use crate::worker::trace_recorder::SpanContext;
+    use journeyman_domain::claim::LossReason;
+    use journeyman_domain::id::{Run, TaskId};
+    use journeyman_domain::trace_context::TraceParent;
 
     fn record() -> FinishedClaim {
         let at = |secs| Instant::at(Duration::from_secs(secs));

@@ -17,9 +17,9 @@ use super::page::{self, HtmlPage};
 use super::status_routes::{ReadinessCheck, SnapshotFn, StatusRoutes};
 use crate::control::WorkerStatusReply;
 use crate::http::HttpListener;
-use crate::limits::{HTTP_SNAPSHOT_TIMEOUT, SOURCE_INSPECT_TIMEOUT};
 use crate::source::{InspectionTable, Source};
 use crate::worker::status::{BlockedReason, LifecycleState, WorkerStatus};
+use journeyman_domain::limits::{HTTP_SNAPSHOT_TIMEOUT, SOURCE_INSPECT_TIMEOUT};
 
 type Sources = Arc<Vec<(String, Arc<dyn Source>)>>;
 

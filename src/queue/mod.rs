@@ -41,13 +41,13 @@ use self::auth::Keyring;
 use self::clock::UnixMillis;
 use self::store::{QueueStore, Store};
 use crate::http::{self, Limits};
-use crate::limits::{
+use crate::notifier::{Publisher, hand_over};
+use crate::sqlite::{Database, RunningStore, StoreStatus, store_ended};
+use journeyman_domain::limits::{
     NOTIFIER_STORE_RETRY, QUEUE_ARTIFACT_BYTES_MAX, QUEUE_BACKLOG, QUEUE_BODIES_BYTES_MAX, QUEUE_CLAIM_DELAY,
     QUEUE_CLAIM_TIMEOUT, QUEUE_CONNECTION_IDLE_MAX, QUEUE_CONNECTIONS_MAX, QUEUE_LONG_POLL_WAIT, QUEUE_LONG_POLLS_MAX,
     QUEUE_STOP_TIMEOUT, QUEUE_VISIBILITY_TIMEOUT,
 };
-use crate::notifier::{Publisher, hand_over};
-use crate::sqlite::{Database, RunningStore, StoreStatus, store_ended};
 
 /// Start from [`Config::new`] and change what differs.
 #[derive(Debug, Clone)]

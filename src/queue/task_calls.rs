@@ -15,7 +15,7 @@ use super::store::StoreError;
 use super::store::tx::{ClaimedRun, TaskFilter, TaskRow, Tx};
 use super::task_definition;
 use super::task_state::{ResolvedReason, RunError, TaskRecord, WorkerIdentity};
-use crate::limits::QUEUE_OVERLOADED_POLL_WAIT;
+use journeyman_domain::limits::QUEUE_OVERLOADED_POLL_WAIT;
 
 /// The body of `claimWork`, and of `claimTask`, which ignores `tasks`.
 #[derive(Deserialize)]

@@ -11,7 +11,7 @@ use super::clock::UnixMillis;
 use super::field_types::{Identifier, Integer, Printable, SlugId, TaskName, TaskQueueId, body_error};
 use super::queue_error::{QueueError, QueueErrorCode};
 use super::task_state::{Priority, TaskRecord};
-use crate::limits::{
+use journeyman_domain::limits::{
     QUEUE_CLOCK_DRIFT_MAX, QUEUE_DEADLINE_MAX, QUEUE_DEPENDENCIES_MAX, QUEUE_NESTING_MAX, QUEUE_TASK_RETENTION,
 };
 

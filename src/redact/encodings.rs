@@ -4,7 +4,7 @@ use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
 use base64::engine::{Engine, GeneralPurpose};
 use secrecy::zeroize::Zeroizing;
 
-use crate::limits::{REDACT_PIECE_BYTES_MAX, REDACT_SECRET_CHARS_MIN};
+use journeyman_domain::limits::{REDACT_PIECE_BYTES_MAX, REDACT_SECRET_CHARS_MIN};
 
 /// Zeroized when dropped.
 pub(super) type EncodedSecret = Zeroizing<Vec<u8>>;

@@ -42,7 +42,8 @@ fn filtered(set: &[&SecretSet], text: &[u8], cuts: &[usize]) -> Vec<u8> {
     for cut in cuts {
         let (piece, after) = rest.split_at((*cut).min(rest.len()));
         filter.push(set, piece, &mut out);
-        let most = crate::limits::REDACT_PIECE_BYTES_MAX.max(crate::limits::REDACT_PATTERN_BYTES_MAX + 64);
+        let most = journeyman_domain::limits::REDACT_PIECE_BYTES_MAX
+            .max(journeyman_domain::limits::REDACT_PATTERN_BYTES_MAX + 64);
         assert!(filter.held_back() < most);
         rest = after;
     }
@@ -268,7 +269,7 @@ fn an_unterminated_private_key_does_not_hide_the_rest_of_a_log() {
     let set = SecretSet::default();
     let rest = "an ordinary line\n".repeat(1000);
     let out = filtered(&[&set], format!("-----BEGIN PRIVATE KEY-----\n{rest}").as_bytes(), &[100; 100]);
-    let hidden = crate::limits::REDACT_KEY_BLOCK_BYTES_MAX - 1;
+    let hidden = journeyman_domain::limits::REDACT_KEY_BLOCK_BYTES_MAX - 1;
     assert_eq!(String::from_utf8(out).unwrap(), format!("-----BEGIN PRIVATE KEY-----[redacted]{}", &rest[hidden..]));
 }
 
@@ -312,7 +313,7 @@ fn redaction_throughput() {
     const BYTES: usize = 64 << 20;
     let words =
         ["compiling", "src/handler/log.rs", "[INFO]", "2026-11-21T14:00:00Z", "ok", "https://example.com/p?x=1", "="];
-    let mut dice = crate::domain::jitter::Jitter::seeded(1);
+    let mut dice = journeyman_domain::jitter::Jitter::seeded(1);
     let mut number = |n: usize| usize::try_from(dice.bits() % n as u64).unwrap();
     let mut text = String::with_capacity(BYTES + 32);
     while text.len() < BYTES {

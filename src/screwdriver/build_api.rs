@@ -9,8 +9,10 @@ use super::message::Build;
 use super::rules::WAITING_FOR_RESOURCES;
 use crate::config::values::Url;
 use crate::http::client::{client_builder, read_body, root_cause};
-use crate::limits::{CONNECT_TIMEOUT, ERROR_BODY_BYTES_MAX, REFUSAL_TEXT_BYTES_MAX, SCREWDRIVER_API_TIMEOUT};
 use crate::redact;
+use journeyman_domain::limits::{
+    CONNECT_TIMEOUT, ERROR_BODY_BYTES_MAX, REFUSAL_TEXT_BYTES_MAX, SCREWDRIVER_API_TIMEOUT,
+};
 
 pub(crate) struct BuildApi {
     http: Client,

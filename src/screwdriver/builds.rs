@@ -19,17 +19,17 @@ use super::message::{Build, Message};
 use super::pod::{BUILD_LABEL, BuildTemplate, build_label, pod_name, token_secret};
 use super::rules::{self, Decision};
 use crate::config::schema::ScrewdriverSource;
-use crate::domain::staged::{FailureClass, Progress, StagedAnswer, StagedPolicy, StagedRecord, Stamp};
 use crate::handler::staged::{StagedEnd, StagedHandler, Work, drive_to_end};
 use crate::handler::{Context, ExecuteError, ExecuteFailure, HandlerConfigError, PayloadHandler, PrepareError};
 use crate::host::crash_points::crash_point;
 use crate::kubernetes::{
     FailureCause, KubernetesClient, KubernetesError, PodVerdict, RUNNING, StartGraces, existing, judge, sweep_ended,
 };
-use crate::limits::{
+use crate::task::{Deferral, Results};
+use journeyman_domain::limits::{
     POD_SWEEP_INTERVAL, SCREWDRIVER_START_RETRY, SCREWDRIVER_TOMBSTONE_KEPT, SCREWDRIVER_TOMBSTONES_PAGE,
 };
-use crate::task::{Deferral, Results};
+use journeyman_domain::staged::{FailureClass, Progress, StagedAnswer, StagedPolicy, StagedRecord, Stamp};
 
 /// Of the Secrets that keep a build from starting after it was stopped.
 const STOPPED: &str = "journeyman/stopped-build";

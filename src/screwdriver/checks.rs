@@ -7,10 +7,10 @@ use lapin::types::{AMQPValue, FieldTable};
 
 use super::message::{Message, RetryHeaders};
 use crate::amqp::headers;
-use crate::domain::staged::StagedRecord;
 use crate::host::clock::stamp;
 use crate::source::amqp::{Check, CheckFormat};
 use crate::task::NextCheck;
+use journeyman_domain::staged::StagedRecord;
 
 /// Carries what the existing worker does not know.
 const RECORD: &str = "jm-work";
@@ -117,7 +117,7 @@ mod tests {
 
     use super::*;
     use crate::amqp::header_table;
-    use crate::domain::staged::Stamp;
+    use journeyman_domain::staged::Stamp;
 
     fn checks(is_retry_queue: bool) -> BuildChecks {
         let queue = if is_retry_queue { "sdRetryQueue" } else { "sdQueue" };

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::amqp::headers;
 use crate::config::values::{Secret, Url};
-use crate::domain::staged::Stamp;
+use journeyman_domain::staged::Stamp;
 
 const START_TIME: &str = "x-build-start-time";
 const RETRY_COUNT: &str = "x-retry-count";

@@ -12,7 +12,7 @@ use super::message::Build;
 use crate::config::schema::ScrewdriverSource;
 use crate::config::values::Url;
 use crate::kubernetes::PodTemplate;
-use crate::limits::OBJECT_NAME_BYTES_MAX;
+use journeyman_domain::limits::OBJECT_NAME_BYTES_MAX;
 
 const BUILT_IN: &str = include_str!("pod.yaml.jinja");
 /// By which Screwdriver's own worker finds the pods of a build.

@@ -6,8 +6,8 @@
 use std::time::Duration;
 
 use crate::config::schema::BuildLimits;
-use crate::domain::staged::Stamp;
 use crate::kubernetes::{FailureCause, PULLING, PodVerdict, UNSCHEDULED};
+use journeyman_domain::staged::Stamp;
 
 pub(crate) const WAITING_FOR_RESOURCES: &str = "Waiting for resources to be available.";
 const SCHEDULING_TIMEOUT: &str = "Pod scheduling timeout exceeded";

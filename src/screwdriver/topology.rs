@@ -12,8 +12,8 @@ use crate::amqp::{
     self, NOT_FOUND, error_text, find_exchange, find_queue, header_table, reply_code, retry_error, to_short_string,
 };
 use crate::config::schema::ScrewdriverSource;
-use crate::domain::refusal::{CallError, Refusal};
-use crate::limits::SCREWDRIVER_QUEUES_MAX;
+use journeyman_domain::limits::SCREWDRIVER_QUEUES_MAX;
+use journeyman_domain::refusal::{CallError, Refusal};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Finding {

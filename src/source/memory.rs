@@ -15,14 +15,14 @@ use tokio::sync::Notify;
 
 use tasks::{TaskEntry, TaskTable, priority_queue};
 
-use crate::domain::id::{PriorityQueue, Run, TaskId};
-use crate::domain::outcome::{ExceptionReason, Outcome};
-use crate::domain::refusal::Refusal;
-use crate::domain::time::Instant;
 use crate::source::{
     Artifact, ArtifactBody, CallError, Capabilities, Claim, Grant, Granted, LossReason, Message, MessageQueue,
     OpenResult, PollBatch, Recovery, RecoveryBatch, Source, SourceFuture,
 };
+use journeyman_domain::id::{PriorityQueue, Run, TaskId};
+use journeyman_domain::outcome::{ExceptionReason, Outcome};
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::time::Instant;
 
 /// The priorities of tasks, highest first; each has a queue.
 pub const PRIORITIES: [&str; 7] = ["highest", "very-high", "high", "medium", "low", "very-low", "lowest"];

@@ -16,7 +16,7 @@ use uuid::Uuid;
 pub(crate) use self::open::{Database, Schema};
 pub use self::open::{Db, OpenError};
 
-use crate::limits::{SQLITE_BATCH_INTERVAL, SQLITE_BATCH_MAX};
+use journeyman_domain::limits::{SQLITE_BATCH_INTERVAL, SQLITE_BATCH_MAX};
 
 /// A role that has a store.
 pub(crate) trait Owner: Sized + Send + 'static {

@@ -11,7 +11,9 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 
 use super::{Owner, RunningStore, Store, StoreStatus, Writer};
-use crate::limits::{SQLITE_JOBS_MAX, SQLITE_JOURNAL_BYTES_KEPT, SQLITE_JOURNAL_BYTES_RESERVED, SQLITE_STATEMENTS_MAX};
+use journeyman_domain::limits::{
+    SQLITE_JOBS_MAX, SQLITE_JOURNAL_BYTES_KEPT, SQLITE_JOURNAL_BYTES_RESERVED, SQLITE_STATEMENTS_MAX,
+};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Db {

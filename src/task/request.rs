@@ -8,7 +8,7 @@ use bytes::Bytes;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::limits::REQUEST_JSON_BYTES_MAX;
+use journeyman_domain::limits::REQUEST_JSON_BYTES_MAX;
 
 /// A request: a `PayloadHandler::Payload` in Rust, and the `payload` of the document on
 /// standard input for a program.

@@ -7,20 +7,20 @@ use std::time::Duration;
 
 use tokio::sync::{Semaphore, watch};
 
-use crate::domain::claim::{ClaimEvent, UploadStatus};
-use crate::domain::id::{LocalToken, PriorityQueue, Run, SourceId};
-use crate::domain::outcome::{Cleanup, ExecuteFailure, Outcome, PrepareFailure, Verdict};
-use crate::domain::refusal::Refusal;
-use crate::domain::time::Instant;
-use crate::domain::worker::{Event, HostResources};
 use crate::handler::log::TaskLog;
 use crate::handler::sidecar::SidecarStatus;
 use crate::handler::{Context, DynHandler, ExecuteError, PrepareError, PreparedPayload};
 use crate::host::resources;
-use crate::limits::{HOST_RESOURCES_INTERVAL, KILL_SLACK, PROCESS_KILL_TIMEOUT};
 use crate::source::{
     Artifact, CallError, Claim, Grant, Message, OpenResult, PollBatch, RecoveryBatch, Source, SourceEvent, SourceFuture,
 };
+use journeyman_domain::claim::{ClaimEvent, UploadStatus};
+use journeyman_domain::id::{LocalToken, PriorityQueue, Run, SourceId};
+use journeyman_domain::limits::{HOST_RESOURCES_INTERVAL, KILL_SLACK, PROCESS_KILL_TIMEOUT};
+use journeyman_domain::outcome::{Cleanup, ExecuteFailure, Outcome, PrepareFailure, Verdict};
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::time::Instant;
+use journeyman_domain::worker::{Event, HostResources};
 
 use super::catch_panic::{Panicked, catch_panic};
 use super::host_probe::{HostProbe, blocking_probe};
@@ -457,9 +457,9 @@ async fn call_guarded<T>(operation: &str, answer: SourceFuture<'_, T>) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::id::TaskId;
     use crate::handler::log::{LogLimits, TaskLog};
     use crate::handler::{PayloadHandler, TaskInfo, erase};
+    use journeyman_domain::id::TaskId;
     use std::path::Path;
     use tokio::sync::watch;
 

@@ -2,13 +2,13 @@
 
 use serde_json::json;
 
-use crate::domain::claim::{ClaimEnd, LossReason};
-use crate::domain::id::LocalToken;
-use crate::domain::journal::{self, EntryId};
 use crate::handler::Context;
 use crate::handler::log::TaskLog;
 use crate::host::crash_points::crash_point;
 use crate::notifier::Announcement;
+use journeyman_domain::claim::{ClaimEnd, LossReason};
+use journeyman_domain::id::LocalToken;
+use journeyman_domain::journal::{self, EntryId};
 
 use super::catch_panic::drop_guarded;
 use super::claim_runtime::ClaimRuntime;

@@ -8,15 +8,15 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 
-use crate::domain::claim::CancelCause;
-use crate::domain::id::{LocalToken, Run, SourceId};
-use crate::domain::lease::Lease;
-use crate::domain::time::Instant;
-use crate::domain::trace_context::TraceParent;
 use crate::handler::context::FileNames;
 use crate::handler::{Cancellation, Context, PreparedPayload, TaskInfo};
 use crate::source::{Claim, Grant, Message, Results};
 use crate::task::Definition;
+use journeyman_domain::claim::CancelCause;
+use journeyman_domain::id::{LocalToken, Run, SourceId};
+use journeyman_domain::lease::Lease;
+use journeyman_domain::time::Instant;
+use journeyman_domain::trace_context::TraceParent;
 
 use super::claim_commands::ClaimCommand;
 use super::live_log::LiveLog;
@@ -242,8 +242,8 @@ fn unique_span_id() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::claim::LossReason;
-    use crate::domain::id::TaskId;
+    use journeyman_domain::claim::LossReason;
+    use journeyman_domain::id::TaskId;
     use tokio::task::JoinSet;
 
     fn run() -> Run {

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use crate::domain::claim::ClaimEnd;
-use crate::domain::outcome::Outcome;
-use crate::domain::time::Instant;
-use crate::named_enum::named_enum;
+use journeyman_domain::claim::ClaimEnd;
+use journeyman_domain::named_enum;
+use journeyman_domain::outcome::Outcome;
+use journeyman_domain::time::Instant;
 
 use super::timeline::{ClaimPhase, Timeline};
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use tokio::sync::Semaphore;
 
-use crate::domain::host_health::ProbeResult;
-use crate::limits::{HOST_PROBE_BYTES, HOST_PROBE_FILES, HOST_PROBE_TIMEOUT};
+use journeyman_domain::host_health::ProbeResult;
+use journeyman_domain::limits::{HOST_PROBE_BYTES, HOST_PROBE_FILES, HOST_PROBE_TIMEOUT};
 
 use super::catch_panic::catch_panic;
 

@@ -1,4 +1,4 @@
-//! The worker's event loop: joins sources, handlers and the rules of [`crate::domain::worker`].
+//! The worker's event loop: joins sources, handlers and the rules of [`journeyman_domain::worker`].
 //!
 //! It decides nothing. One task owns the state machine, performs its effects, and feeds it the results; every call
 //! runs in a task of its own and ends as one event.
@@ -47,24 +47,26 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::domain::claim;
-use crate::domain::time::Instant;
-use crate::domain::units::format_duration;
-use crate::domain::worker::WorkerPolicy;
 use crate::handler::DynHandler;
 use crate::handler::log::{LogLimits, TaskLog};
-use crate::limits::{AUTH_FAILURES_MAX, DEQUEUE_ALERT, HANDLER_THREADS_MAX, NOTICE_MARGIN, POLL_INTERVAL_MIN};
 use crate::source::Source;
-
-pub use crate::domain::worker::{
-    ClaimingBlocked, ClaimingState, ExitPolicy, ExitReason, MinResources, OnTerminationNotice,
+use journeyman_domain::claim;
+use journeyman_domain::limits::{
+    AUTH_FAILURES_MAX, DEQUEUE_ALERT, HANDLER_THREADS_MAX, NOTICE_MARGIN, POLL_INTERVAL_MIN,
 };
+use journeyman_domain::time::Instant;
+use journeyman_domain::units::format_duration;
+use journeyman_domain::worker::WorkerPolicy;
+
 use crate::host::clock::Clock;
 use crate::host::containment::{self, Containment};
 use crate::host::termination_notice::{NoticeOrigin, WatchStatus};
 use crate::notifier::Announcer;
 pub use claim_commands::{ClaimSnapshot, CommandResult};
 use counters::{WorkerCounters, WorkerCounts};
+pub use journeyman_domain::worker::{
+    ClaimingBlocked, ClaimingState, ExitPolicy, ExitReason, MinResources, OnTerminationNotice,
+};
 use live_log::LiveLogs;
 use liveness::Liveness;
 pub use status::{Note, WorkerStatus};

@@ -1,19 +1,19 @@
 //! Recovers after a previous process: kills its processes, reports its outcomes where the queue still grants the
-//! claim, drops the rest. [`crate::domain::journal`] and the rules decide; this performs and counts.
+//! claim, drops the rest. [`journeyman_domain::journal`] and the rules decide; this performs and counts.
 
 use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::domain::claim::ClaimEnd;
-use crate::domain::journal::{ClaimRecord, EntryId, JournalRecord, RecoveryPlan};
-use crate::domain::outcome::{ExceptionReason, Outcome};
 use crate::host::containment::{kill_recorded_processes, survivors_error};
 use crate::host::crash_points::crash_point;
 use crate::host::journal::{Journal, PreviousJournal};
 use crate::host::work_dir::WorkDirLock;
 use crate::host::worker_id_lock::WorkerIdLock;
+use journeyman_domain::claim::ClaimEnd;
+use journeyman_domain::journal::{ClaimRecord, EntryId, JournalRecord, RecoveryPlan};
+use journeyman_domain::outcome::{ExceptionReason, Outcome};
 
 use super::claim_runtime::ClaimRuntime;
 use super::engine::{ClaimJournal, Engine};

@@ -1,13 +1,13 @@
 //! Builds the status of a worker from the rules and the engine.
 
-use crate::domain::id::SourceId;
-use crate::domain::service_supervisor::ServiceAvailability;
-use crate::domain::time::Instant;
-use crate::domain::units::{format_bytes, format_duration};
-use crate::domain::worker::{ClaimView, ClaimingBlocked, ClaimingState, ExitReason, HostResources, SourceState};
 use crate::handler::Context;
 use crate::handler::log::TaskLog;
 use crate::host::containment::ProcessScope;
+use journeyman_domain::id::SourceId;
+use journeyman_domain::service_supervisor::ServiceAvailability;
+use journeyman_domain::time::Instant;
+use journeyman_domain::units::{format_bytes, format_duration};
+use journeyman_domain::worker::{ClaimView, ClaimingBlocked, ClaimingState, ExitReason, HostResources, SourceState};
 
 use super::SourceBinding;
 use super::alerts::duplicate_id_message;

@@ -1,8 +1,8 @@
 //! When each phase of a claim began and ended.
 
-use crate::domain::claim::{ClaimAction, ClaimEvent};
-use crate::domain::time::Instant;
-use crate::named_enum::named_enum;
+use journeyman_domain::claim::{ClaimAction, ClaimEvent};
+use journeyman_domain::named_enum;
+use journeyman_domain::time::Instant;
 
 named_enum! {
     /// A phase of a claim. Upload and report may overlap.

@@ -6,19 +6,19 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::{JoinSet, spawn_blocking};
 
-use crate::domain::backoff::{Backoff, Policy};
-use crate::domain::claim::UploadStatus;
-use crate::domain::jitter::Jitter;
-use crate::domain::lease::Lease;
-use crate::domain::refusal::Refusal;
-use crate::domain::time::Instant;
 use crate::handler::Context;
 use crate::handler::artifact::Optionality;
 use crate::handler::artifact_collector::CollectedArtifact;
 use crate::handler::log::{self, FinishedLog, TaskLog};
 use crate::host::clock::{Clock, or_pending};
-use crate::limits::{UPLOAD_FULL_RETRY_MAX, UPLOAD_RETRY_MAX, UPLOADS_CONCURRENT_MAX};
 use crate::source::{Artifact, ArtifactBody, CallError, Claim};
+use journeyman_domain::backoff::{Backoff, Policy};
+use journeyman_domain::claim::UploadStatus;
+use journeyman_domain::jitter::Jitter;
+use journeyman_domain::lease::Lease;
+use journeyman_domain::limits::{UPLOAD_FULL_RETRY_MAX, UPLOAD_RETRY_MAX, UPLOADS_CONCURRENT_MAX};
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::time::Instant;
 
 use super::counters::WorkerCounters;
 use super::log_artifacts;

@@ -6,8 +6,8 @@ use zookeeper_client as zk;
 use zookeeper_client::{Acls, CreateMode, CreateOptions, MultiWriteError, MultiWriteResult, Stat};
 
 use super::Session;
-use crate::domain::refusal::{CallError, Refusal};
-use crate::limits::{ZOOKEEPER_CALL_TIMEOUT, ZOOKEEPER_MULTI_WRITES_MAX, ZOOKEEPER_NODE_BYTES_MAX};
+use journeyman_domain::limits::{ZOOKEEPER_CALL_TIMEOUT, ZOOKEEPER_MULTI_WRITES_MAX, ZOOKEEPER_NODE_BYTES_MAX};
+use journeyman_domain::refusal::{CallError, Refusal};
 
 /// A call that failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

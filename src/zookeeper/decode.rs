@@ -7,7 +7,7 @@ use super::job_queue::JobError;
 use super::map::{self, Encoding, Row};
 use super::shards::decompress;
 use super::{Error, Session};
-use crate::limits::{ZOOKEEPER_NODE_BYTES_MAX, ZOOKEEPER_SHARDED_BYTES_MAX};
+use journeyman_domain::limits::{ZOOKEEPER_NODE_BYTES_MAX, ZOOKEEPER_SHARDED_BYTES_MAX};
 
 /// A node with its data.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use super::janitor::is_leftover;
 use super::job_queue::JobError;
 use super::submit::unix_seconds;
 use super::{Error, Session};
-use crate::limits::{ZOOKEEPER_EVENT_BYTES_MAX, ZOOKEEPER_EVENTS_QUEUED_MAX};
+use journeyman_domain::limits::{ZOOKEEPER_EVENT_BYTES_MAX, ZOOKEEPER_EVENTS_QUEUED_MAX};
 
 const TENANTS: &str = "/zuul/events/tenant";
 /// Where management events are answered.

@@ -9,7 +9,7 @@ use zookeeper_client::Stat;
 use super::janitor::{OWNERS, is_leftover};
 use super::lock::{LockMode, may_hold};
 use super::{Error, Session};
-use crate::limits::ZOOKEEPER_READS_CONCURRENT_MAX;
+use journeyman_domain::limits::ZOOKEEPER_READS_CONCURRENT_MAX;
 
 /// The nodes that were seen.
 #[derive(Debug, Clone, Default)]

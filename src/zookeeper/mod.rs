@@ -27,7 +27,7 @@ use zookeeper_client::{SessionState, TlsOptions};
 
 pub use call::{Error, MultiError, Write};
 
-use crate::limits::{ZOOKEEPER_CONNECT_TIMEOUT, ZOOKEEPER_CREDENTIALS_BYTES_MAX};
+use journeyman_domain::limits::{ZOOKEEPER_CONNECT_TIMEOUT, ZOOKEEPER_CREDENTIALS_BYTES_MAX};
 
 /// How an ensemble is reached.
 #[derive(Debug, Clone)]

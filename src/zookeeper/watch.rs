@@ -7,7 +7,7 @@ use zookeeper_client::{AddWatchMode, EventType, PersistentWatcher, SessionState,
 
 use super::call::bounded;
 use super::{Error, Session};
-use crate::limits::{ZOOKEEPER_CALL_TIMEOUT, ZOOKEEPER_RETRY_DELAY};
+use journeyman_domain::limits::{ZOOKEEPER_CALL_TIMEOUT, ZOOKEEPER_RETRY_DELAY};
 
 /// What happened in a tree.
 #[derive(Debug, Clone, PartialEq, Eq)]

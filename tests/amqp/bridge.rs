@@ -4,11 +4,11 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use journeyman::domain::id::{Run, TaskId};
 use journeyman::handler::ExecuteError;
 use journeyman::source::taskcluster::{self, ArtifactStorage, Dialect, Taskcluster};
 use journeyman::task::Reply;
 use journeyman::worker::WorkerConfig;
+use journeyman_domain::id::{Run, TaskId};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 

@@ -9,14 +9,14 @@ use journeyman::amqp;
 use journeyman::amqp::lapin::options::{BasicGetOptions, BasicRejectOptions};
 use journeyman::amqp::lapin::types::AMQPValue;
 use journeyman::amqp::management::Management;
-use journeyman::domain::id::PriorityQueue;
-use journeyman::domain::outcome::Outcome;
 use journeyman::handler::{ExecuteError, ExecuteFailure};
 use journeyman::source::Source as _;
 use journeyman::source::amqp::{AmqpSource, AmqpSourceConfig as Queue, OnAttemptsExhausted};
 use journeyman::task::{Reply, ReplyStatus};
 use journeyman::worker::status::LifecycleState;
 use journeyman::worker::{Command, ExitReason, Note, WorkerConfig};
+use journeyman_domain::id::PriorityQueue;
+use journeyman_domain::outcome::Outcome;
 
 use crate::support::broker::management;
 

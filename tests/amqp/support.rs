@@ -16,7 +16,6 @@ use journeyman::amqp::lapin::options::{
 use journeyman::amqp::lapin::types::{AMQPValue, FieldTable};
 use journeyman::amqp::lapin::{BasicProperties, Channel, Confirmation, Connection, Consumer};
 use journeyman::amqp::{self, headers};
-use journeyman::domain::id::PriorityQueue;
 use journeyman::handler::{
     Context, DynHandler, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError, Request, erase,
 };
@@ -24,6 +23,7 @@ use journeyman::source::amqp::{AmqpSource, AmqpSourceConfig as Queue};
 use journeyman::source::{Grant, Source};
 use journeyman::task::Reply;
 use journeyman::worker::{Control, ExitReason, SourceBinding, Worker, WorkerConfig};
+use journeyman_domain::id::PriorityQueue;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 

@@ -18,6 +18,5 @@ mod steering;
 pub(crate) mod support;
 mod systemd;
 mod tasks;
-mod test_command;
 mod traces;
 mod unwell;

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use jiff::{SignedDuration, Timestamp};
-use journeyman::domain::id::{Run, TaskId};
 use journeyman::source::Source;
 use journeyman::source::taskcluster::{ApiConfig, ArtifactStorage, Config, Dialect, Taskcluster};
+use journeyman_domain::id::{Run, TaskId};
 use serde_json::json;
 
 use crate::conformance::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};

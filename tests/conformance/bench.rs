@@ -4,9 +4,9 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use journeyman::domain::id::{PriorityQueue, Run, TaskId};
-use journeyman::domain::refusal::Refusal;
 use journeyman::source::{Grant, Message, MessageQueue, Recovery, Source};
+use journeyman_domain::id::{PriorityQueue, Run, TaskId};
+use journeyman_domain::refusal::Refusal;
 use serde_json::Value;
 
 pub(crate) type Fut<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;

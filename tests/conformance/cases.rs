@@ -5,11 +5,11 @@ use std::io::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use journeyman::domain::id::{PriorityQueue, Run, TaskId};
-use journeyman::domain::outcome::{ExceptionReason, Outcome};
-use journeyman::domain::refusal::Refusal;
 use journeyman::source::{Artifact, ArtifactBody, CallError, LossReason, Message, Source};
 use journeyman::task::ArtifactErrorReason;
+use journeyman_domain::id::{PriorityQueue, Run, TaskId};
+use journeyman_domain::outcome::{ExceptionReason, Outcome};
+use journeyman_domain::refusal::Refusal;
 use serde_json::json;
 
 use crate::conformance::bench::{Bench, Fut, Need, Span, Spec, messages, receive, recovery, take, take_one};

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use journeyman::domain::id::{Run, TaskId};
 use journeyman::queue::{self, Db, QueueClock, RegisteredClient, RunningQueue};
 use journeyman::source::Source;
 use journeyman::source::taskcluster::{Credentials, Dialect};
+use journeyman_domain::id::{Run, TaskId};
 
 use crate::conformance::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};
 use crate::conformance::service::{Service, ServiceBench, fresh_task_queue};

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use journeyman::domain::id::{PriorityQueue, Run, TaskId};
-use journeyman::domain::time::Instant;
 use journeyman::source::memory::{Config, MemoryQueue, PollStyle, RunEnd, RunState};
 use journeyman::source::{ArtifactBody, Source};
+use journeyman_domain::id::{PriorityQueue, Run, TaskId};
+use journeyman_domain::time::Instant;
 use serde_json::json;
 
 use crate::conformance::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};

@@ -12,11 +12,11 @@ use journeyman::amqp::lapin::options::{BasicConsumeOptions, BasicPublishOptions,
 use journeyman::amqp::lapin::types::FieldTable;
 use journeyman::amqp::lapin::{BasicProperties, Channel, Connection, Consumer};
 use journeyman::amqp::{Broker, BrokerConfig, headers, lapin};
-use journeyman::domain::id::{PriorityQueue, Run, TaskId};
-use journeyman::domain::lease::Granted;
-use journeyman::domain::outcome::Outcome;
 use journeyman::source::amqp::{AmqpSource, AmqpSourceConfig, PayloadForm};
 use journeyman::source::{Artifact, Capabilities, Claim, Grant, OpenResult, PollBatch, Source, SourceFuture};
+use journeyman_domain::id::{PriorityQueue, Run, TaskId};
+use journeyman_domain::lease::Granted;
+use journeyman_domain::outcome::Outcome;
 
 use crate::conformance::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};
 

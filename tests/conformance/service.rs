@@ -4,9 +4,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use journeyman::domain::id::{Run, TaskId};
 use journeyman::source::Source;
 use journeyman::source::taskcluster::{Api, ApiConfig, ArtifactStorage, Config, Credentials, Dialect, Taskcluster};
+use journeyman_domain::id::{Run, TaskId};
 use serde_json::{Value, json};
 
 use crate::conformance::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec, Waits};

@@ -9,9 +9,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::support::task_queue::{TaskQueue, api, definition, shell};
-use journeyman::domain::id::TaskId;
 use journeyman::source::taskcluster::Api;
 use journeyman::source::taskcluster::formats::new_task_id;
+use journeyman_domain::id::TaskId;
 use process::Process;
 use serde_json::Value;
 use tokio::io::AsyncReadExt as _;

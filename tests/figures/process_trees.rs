@@ -3,14 +3,14 @@
 use std::process::Stdio;
 use std::time::Duration;
 
-use journeyman::domain::id::{Run, TaskId};
-use journeyman::domain::outcome::Cleanup;
 use journeyman::handler::environment::Variables;
 use journeyman::handler::log::{LogLimits, TaskLog};
 use journeyman::handler::process::{Launch, ProcessStatus, RunLimits, RunningProcess};
 use journeyman::handler::{CancelCause, Cancellation, Context, TaskInfo};
 use journeyman::host::clock::Clock;
 use journeyman::host::containment::{Containment, ContainmentConfig};
+use journeyman_domain::id::{Run, TaskId};
+use journeyman_domain::outcome::Cleanup;
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::AsyncReadExt as _;
 use tokio::process::Command;

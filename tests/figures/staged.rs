@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use journeyman::domain::id::TaskId;
+use journeyman_domain::id::TaskId;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 

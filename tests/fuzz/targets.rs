@@ -5,8 +5,8 @@ use std::path::Path;
 use base64::engine::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE};
 use journeyman::config::{self, Document, Environment, show};
-use journeyman::limits::{REDACT_PIECE_BYTES_MAX, REDACT_SECRET_CHARS_MIN};
 use journeyman::redact::{RedactFilter, SecretSet};
+use journeyman_domain::limits::{REDACT_PIECE_BYTES_MAX, REDACT_SECRET_CHARS_MIN};
 
 /// The name of a target, which is that of its corpus, and its function.
 pub(crate) type Target = (&'static str, fn(&[u8]));

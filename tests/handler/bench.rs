@@ -5,8 +5,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use journeyman::domain::id::{Run, TaskId};
-use journeyman::domain::lease::{Granted, Lease};
 use journeyman::handler::log::{LogLimits, TaskLog};
 use journeyman::handler::{
     CancelCause, Cancellation, Context, DynHandler, ExecuteError, ExecuteFailure, PrepareError, PrepareFailure,
@@ -14,6 +12,8 @@ use journeyman::handler::{
 };
 use journeyman::host::clock::Clock;
 use journeyman::host::containment::ProcessScope;
+use journeyman_domain::id::{Run, TaskId};
+use journeyman_domain::lease::{Granted, Lease};
 use rustix::fs::{CWD, FileType, mknodat};
 use serde_json::{Value, json};
 use tempfile::TempDir;

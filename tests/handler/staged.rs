@@ -8,10 +8,6 @@ use std::time::Duration;
 use journeyman::config::Environment;
 use journeyman::config::schema::{ProgramHandler, StagedProgram};
 use journeyman::config::values::Span;
-use journeyman::domain::claim::LossReason;
-use journeyman::domain::jitter::Jitter;
-use journeyman::domain::staged::{StagedAction, StagedEvent, StagedState};
-use journeyman::domain::time::Instant;
 use journeyman::handler::contract_test::{TestPlan, check_program};
 use journeyman::handler::program::Program;
 use journeyman::handler::staged::{
@@ -19,6 +15,10 @@ use journeyman::handler::staged::{
 };
 use journeyman::handler::{CancelCause, CancelCommand, ExecuteError, ExecuteFailure, erase};
 use journeyman::task::{Deferral, NextCheck, PartialReplySink, Reply, ReplyFuture, ReplyLimits, Results};
+use journeyman_domain::claim::LossReason;
+use journeyman_domain::jitter::Jitter;
+use journeyman_domain::staged::{StagedAction, StagedEvent, StagedState};
+use journeyman_domain::time::Instant;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::Notify;

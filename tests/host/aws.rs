@@ -1,7 +1,7 @@
 //! EC2.
 
-use journeyman::domain::termination_notice::Termination;
 use journeyman::host::termination_notice::{MetadataProvider, NO_ANSWER_YET, Notice, NoticeOrigin};
+use journeyman_domain::termination_notice::Termination;
 
 use crate::host::metadata_service::{Cloud as Service, Metadata, faults, server_error};
 use crate::host::notice_watch::{Watched, assert_about, is_failing};

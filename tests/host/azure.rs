@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use journeyman::domain::termination_notice::Termination;
 use journeyman::host::termination_notice::{MetadataProvider, Notice, NoticeOrigin};
+use journeyman_domain::termination_notice::Termination;
 use serde_json::{Value, json};
 
 use crate::host::metadata_service::{Cloud as Service, Metadata, faults};
@@ -108,7 +108,7 @@ async fn the_first_list_may_be_slow() {
     let service = Metadata::start(Service::Azure).await;
     let time = documented(&service, 60);
     service.change(|state| {
-        state.first_list_takes = journeyman::limits::METADATA_TIMEOUT + Duration::from_millis(500);
+        state.first_list_takes = journeyman_domain::limits::METADATA_TIMEOUT + Duration::from_millis(500);
         state.events = json!([event("Preempt", &["vmss_7"], "Scheduled", &time)]).to_string();
     });
     let mut watched = Watched::cloud(AZURE, service.url());

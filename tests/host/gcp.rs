@@ -1,7 +1,7 @@
 //! Google's Compute Engine.
 
-use journeyman::domain::termination_notice::Termination;
 use journeyman::host::termination_notice::{MetadataProvider, Notice, NoticeOrigin};
+use journeyman_domain::termination_notice::Termination;
 
 use crate::host::metadata_service::{Cloud as Service, Metadata, RESET, faults};
 use crate::host::notice_watch::{Watched, assert_about};

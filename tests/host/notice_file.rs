@@ -1,8 +1,8 @@
 //! The termination file.
 
 use jiff::{SignedDuration, Timestamp};
-use journeyman::domain::termination_notice::Termination;
 use journeyman::host::termination_notice::{Notice, NoticeOrigin};
+use journeyman_domain::termination_notice::Termination;
 
 use crate::host::notice_watch::{Watched, assert_about, is_failing};
 use crate::host::termination::replace;

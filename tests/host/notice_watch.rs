@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use journeyman::domain::backoff;
-use journeyman::domain::termination_notice::{PollSchedule, Termination};
 use journeyman::host::clock::Clock;
 use journeyman::host::termination_notice::{
     MetadataProvider, NO_ANSWER_YET, Notice, NoticeConfig, NoticeOrigin, NoticeWatch, WatchStatus,
 };
+use journeyman_domain::backoff;
+use journeyman_domain::termination_notice::{PollSchedule, Termination};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 

@@ -5,7 +5,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use journeyman::domain::id::TaskId;
+use journeyman_domain::id::TaskId;
 use rustix::fs::{CWD, Mode, mkfifoat};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};

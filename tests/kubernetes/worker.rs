@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use journeyman::domain::id::{Run, TaskId};
+use journeyman_domain::id::{Run, TaskId};
 use serde_json::{Value, json};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;

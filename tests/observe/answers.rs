@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use journeyman::http::{Exposure, HttpListener};
-use journeyman::limits::HTTP_CONNECTIONS_MAX;
+use journeyman_domain::limits::HTTP_CONNECTIONS_MAX;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 

@@ -4,16 +4,16 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use journeyman::domain::claim::{
+use journeyman_domain::claim::{
     CancelCommand, ClaimAction, ClaimEnd, ClaimEvent, ClaimPolicy, ClaimState, LossReason, RunTerms, UploadStatus,
 };
-use journeyman::domain::jitter::Jitter;
-use journeyman::domain::lease::Granted;
-use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome, PrepareFailure};
-use journeyman::domain::refusal::Refusal;
-use journeyman::domain::time::Instant;
+use journeyman_domain::jitter::Jitter;
+use journeyman_domain::lease::Granted;
+use journeyman_domain::outcome::{ExceptionReason, ExecuteFailure, Outcome, PrepareFailure};
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::time::Instant;
 
-use crate::support::UNANSWERED;
+use crate::rules::support::UNANSWERED;
 
 fn refusals() -> impl Strategy<Value = Refusal> {
     let after = || proptest::option::of((0_u64..400).prop_map(Duration::from_secs));

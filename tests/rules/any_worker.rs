@@ -6,21 +6,21 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use journeyman::domain::claim::{ClaimAction, ClaimEvent, LossReason, RunTerms};
-use journeyman::domain::host_health::ProbeResult;
-use journeyman::domain::id::{LocalToken, Run, ServiceId, SourceId, TaskId};
-use journeyman::domain::jitter::Jitter;
-use journeyman::domain::lease::Granted;
-use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome, PrepareFailure};
-use journeyman::domain::poll::Capabilities;
-use journeyman::domain::refusal::Refusal;
-use journeyman::domain::time::Instant;
-use journeyman::domain::worker::{
+use journeyman_domain::claim::{ClaimAction, ClaimEvent, LossReason, RunTerms};
+use journeyman_domain::host_health::ProbeResult;
+use journeyman_domain::id::{LocalToken, Run, ServiceId, SourceId, TaskId};
+use journeyman_domain::jitter::Jitter;
+use journeyman_domain::lease::Granted;
+use journeyman_domain::outcome::{ExceptionReason, ExecuteFailure, Outcome, PrepareFailure};
+use journeyman_domain::poll::Capabilities;
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::time::Instant;
+use journeyman_domain::worker::{
     Alert, Effect, Event, GrantedClaim, OpenResult, PollResult, ReceivedMessage, RecoveredClaim, RecoveryResult,
     SourceSpec, Worker, WorkerPolicy,
 };
 
-use crate::support::{CLAIMS, DRAIN, MESSAGES, UPLOADED, policy};
+use crate::rules::support::{CLAIMS, DRAIN, MESSAGES, UPLOADED, policy};
 
 const CAPACITY: u32 = 3;
 

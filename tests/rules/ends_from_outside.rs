@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{
+use journeyman_domain::claim::{
     CancelCause, ClaimAction, ClaimEnd, ClaimEvent, ClaimPolicy, LOSS_CHECK_MAX, LossReason, RunTerms,
     UPLOAD_AFTER_REPORT_MAX,
 };
-use journeyman::domain::outcome::Outcome;
-use journeyman::domain::refusal::Refusal;
-use journeyman::domain::time::Instant;
+use journeyman_domain::outcome::Outcome;
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::time::Instant;
 
-use crate::support::{
+use crate::rules::support::{
     COMPLETED, FAILED, GRACE, LEASE, One, PREPARED, RELEASE_CLAIM, RETRY, Reclaims, UPLOADED, at, claim_policy, secs,
 };
 

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, LossReason};
-use journeyman::domain::outcome::{ExceptionReason, Outcome};
-use journeyman::domain::refusal::Refusal;
+use journeyman_domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, LossReason};
+use journeyman_domain::outcome::{ExceptionReason, Outcome};
+use journeyman_domain::refusal::Refusal;
 
-use crate::support::{COMPLETED, FAILED, GRACE, LEASE, One, RELEASE_CLAIM, RETRY, Reclaims, UPLOADED, at};
+use crate::rules::support::{COMPLETED, FAILED, GRACE, LEASE, One, RELEASE_CLAIM, RETRY, Reclaims, UPLOADED, at};
 
 const NANO: Duration = Duration::from_nanos(1);
 

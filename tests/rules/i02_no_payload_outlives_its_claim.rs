@@ -1,11 +1,11 @@
 //! I2: a payload is stopped early enough to end before its claim does.
 
-use journeyman::domain::claim::{CancelCause, ClaimAction, ClaimEvent, LossReason};
-use journeyman::domain::lease::Granted;
-use journeyman::domain::lease::clock_error;
-use journeyman::domain::refusal::Refusal;
+use journeyman_domain::claim::{CancelCause, ClaimAction, ClaimEvent, LossReason};
+use journeyman_domain::lease::Granted;
+use journeyman_domain::lease::clock_error;
+use journeyman_domain::refusal::Refusal;
 
-use crate::support::{GRACE, LEASE, One, RELEASE_CLAIM, RETRY, Reclaims, at};
+use crate::rules::support::{GRACE, LEASE, One, RELEASE_CLAIM, RETRY, Reclaims, at};
 
 #[test]
 fn i02_a_payload_is_killed_when_no_extension_was_granted_in_time() {

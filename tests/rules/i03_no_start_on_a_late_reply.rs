@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{CLAIM_ATTEMPTS_MAX, ClaimAction, ClaimEnd, ClaimEvent, LossReason};
-use journeyman::domain::lease::{Granted, Lease, RECLAIM_TIMEOUT_MAX};
-use journeyman::domain::refusal::Refusal;
+use journeyman_domain::claim::{CLAIM_ATTEMPTS_MAX, ClaimAction, ClaimEnd, ClaimEvent, LossReason};
+use journeyman_domain::lease::{Granted, Lease, RECLAIM_TIMEOUT_MAX};
+use journeyman_domain::refusal::Refusal;
 
-use crate::support::{GRACE, LEASE, One, PREPARED, RELEASE_CLAIM, RETRY, Reclaims, SHUTDOWN, at};
+use crate::rules::support::{GRACE, LEASE, One, PREPARED, RELEASE_CLAIM, RETRY, Reclaims, SHUTDOWN, at};
 
 const RECLAIM: ClaimAction = ClaimAction::Reclaim { timeout: RECLAIM_TIMEOUT_MAX };
 const TOO_LATE: ClaimAction = ClaimAction::Close(ClaimEnd::Lost(LossReason::GrantedTooLate));
@@ -19,7 +19,7 @@ fn late() -> One {
     one
 }
 
-fn abandon_at() -> journeyman::domain::time::Instant {
+fn abandon_at() -> journeyman_domain::time::Instant {
     Lease::new(Granted { sent_at: at(0), length: LEASE }, GRACE).expires_at()
 }
 

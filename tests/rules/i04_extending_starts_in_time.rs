@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{ClaimAction, ClaimEvent};
-use journeyman::domain::lease::Granted;
-use journeyman::domain::lease::RECLAIM_ATTEMPTS_MIN;
-use journeyman::domain::refusal::Refusal;
+use journeyman_domain::claim::{ClaimAction, ClaimEvent};
+use journeyman_domain::lease::Granted;
+use journeyman_domain::lease::RECLAIM_ATTEMPTS_MIN;
+use journeyman_domain::refusal::Refusal;
 
-use crate::support::{LEASE, One, RETRY, Reclaims, at, claim_policy, secs};
+use crate::rules::support::{LEASE, One, RETRY, Reclaims, at, claim_policy, secs};
 
 fn granted(length: Duration, now: u64) -> (One, Vec<ClaimAction>) {
     let mut one = One::requested();
@@ -99,10 +99,10 @@ fn i04_the_handler_learns_of_every_extension_and_of_nothing_else() {
 #[test]
 fn i04_claims_made_together_do_not_come_back_together() {
     let mut due = std::collections::BTreeSet::new();
-    let mut jitter = journeyman::domain::jitter::Jitter::seeded(3);
+    let mut jitter = journeyman_domain::jitter::Jitter::seeded(3);
     for _ in 0..100 {
         let mut acts = Vec::new();
-        let mut machine = journeyman::domain::claim::ClaimState::from_grant(claim_policy());
+        let mut machine = journeyman_domain::claim::ClaimState::from_grant(claim_policy());
         machine.handle(
             ClaimEvent::Claimed(Ok(Granted { sent_at: at(0), length: LEASE })),
             at(0),

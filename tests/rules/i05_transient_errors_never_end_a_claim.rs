@@ -1,11 +1,11 @@
 //! I5: a transient error of a reclaim never ends a run; a definite refusal always does.
 
-use journeyman::domain::claim::{CancelCause, ClaimAction, ClaimEvent, LossReason};
-use journeyman::domain::lease::Granted;
-use journeyman::domain::refusal::Refusal;
-use journeyman::domain::worker::{Alert, Effect};
+use journeyman_domain::claim::{CancelCause, ClaimAction, ClaimEvent, LossReason};
+use journeyman_domain::lease::Granted;
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::worker::{Alert, Effect};
 
-use crate::support::{Bench, COMPLETED, LEASE, One, PREPARED, RETRY, Reclaims, at, secs};
+use crate::rules::support::{Bench, COMPLETED, LEASE, One, PREPARED, RETRY, Reclaims, at, secs};
 
 const NOT_DEFINITE: [Refusal; 5] =
     [RETRY, Refusal::Throttled { retry_after: None }, Refusal::Denied, Refusal::Rejected, Refusal::Stale];
@@ -46,9 +46,9 @@ fn i05_a_refused_look_at_the_run_ends_nothing() {
 
 #[test]
 fn i05_a_run_is_looked_at_as_often_as_asked_for_and_only_while_it_can_be_stopped() {
-    let policy = journeyman::domain::claim::ClaimPolicy {
+    let policy = journeyman_domain::claim::ClaimPolicy {
         status_poll_interval: Some(secs(5)),
-        ..crate::support::claim_policy()
+        ..crate::rules::support::claim_policy()
     };
     let mut one = One::preparing_under(policy);
     assert_eq!(one.pass_to(at(4), Reclaims::Silent), []);

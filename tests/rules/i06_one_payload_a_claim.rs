@@ -1,11 +1,11 @@
 //! I6: at most one live payload a claim, and at most one claim in progress for a run in one worker.
 
-use journeyman::domain::claim::{ClaimAction, ClaimEvent};
-use journeyman::domain::id::{ServiceId, SourceId};
-use journeyman::domain::lease::Granted;
-use journeyman::domain::worker::{Effect, Event, PollResult, SourceSpec};
+use journeyman_domain::claim::{ClaimAction, ClaimEvent};
+use journeyman_domain::id::{ServiceId, SourceId};
+use journeyman_domain::lease::Granted;
+use journeyman_domain::worker::{Effect, Event, PollResult, SourceSpec};
 
-use crate::support::{
+use crate::rules::support::{
     Bench, CLAIMS, COMPLETED, FAILED, LEASE, MESSAGES, One, PREPARED, RELEASE_CLAIM, REPORTED, RETRY, UPLOADED, at,
     claims, deletes, has, policy, run,
 };

@@ -1,11 +1,11 @@
 //! I9: the worker stops sending after the first definite answer to its report.
 
-use journeyman::domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, LossReason};
-use journeyman::domain::lease::Granted;
-use journeyman::domain::outcome::Outcome;
-use journeyman::domain::refusal::Refusal;
+use journeyman_domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, LossReason};
+use journeyman_domain::lease::Granted;
+use journeyman_domain::outcome::Outcome;
+use journeyman_domain::refusal::Refusal;
 
-use crate::support::{LEASE, One, RETRY, Reclaims, UNANSWERED, UPLOADED, at, secs};
+use crate::rules::support::{LEASE, One, RETRY, Reclaims, UNANSWERED, UPLOADED, at, secs};
 
 #[test]
 fn i09_each_definite_answer_closes_the_claim_and_nothing_follows() {
@@ -42,11 +42,11 @@ fn i09_the_waits_between_reports_do_not_count_the_requests_before_the_grant() {
         one.pass_to(one.now.plus(secs(10)), Reclaims::Silent);
     }
     one.happens(ClaimEvent::Claimed(Ok(Granted { sent_at: one.now, length: LEASE })));
-    one.happens(ClaimEvent::Prepared(Err(journeyman::domain::outcome::PrepareFailure::Malformed)));
+    one.happens(ClaimEvent::Prepared(Err(journeyman_domain::outcome::PrepareFailure::Malformed)));
     one.happens(UPLOADED);
     one.happens(ClaimEvent::Reported(Err(RETRY)));
     let wait = one.machine.next_deadline().expect("it is repeated").since(one.now);
-    assert!(wait <= journeyman::domain::claim::REPORT_RETRY.first, "{wait:?}");
+    assert!(wait <= journeyman_domain::claim::REPORT_RETRY.first, "{wait:?}");
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! I10: a claim is reclaimed until its outcome is acknowledged, not only sent.
 
-use journeyman::domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, LossReason, SHUTDOWN_UPLOAD_MAX};
-use journeyman::domain::lease::Granted;
+use journeyman_domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, LossReason, SHUTDOWN_UPLOAD_MAX};
+use journeyman_domain::lease::Granted;
 
-use crate::support::{FAILED, LEASE, One, RELEASE_CLAIM, REPORTED, RETRY, Reclaims, UPLOADED, at};
+use crate::rules::support::{FAILED, LEASE, One, RELEASE_CLAIM, REPORTED, RETRY, Reclaims, UPLOADED, at};
 
 fn reclaims(acts: &[ClaimAction]) -> usize {
     acts.iter().filter(|act| matches!(act, ClaimAction::Reclaim { .. })).count()

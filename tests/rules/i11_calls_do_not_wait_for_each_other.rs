@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{ClaimAction, ClaimEnd, ClaimEvent};
-use journeyman::domain::lease::Granted;
-use journeyman::domain::outcome::Outcome;
-use journeyman::domain::refusal::Refusal;
+use journeyman_domain::claim::{ClaimAction, ClaimEnd, ClaimEvent};
+use journeyman_domain::lease::Granted;
+use journeyman_domain::outcome::Outcome;
+use journeyman_domain::refusal::Refusal;
 
-use crate::support::{LEASE, One, REPORTED, RETRY, UPLOADED, at};
+use crate::rules::support::{LEASE, One, REPORTED, RETRY, UPLOADED, at};
 
 fn both_under_way() -> One {
     let mut one = One::settling();

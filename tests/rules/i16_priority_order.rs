@@ -1,10 +1,10 @@
 //! I16: priority queues are polled strictly in order: a lower one only after every higher one was empty in the same round.
 
-use journeyman::domain::id::{PriorityQueue, SourceId};
-use journeyman::domain::refusal::Refusal;
-use journeyman::domain::worker::{Effect, Event, OpenResult};
+use journeyman_domain::id::{PriorityQueue, SourceId};
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::worker::{Effect, Event, OpenResult};
 
-use crate::support::{Bench, CLAIMS, MESSAGES, RETRY, at, policy, polls, secs};
+use crate::rules::support::{Bench, CLAIMS, MESSAGES, RETRY, at, policy, polls, secs};
 
 fn lane(effects: &[Effect]) -> Option<u16> {
     effects.iter().find_map(|effect| if let Effect::Poll { queue: lane, .. } = effect { Some(lane.0) } else { None })

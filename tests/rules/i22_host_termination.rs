@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{
+use journeyman_domain::claim::{
     CancelCause, ClaimAction, ClaimEnd, ClaimEvent, LossReason, REPORT_ATTEMPTS_MIN, REPORT_RESERVE,
 };
-use journeyman::domain::id::LocalToken;
-use journeyman::domain::outcome::{ExecuteFailure, Outcome};
-use journeyman::domain::worker::{Effect, Event, ExitReason, GrantedClaim, OnTerminationNotice, WorkerPolicy};
+use journeyman_domain::id::LocalToken;
+use journeyman_domain::outcome::{ExecuteFailure, Outcome};
+use journeyman_domain::worker::{Effect, Event, ExitReason, GrantedClaim, OnTerminationNotice, WorkerPolicy};
 
-use crate::support::{
+use crate::rules::support::{
     Bench, CLAIMS, DRAIN, FAILED, GRACE, LAST_RUN, LEASE, MARGIN, MESSAGES, One, PREPARED, RELEASE, REPORTED, RETRY,
     SHUTDOWN, UPLOADED, acts, at, has, policy, polls, secs,
 };
@@ -209,7 +209,7 @@ fn i22_every_report_fits_before_the_host_goes_even_if_a_call_hangs() {
     assert_eq!(timeout, secs(9) / REPORT_ATTEMPTS_MIN);
     one.now = at(6).plus(timeout);
     assert_eq!(one.happens(ClaimEvent::Reported(Err(RETRY))), []);
-    let acts = one.pass_to(at(11), crate::support::Reclaims::Silent);
+    let acts = one.pass_to(at(11), crate::rules::support::Reclaims::Silent);
     assert!(matches!(acts[..], [ClaimAction::Report { outcome: SHUTDOWN, .. }]), "{acts:?}");
 }
 

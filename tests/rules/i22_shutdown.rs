@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{
+use journeyman_domain::claim::{
     CancelCause, ClaimAction, ClaimEnd, ClaimEvent, LossReason, POLL_WAIT_MAX, REPORT_RESERVE, RunTerms,
     SHUTDOWN_UPLOAD_MAX,
 };
-use journeyman::domain::lease::Granted;
-use journeyman::domain::outcome::Outcome;
-use journeyman::domain::refusal::Refusal;
-use journeyman::domain::worker::{Alert, Effect, Event, ExitReason, GrantedClaim};
+use journeyman_domain::lease::Granted;
+use journeyman_domain::outcome::Outcome;
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::worker::{Alert, Effect, Event, ExitReason, GrantedClaim};
 
-use crate::support::{
+use crate::rules::support::{
     Bench, COMPLETED, DRAIN, FAILED, GRACE, LAST_RUN, LEASE, LEFT_TO_EXPIRE, One, PREPARED, RELEASE, RELEASE_CLAIM,
     REPORTED, RETRY, Reclaims, SHUTDOWN, UPLOADED, acts, at, claims, has, policy, polls, run, secs,
 };
@@ -210,8 +210,8 @@ fn i22_a_drain_lets_payloads_finish_and_reports_their_outcome() {
 #[test]
 fn i22_a_drain_that_takes_too_long_hands_back() {
     let mut bench = Bench::opened_with(
-        journeyman::domain::worker::WorkerPolicy { drain_deadline: Some(secs(300)), ..policy(1) },
-        &[crate::support::MESSAGES],
+        journeyman_domain::worker::WorkerPolicy { drain_deadline: Some(secs(300)), ..policy(1) },
+        &[crate::rules::support::MESSAGES],
     );
     let claim = bench.executing("m1", "T");
     bench.happens(DRAIN);
@@ -374,8 +374,8 @@ fn i22_a_hand_back_waits_for_no_poll_longer_than_its_limit() {
 #[test]
 fn i22_a_drain_with_an_end_of_its_own_counts_from_when_it_was_said_and_may_give_more_time() {
     let mut bench = Bench::opened_with(
-        journeyman::domain::worker::WorkerPolicy { drain_deadline: Some(secs(300)), ..policy(1) },
-        &[crate::support::MESSAGES],
+        journeyman_domain::worker::WorkerPolicy { drain_deadline: Some(secs(300)), ..policy(1) },
+        &[crate::rules::support::MESSAGES],
     );
     let claim = bench.executing("m1", "T1");
     bench.empty();

@@ -1,10 +1,10 @@
 //! I25: the number of retries is the queue's: a payload is never executed twice within one run.
 
-use journeyman::domain::claim::ClaimEvent;
-use journeyman::domain::refusal::Refusal;
-use journeyman::domain::worker::{ENDED_RUNS_MAX, Effect};
+use journeyman_domain::claim::ClaimEvent;
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::worker::{ENDED_RUNS_MAX, Effect};
 
-use crate::support::{Bench, FAILED, LEASE, PREPARED, RETRY, claims, has, secs};
+use crate::rules::support::{Bench, FAILED, LEASE, PREPARED, RETRY, claims, has, secs};
 
 #[test]
 fn i25_a_run_that_was_given_up_here_is_not_taken_up_again_by_its_message() {
@@ -54,7 +54,7 @@ fn i25_the_memory_of_ended_runs_is_bounded() {
     for n in 0..=ENDED_RUNS_MAX {
         let (claim, _) = bench.granted(&format!("T{n}"));
         bench.tell(claim, ClaimEvent::Lost);
-        bench.tell(claim, ClaimEvent::Ended(Err(journeyman::domain::outcome::ExecuteFailure::Internal)));
+        bench.tell(claim, ClaimEvent::Ended(Err(journeyman_domain::outcome::ExecuteFailure::Internal)));
     }
     bench.polled(0, Err(RETRY));
     let recover = bench.pass(secs(2));
@@ -69,7 +69,7 @@ fn i25_a_run_that_was_given_up_is_remembered_though_thousands_have_been_reported
     let mut bench = Bench::claims(1);
     let (claim, _) = bench.granted("Lost");
     bench.tell(claim, ClaimEvent::Reclaimed(Err(Refusal::Gone)));
-    bench.tell(claim, ClaimEvent::Ended(Err(journeyman::domain::outcome::ExecuteFailure::Internal)));
+    bench.tell(claim, ClaimEvent::Ended(Err(journeyman_domain::outcome::ExecuteFailure::Internal)));
     for n in 0..=ENDED_RUNS_MAX {
         let (claim, _) = bench.granted(&format!("T{n}"));
         bench.tell(claim, PREPARED);

@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
-use journeyman::domain::claim::{ClaimEnd, LossReason};
-use journeyman::domain::id::{Run, TaskId};
-use journeyman::domain::journal::{self, BootId, ClaimRecord, EntryId, Journal, JournalRecord, Leader, ProcessRecord};
-use journeyman::domain::outcome::Outcome;
+use journeyman_domain::claim::{ClaimEnd, LossReason};
+use journeyman_domain::id::{Run, TaskId};
+use journeyman_domain::journal::{self, BootId, ClaimRecord, EntryId, Journal, JournalRecord, Leader, ProcessRecord};
+use journeyman_domain::outcome::Outcome;
 
-use crate::support::SHUTDOWN;
+use crate::rules::support::SHUTDOWN;
 
 /// What happens to a worker, as far as its journal is concerned.
 #[derive(Debug, Clone)]

@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{CancelCommand, ClaimAction, ClaimEnd, ClaimEvent, LossReason, TAKEOVER_ATTEMPTS_MAX};
-use journeyman::domain::id::{LocalToken, SourceId};
-use journeyman::domain::lease::Granted;
-use journeyman::domain::outcome::Outcome;
-use journeyman::domain::poll::{CLOCK_SKEW_MAX, RECOVERY_ATTEMPTS_MAX};
-use journeyman::domain::refusal::Refusal;
-use journeyman::domain::worker::{Alert, Effect, Event, GrantedClaim, PollResult, RecoveredClaim, RecoveryResult};
+use journeyman_domain::claim::{CancelCommand, ClaimAction, ClaimEnd, ClaimEvent, LossReason, TAKEOVER_ATTEMPTS_MAX};
+use journeyman_domain::id::{LocalToken, SourceId};
+use journeyman_domain::lease::Granted;
+use journeyman_domain::outcome::Outcome;
+use journeyman_domain::poll::{CLOCK_SKEW_MAX, RECOVERY_ATTEMPTS_MAX};
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::worker::{Alert, Effect, Event, GrantedClaim, PollResult, RecoveredClaim, RecoveryResult};
 
-use crate::support::{
+use crate::rules::support::{
     Bench, CLAIMS, DRAIN, LAST_RUN, LEASE, MESSAGES, RELEASE, REPORTED, RETRY, SHUTDOWN, acts, has, policy, run, secs,
 };
 

@@ -1,15 +1,15 @@
 //! I34: a command ends one claim and no other, in any state of that claim, and decides its outcome unless that was sent already.
 
-use journeyman::domain::claim::{
+use journeyman_domain::claim::{
     CancelCause, CancelCommand, CancelResult, ClaimAction, ClaimEnd, ClaimEvent, LossReason,
 };
-use journeyman::domain::id::LocalToken;
-use journeyman::domain::lease::Granted;
-use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome, PrepareFailure};
-use journeyman::domain::refusal::Refusal;
-use journeyman::domain::worker::{Effect, Event};
+use journeyman_domain::id::LocalToken;
+use journeyman_domain::lease::Granted;
+use journeyman_domain::outcome::{ExceptionReason, ExecuteFailure, Outcome, PrepareFailure};
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::worker::{Effect, Event};
 
-use crate::support::{
+use crate::rules::support::{
     Bench, COMPLETED, FAILED, GRACE, LEASE, MARGIN, One, PREPARED, RELEASE_CLAIM, REPORTED, RETRY, Reclaims, SHUTDOWN,
     UNANSWERED, UPLOADED, acts, at, secs,
 };

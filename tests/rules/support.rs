@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{self, ClaimAction, ClaimEvent, ClaimState, RunTerms};
-use journeyman::domain::id::{LocalToken, PriorityQueue, Run, ServiceId, SourceId, TaskId};
-use journeyman::domain::jitter::Jitter;
-use journeyman::domain::lease::Granted;
-use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome};
-use journeyman::domain::poll::Capabilities;
-use journeyman::domain::refusal::Refusal;
-use journeyman::domain::time::Instant;
-use journeyman::domain::worker::{
+use journeyman_domain::claim::{self, ClaimAction, ClaimEvent, ClaimState, RunTerms};
+use journeyman_domain::id::{LocalToken, PriorityQueue, Run, ServiceId, SourceId, TaskId};
+use journeyman_domain::jitter::Jitter;
+use journeyman_domain::lease::Granted;
+use journeyman_domain::outcome::{ExceptionReason, ExecuteFailure, Outcome};
+use journeyman_domain::poll::Capabilities;
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::time::Instant;
+use journeyman_domain::worker::{
     Effect, Event, ExitPolicy, ExitReason, GrantedClaim, MinResources, OnTerminationNotice, OpenResult, PollResult,
     ReceivedMessage, RecoveryResult, SourceSpec, Worker, WorkerPolicy,
 };

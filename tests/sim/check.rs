@@ -2,18 +2,18 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{CancelCause, ClaimAction, ClaimEnd, LossReason, REPORT_RESERVE};
-use journeyman::domain::id::{LocalToken, PriorityQueue, Run};
-use journeyman::domain::lease::{self, Granted, Lease};
-use journeyman::domain::outcome::{ExceptionReason, Outcome};
-use journeyman::domain::refusal::Refusal;
-use journeyman::domain::service_supervisor::ServiceAvailability;
-use journeyman::domain::time::Instant;
-use journeyman::domain::worker::{Alert, Effect, ExitReason, GrantedClaim, PollResult, RecoveryResult};
+use journeyman_domain::claim::{CancelCause, ClaimAction, ClaimEnd, LossReason, REPORT_RESERVE};
+use journeyman_domain::id::{LocalToken, PriorityQueue, Run};
+use journeyman_domain::lease::{self, Granted, Lease};
+use journeyman_domain::outcome::{ExceptionReason, Outcome};
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::service_supervisor::ServiceAvailability;
+use journeyman_domain::time::Instant;
+use journeyman_domain::worker::{Alert, Effect, ExitReason, GrantedClaim, PollResult, RecoveryResult};
 
-use crate::host::{DEQUEUE_ALERT, Track};
-use crate::queue::{How, State};
-use crate::world::World;
+use crate::sim::host::{DEQUEUE_ALERT, Track};
+use crate::sim::queue::{How, State};
+use crate::sim::world::World;
 
 /// How late a timer of the simulated host may fire.
 const LATE: Duration = Duration::from_millis(250);

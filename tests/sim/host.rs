@@ -3,20 +3,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use journeyman::domain::claim;
-use journeyman::domain::id::{LocalToken, Run, ServiceId, SourceId};
-use journeyman::domain::journal::{BootId, ClaimRecord, EntryId, Journal, JournalRecord};
-use journeyman::domain::lease::{self, Lease};
-use journeyman::domain::outcome::{Outcome, Verdict};
-use journeyman::domain::poll;
-use journeyman::domain::service_supervisor::ServiceAvailability;
-use journeyman::domain::time::Instant;
-use journeyman::domain::worker::{
+use journeyman_domain::claim;
+use journeyman_domain::id::{LocalToken, Run, ServiceId, SourceId};
+use journeyman_domain::journal::{BootId, ClaimRecord, EntryId, Journal, JournalRecord};
+use journeyman_domain::lease::{self, Lease};
+use journeyman_domain::outcome::{Outcome, Verdict};
+use journeyman_domain::poll;
+use journeyman_domain::service_supervisor::ServiceAvailability;
+use journeyman_domain::time::Instant;
+use journeyman_domain::worker::{
     Event, ExitPolicy, ExitReason, MinResources, OnTerminationNotice, RecoveredClaim, SourceSpec, Worker, WorkerPolicy,
 };
 
-use crate::queue::LANES;
-use crate::rng::Rng;
+use crate::sim::queue::LANES;
+use crate::sim::rng::Rng;
 
 pub const DEQUEUE_ALERT: u32 = 10;
 pub const DENIED_MAX: u32 = 6;

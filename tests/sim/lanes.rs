@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use journeyman::domain::jitter::Jitter;
-use journeyman::domain::lane::dispatcher::{AttemptLimits, Dispatcher, LaneId, NextAttempt};
-use journeyman::domain::lane::endpoint::EndpointHealth;
-use journeyman::domain::lane::retry::{HeadState, HeadVerdict, OnExhausted, RetryPolicy};
-use journeyman::domain::lane::{Control, ErrorClass, Reply};
-use journeyman::domain::staged::Stamp;
-use journeyman::domain::time::Instant;
+use journeyman_domain::jitter::Jitter;
+use journeyman_domain::lane::dispatcher::{AttemptLimits, Dispatcher, LaneId, NextAttempt};
+use journeyman_domain::lane::endpoint::EndpointHealth;
+use journeyman_domain::lane::retry::{HeadState, HeadVerdict, OnExhausted, RetryPolicy};
+use journeyman_domain::lane::{Control, ErrorClass, Reply};
+use journeyman_domain::staged::Stamp;
+use journeyman_domain::time::Instant;
 
 use super::rng::Rng;
 use super::setting;

@@ -4,23 +4,23 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use journeyman::domain::claim::{CancelCommand, ClaimAction, ClaimEvent, LossReason, RunTerms, UploadStatus};
-use journeyman::domain::host_health::ProbeResult;
-use journeyman::domain::id::{LocalToken, PriorityQueue, Run, SourceId, TaskId};
-use journeyman::domain::journal::{self, ClaimRecord, EntryId, JournalRecord};
-use journeyman::domain::lease::Granted;
-use journeyman::domain::outcome::{ExecuteFailure, Outcome, PrepareFailure, Verdict};
-use journeyman::domain::refusal::Refusal;
-use journeyman::domain::service_supervisor::ServiceAvailability;
-use journeyman::domain::time::Instant;
-use journeyman::domain::worker::{
+use journeyman_domain::claim::{CancelCommand, ClaimAction, ClaimEvent, LossReason, RunTerms, UploadStatus};
+use journeyman_domain::host_health::ProbeResult;
+use journeyman_domain::id::{LocalToken, PriorityQueue, Run, SourceId, TaskId};
+use journeyman_domain::journal::{self, ClaimRecord, EntryId, JournalRecord};
+use journeyman_domain::lease::Granted;
+use journeyman_domain::outcome::{ExecuteFailure, Outcome, PrepareFailure, Verdict};
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::service_supervisor::ServiceAvailability;
+use journeyman_domain::time::Instant;
+use journeyman_domain::worker::{
     Effect, Event, ExitReason, GrantedClaim, OpenResult, PollResult, ReceivedMessage, RecoveryResult,
 };
 
-use crate::faults::{ALL, Fault, FaultTotals};
-use crate::host::{CLAIMANT, Host, Received, Stop, Track};
-use crate::queue::{How, Queue, State};
-use crate::rng::Rng;
+use crate::sim::faults::{ALL, Fault, FaultTotals};
+use crate::sim::host::{CLAIMANT, Host, Received, Stop, Track};
+use crate::sim::queue::{How, Queue, State};
+use crate::sim::rng::Rng;
 
 const CALL_TIMEOUT: u64 = 30_000;
 /// The real service holds a poll for 20 s of a lease of 1200 s; one with leases of 15 s, for longer than a lease.
@@ -465,7 +465,7 @@ impl World {
             }
             Fault::HighDequeueCount => {
                 let task = TaskId::parse("unknown-too").expect("a task id");
-                self.queue.put(2, Some(Run { task, run: 0 }), crate::host::DEQUEUE_ALERT, self.now);
+                self.queue.put(2, Some(Run { task, run: 0 }), crate::sim::host::DEQUEUE_ALERT, self.now);
             }
             other => unreachable!("{other:?} is no incident"),
         }
@@ -580,7 +580,7 @@ impl World {
         worker.handle(event, now);
         let life = self.hosts[host].life;
         while let Some(effect) =
-            self.hosts[host].worker.as_mut().and_then(journeyman::domain::worker::Worker::next_effect)
+            self.hosts[host].worker.as_mut().and_then(journeyman_domain::worker::Worker::next_effect)
         {
             if self.trace.is_some() {
                 let line = format!("host {host} -> {effect:?}");
@@ -600,7 +600,7 @@ impl World {
 
     fn set_wake(&mut self, host: usize) {
         let late = if self.hit(Fault::TimerLate, 5) { self.rng.below(self.queue.lease_ms / 20).min(240) } else { 0 };
-        let Some(at) = self.hosts[host].worker.as_ref().and_then(journeyman::domain::worker::Worker::next_deadline)
+        let Some(at) = self.hosts[host].worker.as_ref().and_then(journeyman_domain::worker::Worker::next_deadline)
         else {
             return;
         };

@@ -14,10 +14,10 @@ use figures::Series;
 use hosts::{Queue, Worker, ledger};
 use journeyman::control::client::ControlClient;
 use journeyman::control::{WorkerCommand, WorkerCommandRequest};
-use journeyman::domain::id::TaskId;
 use journeyman::source::taskcluster::Api;
 use journeyman::source::taskcluster::formats::new_task_id;
 use journeyman::worker::Note;
+use journeyman_domain::id::TaskId;
 use serde_json::Value;
 
 /// How often a task is created.

@@ -2,10 +2,10 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use journeyman::domain::id::PriorityQueue;
-use journeyman::domain::refusal::Refusal;
 use journeyman::source::taskcluster::{Dialect, Taskcluster};
 use journeyman::source::{Message, MessageQueue as _, Recovery as _, Source as _};
+use journeyman_domain::id::PriorityQueue;
+use journeyman_domain::refusal::Refusal;
 use serde_json::{Value, json};
 
 use crate::source::support::{CANARY, RETRY, discreet, run, settings, source};

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use journeyman::domain::id::PriorityQueue;
-use journeyman::domain::outcome::{ExceptionReason, Outcome};
-use journeyman::domain::refusal::Refusal;
 use journeyman::source::taskcluster::{Dialect, Taskcluster};
 use journeyman::source::{CallError, LossReason, MessageQueue as _, Recovery as _, RecoveryBatch, Source as _};
+use journeyman_domain::id::PriorityQueue;
+use journeyman_domain::outcome::{ExceptionReason, Outcome};
+use journeyman_domain::refusal::Refusal;
 use serde_json::json;
 use tokio::sync::Notify;
 
@@ -389,7 +389,7 @@ async fn an_endless_listing_is_cut() {
     let page = json!({ "tasks": [], "continuationToken": "again" });
     let (gremlin, found) = recovered(vec![say(200, &page)], Duration::MAX).await;
     assert!(found.expect("it is answered").grants.is_empty());
-    assert_eq!(gremlin.asked().len(), journeyman::limits::LISTING_PAGES_MAX);
+    assert_eq!(gremlin.asked().len(), journeyman_domain::limits::LISTING_PAGES_MAX);
 }
 
 #[tokio::test]

@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
-use journeyman::domain::id::PriorityQueue;
-use journeyman::domain::refusal::Refusal;
 use journeyman::source::taskcluster::{Dialect, Taskcluster};
 use journeyman::source::{CallError, Source as _};
+use journeyman_domain::id::PriorityQueue;
+use journeyman_domain::refusal::Refusal;
 use serde_json::json;
 
 use crate::source::azure::{opened, queues};

@@ -3,10 +3,10 @@
 use std::io::Write as _;
 use std::sync::Arc;
 
-use journeyman::domain::refusal::Refusal;
 use journeyman::source::taskcluster::ArtifactStorage;
 use journeyman::source::{Artifact, ArtifactBody};
 use journeyman::task::ArtifactErrorReason;
+use journeyman_domain::refusal::Refusal;
 use serde_json::json;
 use sha2::Digest as _;
 

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use journeyman::domain::refusal::Refusal;
 use journeyman::source::memory::RunState;
 use journeyman::worker::Command;
 use journeyman::worker::status::{Note, WorkerStatus};
+use journeyman_domain::refusal::Refusal;
 use serde_json::json;
 use tokio::sync::watch;
 

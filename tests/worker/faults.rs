@@ -4,10 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use journeyman::domain::id::{PriorityQueue, Run, TaskId};
-use journeyman::domain::lease::Granted;
-use journeyman::domain::outcome::{ExceptionReason, Outcome};
-use journeyman::domain::refusal::Refusal;
 use journeyman::host::clock::Clock;
 use journeyman::source::memory::{Config, MemoryQueue, MemorySource, PollStyle, RunEnd, RunState};
 use journeyman::source::{
@@ -15,6 +11,10 @@ use journeyman::source::{
     Recovery, RecoveryBatch, Source, SourceFuture,
 };
 use journeyman::worker::{ExitReason, Worker, WorkerConfig};
+use journeyman_domain::id::{PriorityQueue, Run, TaskId};
+use journeyman_domain::lease::Granted;
+use journeyman_domain::outcome::{ExceptionReason, Outcome};
+use journeyman_domain::refusal::Refusal;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use journeyman::domain::id::TaskId;
 use journeyman::host::clock::Clock;
 use journeyman::source::memory::{Config, MemoryQueue};
 use journeyman::worker::{ExitReason, Worker};
+use journeyman_domain::id::TaskId;
 use serde_json::json;
 use tokio::sync::mpsc;
 

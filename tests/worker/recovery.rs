@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use journeyman::domain::id::TaskId;
-use journeyman::domain::refusal::Refusal;
 use journeyman::host::clock::Clock;
 use journeyman::source::memory::{MemoryQueue, PollStyle, RunEnd, RunState};
 use journeyman::worker::status::{RecoverySummary, WorkerStatus};
 use journeyman::worker::{Control, ExitReason, Worker, WorkerConfig};
+use journeyman_domain::id::TaskId;
+use journeyman_domain::refusal::Refusal;
 use serde_json::json;
 use tokio::sync::{mpsc, watch};
 

@@ -4,14 +4,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use journeyman::domain::id::TaskId;
-use journeyman::domain::outcome::{ExceptionReason, Outcome};
 use journeyman::handler::artifact::{ArtifactDeclaration, ArtifactKind, Optionality};
 use journeyman::handler::{self, CancelCause, Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError};
 use journeyman::host::clock::Clock;
 use journeyman::source::Source;
 use journeyman::source::memory::{Config, MemoryQueue, PollStyle, RunEnd, RunState};
 use journeyman::worker::{ExitReason, SourceBinding, Worker, WorkerConfig};
+use journeyman_domain::id::TaskId;
+use journeyman_domain::outcome::{ExceptionReason, Outcome};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};

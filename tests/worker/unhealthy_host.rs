@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use journeyman::domain::id::TaskId;
 use journeyman::source::memory::RunState;
 use journeyman::worker::{ExitReason, Worker, WorkerConfig};
+use journeyman_domain::id::TaskId;
 use serde_json::json;
 use tokio::sync::mpsc;
 

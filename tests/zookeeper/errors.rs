@@ -1,9 +1,6 @@
 //! What goes wrong in Zuul's queues: a test for each row of the catalogue that is not elsewhere.
 
 use futures_util::{StreamExt as _, stream};
-use journeyman::domain::id::PriorityQueue;
-use journeyman::domain::outcome::Outcome;
-use journeyman::domain::refusal::Refusal;
 use journeyman::handler::ExecuteError;
 use journeyman::source::zookeeper::{Dialect, ZooKeeperSource};
 use journeyman::source::{Grant, Source as _};
@@ -13,6 +10,9 @@ use journeyman::zookeeper::event_queue::EventQueue;
 use journeyman::zookeeper::janitor::Janitor;
 use journeyman::zookeeper::job_queue::ClaimAttempt;
 use journeyman::zookeeper::submit::{CancelResult, Submission};
+use journeyman_domain::id::PriorityQueue;
+use journeyman_domain::outcome::Outcome;
+use journeyman_domain::refusal::Refusal;
 use serde_json::{Value, json};
 use zookeeper_client::{Acl, CreateMode, Permission};
 

@@ -1,9 +1,10 @@
 //! kill -9 of the worker at each step between the lock and the end: no request is lost, and none is completed twice.
 //!
-//! `JOURNEYMAN_CRASH_RUNS` is the number of kills at each step (default 4).
+//! `JOURNEYMAN_CRASH_RUNS` is the number of kills at each step. Without it, rounds begin for 20 seconds.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use journeyman::source::zookeeper::Dialect;
 use journeyman::zookeeper::event_queue::EventQueue;
@@ -14,6 +15,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use zookeeper_client::CreateMode;
 
+use crate::support::Repeats;
 use crate::support::process::{Process, config};
 use crate::zookeeper::support::{Tree, until, within};
 
@@ -93,16 +95,13 @@ impl Scene {
     }
 }
 
-fn runs() -> usize {
-    std::env::var("JOURNEYMAN_CRASH_RUNS").ok().and_then(|text| text.parse().ok()).unwrap_or(4)
-}
-
 async fn die_at_each_step(dialect: Dialect, steps: &[&str]) {
     let Some(mut scene) = Scene::new(dialect).await else { return };
     let queue = scene.tree.queue(dialect);
     let session = scene.tree.session.clone();
     let mut results = TreeWatch::start(&session, &format!("{}/results", queue.root())).await.expect("it is answered");
-    for _ in 0..runs() {
+    let repeats = Repeats::new("JOURNEYMAN_CRASH_RUNS", Duration::from_secs(20));
+    for _ in (0..).take_while(|round| repeats.again(*round)) {
         for step in steps {
             scene.submit().await;
             let ended = scene.worker(Some(step)).ends().await;

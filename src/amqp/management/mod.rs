@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 use super::{Broker, InvalidBrokerConfig};
 use crate::http::client::{BodyError, client_builder, read_body, root_cause};
-use crate::limits::{AMQP_MANAGEMENT_BYTES_MAX, AMQP_MANAGEMENT_TIMEOUT};
+use journeyman_domain::limits::{AMQP_MANAGEMENT_BYTES_MAX, AMQP_MANAGEMENT_TIMEOUT};
 pub use policies::BrokerPolicy;
 pub use queue_counts::{QueueCounts, escape_regex};
 pub use routing::{Binding, ExchangeRouting, QueueRouting};

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 use super::{Management, ManagementError};
-use crate::limits::{AMQP_MANAGEMENT_PAGE_QUEUES, AMQP_MANAGEMENT_QUEUES_MAX};
+use journeyman_domain::limits::{AMQP_MANAGEMENT_PAGE_QUEUES, AMQP_MANAGEMENT_QUEUES_MAX};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QueueCounts {

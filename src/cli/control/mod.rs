@@ -21,8 +21,8 @@ use crate::config::values::Span;
 use crate::config::{Config, Environment};
 use crate::control::client::{ControlClient, Error, Follow};
 use crate::control::{WorkerCommand, WorkerCommandRequest};
-use crate::limits::DRAIN_POLL_INTERVAL;
 use crate::worker::Note;
+use journeyman_domain::limits::DRAIN_POLL_INTERVAL;
 pub(super) use status_text::one_line;
 pub(super) use top::top;
 

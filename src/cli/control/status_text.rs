@@ -4,13 +4,13 @@ use std::fmt::Write as _;
 
 use crate::cli::table::{BOLD, RESET, align_columns, cut, format_seconds, strip_control_chars, table};
 use crate::control::WorkerStatusReply;
-use crate::domain::units::format_bytes;
 use crate::host::termination_notice::WatchStatus;
 use crate::worker::Note;
 use crate::worker::counters::OutcomeCounts;
 use crate::worker::status::{
     ActivityStatus, ClaimStatus, HostStatus, LifecycleState, SidecarSummary, SourceStatus, WorkerStatus,
 };
+use journeyman_domain::units::format_bytes;
 
 const LABEL_WIDTH: usize = 9;
 const NAME_CHARS_MAX: usize = 40;

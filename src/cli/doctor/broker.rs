@@ -7,9 +7,9 @@ use crate::amqp::lapin::Connection;
 use crate::cli::amqp_setup;
 use crate::config::Environment;
 use crate::config::schema::{Config, RequestSource};
-use crate::domain::refusal::{CallError, Refusal};
-use crate::limits::AMQP_CLOSE_TIMEOUT;
 use crate::source::amqp::DeferralConfig;
+use journeyman_domain::limits::AMQP_CLOSE_TIMEOUT;
+use journeyman_domain::refusal::{CallError, Refusal};
 
 pub(super) async fn check_source(
     name: &str,

@@ -7,11 +7,11 @@ use crate::cli::taskcluster_setup;
 use crate::cli::worker_setup::WorkerIdentity;
 use crate::config::Environment;
 use crate::config::schema::TaskclusterSource;
-use crate::domain::refusal::Refusal;
-use crate::limits::{DOCTOR_CALL_TIMEOUT, DOCTOR_STEP_TIMEOUT};
 use crate::queue::scopes::satisfies;
 use crate::source::CallError;
 use crate::source::taskcluster::{Api, ApiConfig, CredentialCheck, Credentials, Dialect, Timeouts};
+use journeyman_domain::limits::{DOCTOR_CALL_TIMEOUT, DOCTOR_STEP_TIMEOUT};
+use journeyman_domain::refusal::Refusal;
 
 const SKEW_WARNING: SignedDuration = SignedDuration::from_secs(5);
 /// Hawk and signed URLs allow one minute of clock skew.

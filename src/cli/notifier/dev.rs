@@ -15,12 +15,12 @@ use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::output;
 use crate::config::values::Secret;
 use crate::http::{BearerToken, Exposure, HttpListener};
-use crate::limits::NOTIFIER_DEV_TIMEOUT;
 use crate::notifier::{
     Database, EndpointSettings, Event, Notifier, NotifierClient, NotifierConfig, Publisher, SealKeys, Sender,
     SenderConfig, Tokens,
 };
 use crate::sqlite::Db;
+use journeyman_domain::limits::NOTIFIER_DEV_TIMEOUT;
 
 const EVENTS: usize = 8;
 

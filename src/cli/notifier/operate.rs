@@ -14,10 +14,10 @@ use crate::cli::output::{self, Format};
 use crate::cli::table::{cut, strip_control_chars, table};
 use crate::config::Environment;
 use crate::config::values::Span;
-use crate::domain::staged::Stamp;
-use crate::domain::units::format_duration;
 use crate::host::clock::stamp;
 use crate::notifier::{AttemptRow, EndpointStatus, LaneRow, LastFailure, Status};
+use journeyman_domain::staged::Stamp;
+use journeyman_domain::units::format_duration;
 
 const NAME_CHARS_MAX: usize = 40;
 const DETAIL_CHARS_MAX: usize = 100;

@@ -8,8 +8,8 @@ use crate::cli::config_args::{self, ConfigArgs, NoFlags};
 use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::{amqp_setup, output};
 use crate::config::{Environment, schema};
-use crate::limits::AMQP_CLOSE_TIMEOUT;
 use crate::notifier::{AmqpConfig, MistralConfig, Outbox, Topology, TopologyError, UrlKey};
+use journeyman_domain::limits::AMQP_CLOSE_TIMEOUT;
 
 pub(super) async fn run(settings: ConfigArgs<NoFlags>, environment: &Environment) -> ExitResult {
     let loaded = settings.load(&environment.without_controller_variables())?;

@@ -16,15 +16,15 @@ use crate::cli::doctor::{Check, report};
 use crate::cli::exit::ExitResult;
 use crate::config::Environment;
 use crate::config::schema::ZooKeeperSource;
-use crate::domain::units::format_duration;
 use crate::host::clock::stamp;
-use crate::limits::{
-    DOCTOR_CALL_TIMEOUT, DOCTOR_CHECK_TIMEOUT, ZOOKEEPER_CLOCK_SKEW_MAX, ZOOKEEPER_NODE_BYTES_MAX,
-    ZOOKEEPER_WALK_NODES_MAX,
-};
 use crate::source::zookeeper::ZooKeeperQueue;
 use crate::zookeeper::inspect::Walk;
 use crate::zookeeper::{Error, Session, map};
+use journeyman_domain::limits::{
+    DOCTOR_CALL_TIMEOUT, DOCTOR_CHECK_TIMEOUT, ZOOKEEPER_CLOCK_SKEW_MAX, ZOOKEEPER_NODE_BYTES_MAX,
+    ZOOKEEPER_WALK_NODES_MAX,
+};
+use journeyman_domain::units::format_duration;
 
 const SHOWN: usize = 3;
 

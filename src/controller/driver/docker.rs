@@ -16,9 +16,9 @@ use tokio::sync::OnceCell;
 use super::object_name::object_name;
 use super::{Driver, DriverError, ListedWorker, StartError, StopMode, WorkerExit, WorkerSpec, WorkerState};
 use crate::config::pool::DockerDriverConfig;
-use crate::domain::group::Key;
 use crate::http::client::error_chain;
-use crate::limits::{CONTAINER_NAME_BYTES_MAX, DRIVER_CALL_TIMEOUT, DRIVER_LOG_TAIL_BYTES_MAX};
+use journeyman_domain::group::Key;
+use journeyman_domain::limits::{CONTAINER_NAME_BYTES_MAX, DRIVER_CALL_TIMEOUT, DRIVER_LOG_TAIL_BYTES_MAX};
 
 pub(super) struct DockerDriver {
     config: DockerDriverConfig,

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::run_program::{ProgramOutput, run, run_checked};
 use super::{Driver, DriverError, ListedWorker, StartError, StopMode, WorkerExit, WorkerSpec, WorkerState};
-use crate::domain::group::Key;
+use journeyman_domain::group::Key;
 
 pub(super) struct ExecDriver {
     pub(super) program: Vec<String>,

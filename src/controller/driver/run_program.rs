@@ -9,8 +9,8 @@ use tokio::process::{Child, Command};
 use super::DriverError;
 use super::subprocess::inherited_variables;
 use crate::host::containment::children::{self, StartedChild};
-use crate::limits::{DRIVER_LOG_TAIL_BYTES_MAX, DRIVER_OUTPUT_BYTES_MAX};
 use crate::redact;
+use journeyman_domain::limits::{DRIVER_LOG_TAIL_BYTES_MAX, DRIVER_OUTPUT_BYTES_MAX};
 
 pub(super) struct ProgramOutput {
     pub(super) status: ExitStatus,

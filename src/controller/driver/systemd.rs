@@ -15,8 +15,8 @@ use super::run_program::{ProgramOutput, run, run_checked};
 use super::{Driver, DriverError, ListedWorker, StartError, StopMode, WorkerExit, WorkerSpec, WorkerState};
 use crate::config::pool::SystemdDriverConfig;
 use crate::controller::state_store::{StateStore, WorkerRecord};
-use crate::domain::group::Key;
-use crate::limits::UNIT_NAME_BYTES_MAX;
+use journeyman_domain::group::Key;
+use journeyman_domain::limits::UNIT_NAME_BYTES_MAX;
 
 pub(super) struct SystemdDriver {
     pub(super) config: SystemdDriverConfig,

@@ -6,8 +6,8 @@ use super::{
     AfterStop, CancelCause, CancelCommand, CancelResult, ClaimAction, ClaimEnd, ClaimState, LossReason, Stage,
     UploadStage,
 };
-use crate::domain::outcome::{ExceptionReason, Outcome};
-use crate::domain::time::Instant;
+use crate::outcome::{ExceptionReason, Outcome};
+use crate::time::Instant;
 
 impl ClaimState {
     /// The result that `command` would have.

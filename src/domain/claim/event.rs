@@ -3,10 +3,10 @@
 use core::fmt;
 use core::time::Duration;
 
-use crate::domain::lease::{Granted, Lease};
-use crate::domain::outcome::{ExceptionReason, Outcome, PrepareFailure, Verdict};
-use crate::domain::refusal::Refusal;
-use crate::domain::time::Instant;
+use crate::lease::{Granted, Lease};
+use crate::outcome::{ExceptionReason, Outcome, PrepareFailure, Verdict};
+use crate::refusal::Refusal;
+use crate::time::Instant;
 
 /// Why a claim ended without a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

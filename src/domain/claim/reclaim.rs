@@ -7,10 +7,10 @@ use super::{
     AfterStop, ClaimAction, ClaimEnd, ClaimState, LOSS_CHECK_MAX, LossReason, ReclaimSchedule, SHUTDOWN_UPLOAD_MAX,
     Stage, StatusSchedule, UPLOAD_AFTER_REPORT_MAX, UploadStage,
 };
-use crate::domain::jitter::Jitter;
-use crate::domain::lease::{self, Granted, Lease};
-use crate::domain::refusal::Refusal;
-use crate::domain::time::Instant;
+use crate::jitter::Jitter;
+use crate::lease::{self, Granted, Lease};
+use crate::refusal::Refusal;
+use crate::time::Instant;
 
 impl ClaimState {
     pub(super) fn on_reclaimed(

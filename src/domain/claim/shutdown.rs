@@ -7,8 +7,8 @@ use super::{
     AfterStop, CancelCause, ClaimAction, ClaimEnd, ClaimState, LossReason, POLL_WAIT_MAX, PollBarrier, REPORT_RESERVE,
     SHUTDOWN_UPLOAD_MAX, Stage, UPLOAD_AFTER_REPORT_MAX,
 };
-use crate::domain::outcome::{ExceptionReason, Outcome};
-use crate::domain::time::Instant;
+use crate::outcome::{ExceptionReason, Outcome};
+use crate::time::Instant;
 
 impl ClaimState {
     pub(super) fn on_release(&mut self, deadline: Option<Instant>, now: Instant, actions: &mut Vec<ClaimAction>) {

@@ -6,14 +6,14 @@ use super::{
     Alert, ClaimEntry, ClaimTimer, Effect, ExitReason, GrantedClaim, Mode, PendingCleanup, RecoveredClaim, RunKey,
     Worker,
 };
-use crate::domain::claim::{self, ClaimAction, ClaimEnd, ClaimEvent, ClaimState};
-use crate::domain::id::{LocalToken, Run, SourceId};
-use crate::domain::outcome::{ExecuteFailure, PrepareFailure};
-use crate::domain::poll::Capabilities;
-use crate::domain::refusal::Refusal;
-use crate::domain::service_supervisor::ServiceAvailability;
-use crate::domain::slots::Slot;
-use crate::domain::time::Instant;
+use crate::claim::{self, ClaimAction, ClaimEnd, ClaimEvent, ClaimState};
+use crate::id::{LocalToken, Run, SourceId};
+use crate::outcome::{ExecuteFailure, PrepareFailure};
+use crate::poll::Capabilities;
+use crate::refusal::Refusal;
+use crate::service_supervisor::ServiceAvailability;
+use crate::slots::Slot;
+use crate::time::Instant;
 
 pub(super) enum ClaimOrigin {
     Poll(Option<Slot>),

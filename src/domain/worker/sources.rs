@@ -9,10 +9,10 @@ use super::{
     Alert, Effect, ExitReason, FAILURES_BEFORE_ALERT, FAILURES_PER_REPEATED_ALERT, OpenResult, POLL_MAX, PollResult,
     RecoveryResult, RunKey, Worker,
 };
-use crate::domain::id::{LocalToken, Run, SourceId};
-use crate::domain::poll::{CLOCK_SKEW_MAX, NextCall, UnreadPoll};
-use crate::domain::refusal::Refusal;
-use crate::domain::time::Instant;
+use crate::id::{LocalToken, Run, SourceId};
+use crate::poll::{CLOCK_SKEW_MAX, NextCall, UnreadPoll};
+use crate::refusal::Refusal;
+use crate::time::Instant;
 
 impl Worker {
     pub(super) fn on_opened(

@@ -22,15 +22,15 @@ use tokio_util::io::StreamReader;
 use url::Url;
 
 use super::{AddressedRequest, HttpInner};
-use crate::domain::refusal::Refusal;
 use crate::handler::artifact::{self, ArtifactDeclaration, ArtifactKind};
 use crate::handler::process::format_seconds;
 use crate::handler::{Context, ExecuteError, ExecuteFailure, TaskInfo};
 use crate::http::client::{self, BodyError, read_body};
-use crate::limits::{
+use crate::task::{Reply, ReplyStatus, Results};
+use journeyman_domain::limits::{
     SERVICE_ANSWER_BYTES_MAX, SERVICE_HEADERS_MAX, SERVICE_RETRY_AFTER_DEFAULT, SERVICE_RETRY_AFTER_MAX,
 };
-use crate::task::{Reply, ReplyStatus, Results};
+use journeyman_domain::refusal::Refusal;
 
 pub(super) enum ForwardResult {
     Done,

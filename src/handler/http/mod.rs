@@ -24,8 +24,8 @@ use crate::config::Environment;
 use crate::config::schema::HttpHandler;
 use crate::config::values::ServiceAddress;
 use crate::http::client::client_builder;
-use crate::limits::SERVICE_CONNECT_TIMEOUT;
 use forward::ForwardResult;
+use journeyman_domain::limits::SERVICE_CONNECT_TIMEOUT;
 
 /// Clones share the service.
 #[derive(Debug, Clone)]

@@ -23,13 +23,13 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::config::schema::KubernetesHandler;
-use crate::domain::staged::{FailureClass, PhaseLimit, Progress, StagedAnswer, StagedPolicy, Stamp};
 use crate::kubernetes::{
     KubernetesClient, KubernetesError, PULLING, PodTemplate, PodVerdict, RUNNING, StartGraces, UNSCHEDULED, existing,
     failed_init_container, has_started, judge, sweep_ended, waits_for, watch_pods,
 };
-use crate::limits::{POD_KEPT, POD_LOG_TIMEOUT, POD_WARNINGS_MAX};
 use crate::task::Results;
+use journeyman_domain::limits::{POD_KEPT, POD_LOG_TIMEOUT, POD_WARNINGS_MAX};
+use journeyman_domain::staged::{FailureClass, PhaseLimit, Progress, StagedAnswer, StagedPolicy, Stamp};
 
 use super::artifact::{ArtifactDeclaration, Artifacts};
 use super::command::{PayloadArtifact, validate_artifacts};

@@ -10,7 +10,7 @@ use tokio_util::compat::FuturesAsyncReadCompatExt as _;
 
 use super::held_pods::HeldPod;
 use crate::handler::log::TaskLog;
-use crate::limits::{POD_LOG_LINE_BYTES_MAX, POD_LOG_RETRY};
+use journeyman_domain::limits::{POD_LOG_LINE_BYTES_MAX, POD_LOG_RETRY};
 
 /// Reads until it is dropped.
 pub(super) async fn follow(api: &Api<Pod>, name: &str, container: &str, held: &HeldPod, log: &TaskLog) {

@@ -12,7 +12,7 @@ use tokio::io::unix::AsyncFd;
 use super::super::mounts;
 use super::super::process::{self, PROCESS_POLL_INTERVAL};
 use super::{CLAIM_CGROUP_PREFIX, ResourceLimits};
-use crate::limits::{CGROUP_KILL_EACH_DELAY, CGROUP_KILL_INTERVAL, CGROUPS_NESTED_MAX};
+use journeyman_domain::limits::{CGROUP_KILL_EACH_DELAY, CGROUP_KILL_INTERVAL, CGROUPS_NESTED_MAX};
 
 /// Lists the processes of a group; a process that writes to it moves into the group.
 const PROCS_FILE: &str = "cgroup.procs";

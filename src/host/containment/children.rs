@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitOptions};
 
 use super::super::process::{self, ProcessStat, ProcessState};
 use super::{COOKIE_VARIABLE, cgroup};
-use crate::limits::ORPHAN_SCANS_MAX;
+use journeyman_domain::limits::ORPHAN_SCANS_MAX;
 
 static REGISTRY: LazyLock<ChildRegistry> = LazyLock::new(ChildRegistry::default);
 

@@ -13,8 +13,8 @@ use super::super::process::{self, PROCESS_POLL_INTERVAL, ProcessStat, ProcessSta
 use super::cgroup::Cgroup;
 use super::proc_scan::ProcScan;
 use super::{CLAIM_CGROUP_PREFIX, kill_and_remove};
-use crate::domain::journal::{Leader, ProcessRecord};
-use crate::limits::CONTAINMENT_PROBE_TIMEOUT;
+use journeyman_domain::journal::{Leader, ProcessRecord};
+use journeyman_domain::limits::CONTAINMENT_PROBE_TIMEOUT;
 
 /// Kills the processes of recorded claims: their control groups, processes with their cookies, their process groups, and the
 /// descendants. Returns how many of the claims had processes. Blocks for up to a few seconds.

@@ -32,9 +32,9 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::journal::ProcessRecorder;
 use super::process::{self, ProcessStat};
-use crate::limits::{CONTAINMENT_PROBE_TIMEOUT, REAP_INTERVAL};
-use crate::named_enum::named_enum;
 use cgroup::KILL_FILE;
+use journeyman_domain::limits::{CONTAINMENT_PROBE_TIMEOUT, REAP_INTERVAL};
+use journeyman_domain::named_enum;
 use process_scope::{Backend, ScopeIdentity};
 use shim_launch::shim_path;
 

@@ -1,6 +1,6 @@
 //! Writes and reads the worker's journal, a file in the work directory.
 //!
-//! [`crate::domain::journal`] defines what the records mean. One thread at a time appends all pending records in one write, and
+//! [`journeyman_domain::journal`] defines what the records mean. One thread at a time appends all pending records in one write, and
 //! syncs the file if a caller waits for it. The state in memory is authoritative: after a failed write, or when most records are
 //! obsolete, the file is rewritten from it.
 
@@ -20,8 +20,8 @@ use tokio::sync::oneshot;
 
 use super::crash_points::{crash, crash_due, crash_point};
 use super::work_dir::{WorkDirLock, ignore_missing};
-use crate::domain::journal::{BootId, ClaimRecord, EntryId, Journal as Rules, JournalRecord};
-use crate::limits::{
+use journeyman_domain::journal::{BootId, ClaimRecord, EntryId, Journal as Rules, JournalRecord};
+use journeyman_domain::limits::{
     JOURNAL_BYTES_MAX, JOURNAL_CLOSE_TIMEOUT, JOURNAL_PENDING_BYTES_MAX, JOURNAL_POLL_TIMEOUT, JOURNAL_WRITE_TIMEOUT,
 };
 pub(crate) use process_recorder::{FirstRecord, ProcessRecorder};
@@ -343,10 +343,10 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
-    use crate::domain::id::{Run, TaskId};
-    use crate::domain::journal::{Leader, ProcessRecord, RECORDS_SLACK, RecoveryPlan};
-    use crate::domain::outcome::Outcome;
     use crate::host::work_dir::WorkDir;
+    use journeyman_domain::id::{Run, TaskId};
+    use journeyman_domain::journal::{Leader, ProcessRecord, RECORDS_SLACK, RecoveryPlan};
+    use journeyman_domain::outcome::Outcome;
 
     const NAME: &str = "queue worker";
 
@@ -397,7 +397,7 @@ mod tests {
         assert_eq!(plan.kill.len(), 2);
         assert_eq!(plan.kill[0].leaders, [Leader { pid: 7, start_ticks: 8 }]);
         let claims: Vec<_> = plan.report.iter().map(|claim| (claim.run.task.as_str(), claim.outcome)).collect();
-        let released = Outcome::Exception(crate::domain::outcome::ExceptionReason::WorkerShutdown);
+        let released = Outcome::Exception(journeyman_domain::outcome::ExceptionReason::WorkerShutdown);
         assert_eq!(claims, [("t49", released), ("t50", Outcome::Completed)]);
         let mode = std::fs::metadata(dir.path().join(JOURNAL_FILE)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);

@@ -6,8 +6,8 @@ use rustix::io::Errno;
 use tokio::sync::OnceCell;
 
 use super::Journal;
-use crate::domain::id::Run;
-use crate::domain::journal::{ClaimRecord, EntryId, JournalRecord, Leader, ProcessRecord};
+use journeyman_domain::id::Run;
+use journeyman_domain::journal::{ClaimRecord, EntryId, JournalRecord, Leader, ProcessRecord};
 
 /// What to record before the first process starts.
 #[derive(Debug)]
@@ -69,9 +69,9 @@ impl ProcessRecorder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::journal::BootId;
     use crate::host::journal::PreviousJournal;
     use crate::host::work_dir::WorkDir;
+    use journeyman_domain::journal::BootId;
 
     #[tokio::test]
     async fn i27_a_failed_journal_write_is_a_host_fault_and_is_retried_before_the_next_process() {
@@ -84,7 +84,7 @@ mod tests {
         let recorder = ProcessRecorder::new(journal.clone(), EntryId(1), FirstRecord::Sidecar);
         let processes = ProcessRecord { cookie: "c".into(), ..ProcessRecord::default() };
         let error = recorder.ensure_recorded(processes.clone()).await.unwrap_err();
-        assert!(crate::handler::host_errors::is_host_error(&error), "{error}");
+        assert!(crate::host::host_errors::is_host_error(&error), "{error}");
         std::fs::remove_dir(&blocked).unwrap();
         recorder.ensure_recorded(processes.clone()).await.unwrap();
         let recorded = || PreviousJournal::read(dir.path()).journal.recovery_plan(&boot, &[]).kill;

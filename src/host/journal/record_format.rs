@@ -2,7 +2,7 @@
 
 use sha2::{Digest as _, Sha256};
 
-use crate::domain::journal::{Journal, JournalRecord};
+use journeyman_domain::journal::{Journal, JournalRecord};
 
 /// Hexadecimal digits.
 const CHECKSUM_CHARS: usize = 8;
@@ -66,9 +66,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::domain::id::{Run, TaskId};
-    use crate::domain::journal::{BootId, ClaimRecord, EntryId, Leader, ProcessRecord};
-    use crate::domain::outcome::{ExceptionReason, Outcome};
+    use journeyman_domain::id::{Run, TaskId};
+    use journeyman_domain::journal::{BootId, ClaimRecord, EntryId, Leader, ProcessRecord};
+    use journeyman_domain::outcome::{ExceptionReason, Outcome};
 
     fn text() -> impl Strategy<Value = Box<str>> {
         "\\PC{0,12}|\"\\\\\n\u{0}".prop_map(Into::into)

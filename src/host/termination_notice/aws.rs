@@ -7,9 +7,9 @@ use serde::Deserialize;
 
 use super::NoticeReader;
 use super::metadata_service::MetadataClient;
-use crate::domain::termination_notice::{NoticeReading, Termination};
-use crate::domain::time::Instant;
-use crate::limits::{METADATA_TIMEOUT, NOTICE_TOKEN_TTL};
+use journeyman_domain::limits::{METADATA_TIMEOUT, NOTICE_TOKEN_TTL};
+use journeyman_domain::termination_notice::{NoticeReading, Termination};
+use journeyman_domain::time::Instant;
 
 const TOKEN: &str = "x-aws-ec2-metadata-token";
 const TOKEN_TTL: &str = "x-aws-ec2-metadata-token-ttl-seconds";

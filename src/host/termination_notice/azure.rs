@@ -9,9 +9,9 @@ use serde::Deserialize;
 
 use super::NoticeReader;
 use super::metadata_service::{MetadataClient, MetadataReply};
-use crate::domain::termination_notice::{NoticeReading, Termination};
-use crate::domain::time::Instant;
-use crate::limits::METADATA_TIMEOUT;
+use journeyman_domain::limits::METADATA_TIMEOUT;
+use journeyman_domain::termination_notice::{NoticeReading, Termination};
+use journeyman_domain::time::Instant;
 
 const COMPUTE: &str = "/metadata/instance/compute?api-version=2021-02-01&format=json";
 const EVENTS: &str = "/metadata/scheduledevents?api-version=2020-07-01";

@@ -7,9 +7,9 @@ use reqwest::header::HeaderValue;
 
 use super::NoticeReader;
 use super::metadata_service::{MetadataClient, MetadataReply};
-use crate::domain::termination_notice::{NoticeReading, Termination};
-use crate::domain::time::Instant;
-use crate::limits::{METADATA_TIMEOUT, NOTICE_LONG_POLL_WAIT};
+use journeyman_domain::limits::{METADATA_TIMEOUT, NOTICE_LONG_POLL_WAIT};
+use journeyman_domain::termination_notice::{NoticeReading, Termination};
+use journeyman_domain::time::Instant;
 
 const FLAVOR: &str = "metadata-flavor";
 const GOOGLE: &str = "Google";

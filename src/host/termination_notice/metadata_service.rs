@@ -8,10 +8,10 @@ use reqwest::{Client, Method};
 use serde::de::DeserializeOwned;
 use url::Url;
 
-use crate::domain::time::Instant;
 use crate::host::clock::Clock;
 use crate::http::client::{BodyError, client_builder, error_chain, read_body};
-use crate::limits::{METADATA_BODY_BYTES_MAX, METADATA_CONNECT_TIMEOUT, POOL_IDLE_TIMEOUT};
+use journeyman_domain::limits::{METADATA_BODY_BYTES_MAX, METADATA_CONNECT_TIMEOUT, POOL_IDLE_TIMEOUT};
+use journeyman_domain::time::Instant;
 
 /// The link-local address of the metadata service of every cloud.
 const ENDPOINT: &str = "http://169.254.169.254";

@@ -1,6 +1,6 @@
 //! Watches for notices that this host terminates: from the metadata service of its cloud, and from a file.
 //!
-//! [`crate::domain::termination_notice`] schedules the requests, and [`crate::domain::worker`] decides what happens to tasks.
+//! [`journeyman_domain::termination_notice`] schedules the requests, and [`journeyman_domain::worker`] decides what happens to tasks.
 
 mod aws;
 mod azure;
@@ -15,13 +15,13 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
 
-use crate::domain::termination_notice::{NoticeEvent, NoticeReading, NoticeTracker, PollSchedule, Termination};
-use crate::domain::time::Instant;
 use crate::host::clock::Clock;
-use crate::limits::{NOTICE_POLL_INTERVAL, NOTICE_POLL_INTERVAL_AWS};
+use journeyman_domain::limits::{NOTICE_POLL_INTERVAL, NOTICE_POLL_INTERVAL_AWS};
+use journeyman_domain::termination_notice::{NoticeEvent, NoticeReading, NoticeTracker, PollSchedule, Termination};
+use journeyman_domain::time::Instant;
 use metadata_service::MetadataClient;
 
-pub use crate::domain::termination_notice::NoticeOrigin;
+pub use journeyman_domain::termination_notice::NoticeOrigin;
 
 /// Before each search for a metadata service; the network of a freshly started host may not be up at first.
 const SEARCH_DELAYS: [Duration; 4] =

@@ -9,9 +9,9 @@ use jiff::Timestamp;
 use tokio::io::AsyncReadExt as _;
 
 use super::{NoticeReader, time_left};
-use crate::domain::termination_notice::{NoticeReading, Termination};
-use crate::domain::time::Instant;
-use crate::limits::{METADATA_TIMEOUT, NOTICE_FILE_BYTES_MAX};
+use journeyman_domain::limits::{METADATA_TIMEOUT, NOTICE_FILE_BYTES_MAX};
+use journeyman_domain::termination_notice::{NoticeReading, Termination};
+use journeyman_domain::time::Instant;
 
 pub(super) struct Reader<'a> {
     path: &'a Path,

@@ -11,13 +11,13 @@ use axum::response::{IntoResponse as _, Response};
 
 use super::status::{EndpointCondition, EndpointStatus};
 use super::{Api, Refused};
-use crate::domain::lane::ErrorClass;
-use crate::domain::lane::retry::MessageOutcome;
-use crate::domain::staged::Stamp;
 use crate::host::clock::stamp;
 use crate::notifier::counters::{BOUNDS_SECONDS, Counted, Histogram};
 use crate::notifier::store::outcome_text;
 use crate::observe::openmetrics::{self, MetricFamily, MetricKind, Sample, flag, float, labeled, unlabeled};
+use journeyman_domain::lane::ErrorClass;
+use journeyman_domain::lane::retry::MessageOutcome;
+use journeyman_domain::staged::Stamp;
 
 struct Snapshot {
     endpoints: BTreeMap<String, EndpointStatus>,

@@ -22,7 +22,7 @@ use super::intake::{EndpointError, Intake};
 use super::registry::InvalidEndpoint;
 use super::store::{Store, StoreFailure};
 use crate::http::{BearerToken, add_headers};
-use crate::limits::{NOTIFIER_BODY_BYTES_MAX, NOTIFIER_CALLS_MAX};
+use journeyman_domain::limits::{NOTIFIER_BODY_BYTES_MAX, NOTIFIER_CALLS_MAX};
 
 pub(crate) use self::status::{EndpointStatus, Status};
 

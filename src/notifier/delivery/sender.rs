@@ -24,10 +24,10 @@ use url::{Host, Url};
 
 use super::address::AddressPolicy;
 use super::signature::{SigningKey, WebhookId, sign};
-use crate::domain::lane::{Control, ErrorClass};
 use crate::http::client::{client_builder, plain_port_hint, retry_after, root_cause};
 use crate::http::resolver::{FilteringResolver, Lookup, ResolveError, system_lookup};
-use crate::limits::{
+use journeyman_domain::lane::{Control, ErrorClass};
+use journeyman_domain::limits::{
     WEBHOOK_ANSWER_BYTES_MAX, WEBHOOK_CONNECT_TIMEOUT, WEBHOOK_DNS_TIMEOUT, WEBHOOK_ERROR_CHARS_MAX,
     WEBHOOK_IDLE_TIMEOUT,
 };

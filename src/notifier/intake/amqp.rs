@@ -15,8 +15,8 @@ use tokio_util::sync::CancellationToken;
 use super::topology::Topology;
 use super::{Intake, parse_events};
 use crate::amqp::{self, Broker};
-use crate::limits::{AMQP_CLOSE_TIMEOUT, NOTIFIER_BATCH_MAX, NOTIFIER_BODY_BYTES_MAX, NOTIFIER_PREFETCH};
 use crate::retry::retry_sessions;
+use journeyman_domain::limits::{AMQP_CLOSE_TIMEOUT, NOTIFIER_BATCH_MAX, NOTIFIER_BODY_BYTES_MAX, NOTIFIER_PREFETCH};
 
 pub(crate) struct AmqpConfig {
     pub(crate) broker: Broker,

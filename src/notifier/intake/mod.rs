@@ -12,7 +12,7 @@ use super::registry::{EndpointSettings, Entry, InvalidEndpoint, Registered, Regi
 use super::store::{Added, Store, StoreFailure};
 use crate::host::clock::stamp;
 use crate::host::crash_points::crash_point;
-use crate::limits::NOTIFIER_BATCH_MAX;
+use journeyman_domain::limits::NOTIFIER_BATCH_MAX;
 
 pub(super) struct Intake {
     pub(super) store: Store,

@@ -28,11 +28,11 @@ pub(super) use self::targets::is_target;
 use super::intake::Intake;
 use crate::amqp::management::{BrokerPolicy, Management, ManagementError};
 use crate::amqp::{self, Broker, header_table, headers};
-use crate::limits::{
+use crate::retry::retry_sessions;
+use journeyman_domain::limits::{
     AMQP_CLOSE_TIMEOUT, NOTIFIER_DELIVERY_LIMIT, NOTIFIER_MISTRAL_DISCOVERY_INTERVAL, NOTIFIER_MISTRAL_PREFETCH,
     NOTIFIER_MISTRAL_QUEUES_MAX, NOTIFIER_MISTRAL_STANDBY_INTERVAL, NOTIFIER_PREFETCH,
 };
-use crate::retry::retry_sessions;
 
 /// Where messages go that are no events.
 const DEAD: &str = "journeyman.dead";

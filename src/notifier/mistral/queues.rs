@@ -21,9 +21,9 @@ use super::message::{self, Message};
 use super::targets::{self, TargetError};
 use crate::amqp;
 use crate::host::crash_points::crash_point;
-use crate::limits::{NOTIFIER_BATCH_MAX, NOTIFIER_BODY_BYTES_MAX};
 use crate::notifier::event::Event;
 use crate::notifier::intake::Intake;
+use journeyman_domain::limits::{NOTIFIER_BATCH_MAX, NOTIFIER_BODY_BYTES_MAX};
 
 const PRECONDITION_FAILED: u16 = 406;
 

@@ -27,13 +27,13 @@ use self::sqlite::{SqliteTx, Tables};
 pub(super) use self::statements::outcome_text;
 pub(crate) use self::statements::{Added, AttemptRecord, Committed, DueLane, Head, Lease};
 use super::event::Event;
-use crate::domain::lane::dispatcher::LaneId;
-use crate::domain::lane::endpoint::EndpointHealth;
-use crate::domain::lane::partitions::Partition;
-use crate::domain::lane::retry::{HeadState, HeadVerdict};
-use crate::domain::staged::Stamp;
-use crate::limits::NOTIFIER_LEASE;
 use crate::sqlite::{Database, Db, OpenError, StoreStatus};
+use journeyman_domain::lane::dispatcher::LaneId;
+use journeyman_domain::lane::endpoint::EndpointHealth;
+use journeyman_domain::lane::partitions::Partition;
+use journeyman_domain::lane::retry::{HeadState, HeadVerdict};
+use journeyman_domain::limits::NOTIFIER_LEASE;
+use journeyman_domain::staged::Stamp;
 
 /// Why nothing was stored or read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

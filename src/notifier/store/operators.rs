@@ -6,9 +6,9 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::sql::{Sql, SqlError, read, values};
-use crate::domain::lane::dispatcher::LaneId;
-use crate::domain::lane::endpoint::{DisableReason, EndpointHealth};
-use crate::domain::staged::Stamp;
+use journeyman_domain::lane::dispatcher::LaneId;
+use journeyman_domain::lane::endpoint::{DisableReason, EndpointHealth};
+use journeyman_domain::staged::Stamp;
 
 type Result<T> = std::result::Result<T, SqlError>;
 

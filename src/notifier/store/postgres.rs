@@ -16,13 +16,13 @@ use uuid::Uuid;
 
 use super::sql::{Row, Sql, SqlError, Value};
 use super::{Hints, StoreFailure};
-use crate::domain::staged::Stamp;
 use crate::host::tls_config::{InvalidTls, client_config};
 use crate::http::client::root_cause;
-use crate::limits::{
+use journeyman_domain::limits::{
     POSTGRES_CONNECTIONS_MAX, POSTGRES_HINT_RETRY, POSTGRES_IDLE_TRANSACTION_TIMEOUT, POSTGRES_STATEMENT_TIMEOUT,
     POSTGRES_TRIES_MAX, POSTGRES_WAIT_TIMEOUT,
 };
+use journeyman_domain::staged::Stamp;
 
 const FORMAT: i64 = 1;
 /// Of the locks that nodes take for the schema and for their leases.

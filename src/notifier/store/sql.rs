@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::sync::Arc;
 
-use crate::domain::staged::Stamp;
+use journeyman_domain::staged::Stamp;
 
 /// A parameter, or a field of a row.
 #[derive(Debug, Clone, PartialEq, Eq)]

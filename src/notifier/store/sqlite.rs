@@ -7,9 +7,9 @@ use uuid::Uuid;
 
 use super::StoreFailure;
 use super::sql::{Row, Sql, SqlError, Value};
-use crate::domain::staged::Stamp;
 use crate::host::clock::stamp;
 use crate::sqlite::{Batch, JobError, Owner, Schema, Writer};
+use journeyman_domain::staged::Stamp;
 
 pub(super) const SCHEMA: Schema = Schema {
     // `jrnn`.

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use sha2::{Digest as _, Sha256};
 
 use super::sql::{Row, Sql, SqlError, values};
-use crate::domain::lane::dispatcher::LaneId;
-use crate::domain::lane::endpoint::EndpointHealth;
-use crate::domain::lane::partitions::{Owned, Partition, Plan, plan};
-use crate::domain::lane::retry::{HeadState, HeadVerdict, MessageOutcome};
-use crate::domain::staged::Stamp;
-use crate::limits::{NOTIFIER_LEASE, NOTIFIER_PARTITIONS};
 use crate::notifier::event::Event;
+use journeyman_domain::lane::dispatcher::LaneId;
+use journeyman_domain::lane::endpoint::EndpointHealth;
+use journeyman_domain::lane::partitions::{Owned, Partition, Plan, plan};
+use journeyman_domain::lane::retry::{HeadState, HeadVerdict, MessageOutcome};
+use journeyman_domain::limits::{NOTIFIER_LEASE, NOTIFIER_PARTITIONS};
+use journeyman_domain::staged::Stamp;
 
 type Result<T> = std::result::Result<T, SqlError>;
 

@@ -1,8 +1,8 @@
 //! The statements that remove what is old.
 
 use super::sql::{Sql, SqlError, values};
-use crate::domain::staged::Stamp;
-use crate::limits::NOTIFIER_UPKEEP_BATCH;
+use journeyman_domain::limits::NOTIFIER_UPKEEP_BATCH;
+use journeyman_domain::staged::Stamp;
 
 /// Removes a bounded number of messages that ended before this time, then events and lanes that nothing refers to. Returns how many
 /// rows are gone.

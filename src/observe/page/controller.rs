@@ -11,7 +11,7 @@ pub use super::CommandButtons;
 use super::{HtmlPage, PageContent, SnapshotClock, build_page, format_seconds, status_links};
 use crate::control::controller_api::ControllerStatusReply;
 use crate::controller::status::{ErrorStatus, GroupPhase, GroupStatus, PauseStatus, PoolStatus, Role, WorkerActivity};
-use crate::limits::PAGE_GROUPS_MAX;
+use journeyman_domain::limits::PAGE_GROUPS_MAX;
 
 pub fn render(status: &ControllerStatusReply, acts: CommandButtons, now: Timestamp) -> HtmlPage {
     let (pools, clock) = (&status.pools, SnapshotClock { now });

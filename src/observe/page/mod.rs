@@ -16,7 +16,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use sha2::{Digest as _, Sha256};
 
 use super::untrusted_text;
-pub(crate) use crate::domain::units::format_seconds;
+pub(crate) use journeyman_domain::units::format_seconds;
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");

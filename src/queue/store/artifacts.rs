@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::super::clock::UnixMillis;
 use super::super::queue_error::QueueError;
 use super::tx::{ListPage, PageRequest, StoreResult, Tx};
-use crate::limits::QUEUE_SWEEP_MAX;
+use journeyman_domain::limits::QUEUE_SWEEP_MAX;
 
 #[derive(Debug, Clone)]
 pub(crate) struct Artifact {

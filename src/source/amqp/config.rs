@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::amqp::Broker;
 use crate::amqp::management::Management;
-use crate::domain::consumer_timeout;
-use crate::limits::{AMQP_ATTEMPTS_MAX, AMQP_LONG_POLL_WAIT, AMQP_MESSAGE_BYTES_MAX, AMQP_REPLY_RETRY_MAX};
+use journeyman_domain::consumer_timeout;
+use journeyman_domain::limits::{AMQP_ATTEMPTS_MAX, AMQP_LONG_POLL_WAIT, AMQP_MESSAGE_BYTES_MAX, AMQP_REPLY_RETRY_MAX};
 
 use super::deferral::DeferralConfig;
 use super::delivery::PayloadForm;

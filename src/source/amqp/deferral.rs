@@ -19,10 +19,10 @@ use tokio::time::timeout;
 use super::delivery::{self, ReceivedRequest};
 use crate::amqp::delay::{DelayGuarantee, DelayQueues, early_by};
 use crate::amqp::{headers, retry_error};
-use crate::domain::staged::StagedRecord;
-use crate::limits::{AMQP_DECLARE_TIMEOUT, AMQP_DONE_LOOKS_MAX};
 use crate::source::CallError;
 use crate::task::NextCheck;
+use journeyman_domain::limits::{AMQP_DECLARE_TIMEOUT, AMQP_DONE_LOOKS_MAX};
+use journeyman_domain::staged::StagedRecord;
 
 /// How a source has work looked at later.
 #[derive(Debug, Clone)]

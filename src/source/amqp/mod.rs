@@ -31,16 +31,16 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::amqp;
 use crate::amqp::delay::DelayGuarantee;
-use crate::domain::consumer_timeout;
-use crate::domain::delivery_attempts::{AttemptAction, Isolation, Republishing};
-use crate::domain::id::PriorityQueue;
-use crate::domain::outcome::{ExceptionReason, Outcome};
-use crate::domain::refusal::Refusal;
 use crate::host::clock::Clock;
-use crate::limits::{
+use journeyman_domain::consumer_timeout;
+use journeyman_domain::delivery_attempts::{AttemptAction, Isolation, Republishing};
+use journeyman_domain::id::PriorityQueue;
+use journeyman_domain::limits::{
     AMQP_CHANNEL_CHECK_INTERVAL, AMQP_CLOSE_TIMEOUT, AMQP_EVENTS_MAX, AMQP_LEASE, AMQP_QUEUE_FULL_TTL,
     AMQP_REPLY_RETRY_DELAY,
 };
+use journeyman_domain::outcome::{ExceptionReason, Outcome};
+use journeyman_domain::refusal::Refusal;
 
 use super::{
     CallError, Capabilities, Grant, Granted, OpenResult, PollBatch, RunTerms, Source, SourceEvent, SourceFuture,

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::MemorySource;
-use crate::domain::id::Run;
 use crate::source::{Granted, RecoveryBatch};
+use journeyman_domain::id::Run;
 
 impl MemorySource {
     /// Takes over this worker's claims that are at most `newer_than` old, except `held`.

@@ -7,9 +7,9 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::{MemoryClaim, MemorySource, PRIORITIES, RunEnd, RunState};
-use crate::domain::id::{PriorityQueue, Run, TaskId};
-use crate::domain::time::Instant;
 use crate::source::{ArtifactBody, Grant, Granted, Message, PollBatch, RunTerms};
+use journeyman_domain::id::{PriorityQueue, Run, TaskId};
+use journeyman_domain::time::Instant;
 
 #[derive(Default)]
 pub(super) struct TaskTable {

@@ -15,17 +15,17 @@ use super::error_response::{retryable, sanitize};
 use super::transport::{ApiRequest, ApiResponse, FailedCall, TimeoutClass, encode_segment};
 use super::wire::{CheckedGrant, TaskDefinition, WireClaim, WireClaimed, WireClaimedPage, WireClaims, WireStatusReply};
 use super::{Dialect, Service, Taskcluster};
-use crate::domain::id::{PriorityQueue, Run, TaskId};
-use crate::domain::outcome::Outcome;
-use crate::domain::poll::CLOCK_SKEW_MAX;
-use crate::domain::refusal::Refusal;
-use crate::domain::time::Instant;
 use crate::host::clock::Clock;
-use crate::limits::{CLAIMED_PAGE_ENTRIES, CLOSED_POLL_SETTLE, LISTING_PAGES_MAX, POLL_MESSAGES_MAX};
 use crate::source::{
     Artifact, CallError, Claim, Grant, Granted, LossReason, Message, PollBatch, RecoveryBatch, SourceFuture,
     cannot_defer,
 };
+use journeyman_domain::id::{PriorityQueue, Run, TaskId};
+use journeyman_domain::limits::{CLAIMED_PAGE_ENTRIES, CLOSED_POLL_SETTLE, LISTING_PAGES_MAX, POLL_MESSAGES_MAX};
+use journeyman_domain::outcome::Outcome;
+use journeyman_domain::poll::CLOCK_SKEW_MAX;
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::time::Instant;
 
 pub(super) struct TaskclusterClaim {
     pub(super) run: Run,

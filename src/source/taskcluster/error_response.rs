@@ -6,10 +6,10 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use crate::domain::refusal::Refusal;
 use crate::http::client::{plain_port_hint, root_cause};
-use crate::limits::REFUSAL_TEXT_BYTES_MAX;
 use crate::source::CallError;
+use journeyman_domain::limits::REFUSAL_TEXT_BYTES_MAX;
+use journeyman_domain::refusal::Refusal;
 
 pub(super) struct ErrorResponse {
     pub(super) status: u16,

@@ -8,7 +8,7 @@ use super::azure;
 use super::error_response::{ErrorResponse, classify_service_error};
 use super::wire::{WireClaim, WireClaimedPage, WireClaims, WireStatusReply, WorkerIdentity};
 use crate::http::address::{Range, classify};
-use crate::limits::{LEASE_MAX, REFUSAL_TEXT_BYTES_MAX};
+use journeyman_domain::limits::{LEASE_MAX, REFUSAL_TEXT_BYTES_MAX};
 
 pub fn poll_response(bytes: &[u8]) {
     azure::fuzz_poll_response(&String::from_utf8_lossy(bytes));

@@ -31,12 +31,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use crate::domain::id::{PriorityQueue, Run};
 use crate::source::{
     Capabilities, Grant, Message, MessageQueue, OpenResult, PollBatch, Recovery, RecoveryBatch, Source, SourceFuture,
 };
 use azure::SignedQueues;
 use credentials::Swap;
+use journeyman_domain::id::{PriorityQueue, Run};
 use wire::WorkerIdentity;
 
 /// In bytes; the limit of the queue before `claimWork`.

@@ -18,14 +18,14 @@ use url::{Position, Url};
 use super::address_policy::AddressPolicy;
 use super::credentials::{Credentials, Swap};
 use super::error_response::{ErrorResponse, call_error, classify_service_error, retryable, transport_error};
-use crate::domain::refusal::Refusal;
 use crate::http::client::{self, BodyError, client_builder};
 use crate::http::resolver::{FilteringResolver, Judge, system_lookup};
-use crate::limits::{
+use crate::source::CallError;
+use journeyman_domain::limits::{
     ARTIFACT_TRANSFER_TIMEOUT_MAX, CALL_TIMEOUT, CONNECT_TIMEOUT, ERROR_BODY_BYTES_MAX, JSON_BODY_BYTES_MAX,
     LONG_POLL_TIMEOUT, POOL_IDLE_TIMEOUT,
 };
-use crate::source::CallError;
+use journeyman_domain::refusal::Refusal;
 
 /// Minimum clock difference to blame a rejected signature on.
 const CLOCK_SKEW_TOLERATED_S: u64 = 60;

@@ -10,10 +10,10 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::credentials::Credentials;
-use crate::domain::id::{Run, TaskId};
 use crate::host::clock::Clock;
-use crate::limits::LEASE_MAX;
 use crate::source::RunTerms;
+use journeyman_domain::id::{Run, TaskId};
+use journeyman_domain::limits::LEASE_MAX;
 
 const DATE_RESOLUTION: Duration = Duration::from_secs(1);
 

@@ -8,11 +8,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::job_source::SourceInner;
 use super::queue_watch::{HoldGuard, QueueWatch};
-use crate::domain::id::Run;
-use crate::domain::outcome::Outcome;
-use crate::domain::refusal::Refusal;
 use crate::source::{Artifact, CallError, Claim, Granted, LossReason, SourceFuture, cannot_defer};
 use crate::task::{PartialReplySink, Reply, ReplyFuture, ReplyLimits, Results, cannot_pause};
+use journeyman_domain::id::Run;
+use journeyman_domain::outcome::Outcome;
+use journeyman_domain::refusal::Refusal;
 
 /// How a dialect settles what it holds. Each call may be repeated.
 pub(super) trait Held: Send + 'static {

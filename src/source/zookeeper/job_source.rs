@@ -11,15 +11,15 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::domain::id::PriorityQueue;
-use crate::domain::refusal::Refusal;
 use crate::host::clock::Clock;
-use crate::limits::{ZOOKEEPER_CLOSE_TIMEOUT, ZOOKEEPER_EVENTS_MAX, ZOOKEEPER_LONG_POLL_WAIT};
 use crate::source::{
     CallError, Capabilities, Grant, InspectionTable, OpenResult, PollBatch, Source, SourceEvent, SourceFuture, next_of,
 };
 use crate::zookeeper::components::{self, Component, ComponentState, Registration};
 use crate::zookeeper::{ConnectConfig, Session};
+use journeyman_domain::id::PriorityQueue;
+use journeyman_domain::limits::{ZOOKEEPER_CLOSE_TIMEOUT, ZOOKEEPER_EVENTS_MAX, ZOOKEEPER_LONG_POLL_WAIT};
+use journeyman_domain::refusal::Refusal;
 
 use super::queue_watch::QueueWatch;
 use super::{Dialect, inspection, native, zuul};

@@ -13,15 +13,15 @@ use zookeeper_client::CreateMode;
 use super::claim::{Held, JobClaim};
 use super::job_source::SourceInner;
 use super::queue_watch::QueueWatch;
-use crate::domain::id::{Run, TaskId};
-use crate::domain::outcome::{ExceptionReason, Outcome};
-use crate::domain::refusal::Refusal;
 use crate::host::crash_points::crash_point;
-use crate::limits::{ZOOKEEPER_ATTEMPTS_MAX, ZOOKEEPER_NODE_BYTES_MAX};
 use crate::source::{CallError, Grant, Granted, RunTerms, SourceFuture};
 use crate::task::Results;
 use crate::zookeeper::json_object::JsonObject;
 use crate::zookeeper::{Error, Write};
+use journeyman_domain::id::{Run, TaskId};
+use journeyman_domain::limits::{ZOOKEEPER_ATTEMPTS_MAX, ZOOKEEPER_NODE_BYTES_MAX};
+use journeyman_domain::outcome::{ExceptionReason, Outcome};
+use journeyman_domain::refusal::Refusal;
 
 struct HeldTask {
     task_path: String,

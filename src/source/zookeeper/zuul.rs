@@ -11,11 +11,7 @@ use super::Dialect;
 use super::claim::{self, Held, JobClaim};
 use super::job_source::SourceInner;
 use super::queue_watch::QueueWatch;
-use crate::domain::id::{Run, TaskId};
-use crate::domain::outcome::{ExceptionReason, Outcome};
-use crate::domain::refusal::Refusal;
 use crate::host::crash_points::crash_point;
-use crate::limits::{ZOOKEEPER_RESULT_BYTES_MAX, ZOOKEEPER_RETRY_DELAY, ZOOKEEPER_SEMAPHORE_RETRY};
 use crate::source::{CallError, Grant, Granted, RunTerms, SourceFuture};
 use crate::task::{Reply, Results, cannot_pause};
 use crate::zookeeper::event_queue::{EventQueue, event};
@@ -23,6 +19,10 @@ use crate::zookeeper::job_queue::{
     ClaimAttempt, ClaimedRequest, JobError, JobRequest, MERGE_COMPLETED, RequestState, merge_event_kind,
 };
 use crate::zookeeper::submit::unix_seconds;
+use journeyman_domain::id::{Run, TaskId};
+use journeyman_domain::limits::{ZOOKEEPER_RESULT_BYTES_MAX, ZOOKEEPER_RETRY_DELAY, ZOOKEEPER_SEMAPHORE_RETRY};
+use journeyman_domain::outcome::{ExceptionReason, Outcome};
+use journeyman_domain::refusal::Refusal;
 
 struct HeldJob {
     dialect: Dialect,

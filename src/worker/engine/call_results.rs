@@ -6,13 +6,13 @@ use super::super::calls::{self, Attachment, CallResult};
 use super::super::catch_panic::drop_guarded;
 use super::super::claim_runtime::{ClaimRuntime, PolledMessage, TraceRecording};
 use super::Engine;
-use crate::domain::claim::ClaimEvent;
-use crate::domain::id::{LocalToken, SourceId};
-use crate::domain::outcome::ExecuteFailure;
-use crate::domain::refusal::Refusal;
-use crate::domain::worker::{Event, GrantedClaim, PollResult, ReceivedMessage, RecoveryResult};
 use crate::host::crash_points::crash_point;
 use crate::source::{Grant, PollBatch};
+use journeyman_domain::claim::ClaimEvent;
+use journeyman_domain::id::{LocalToken, SourceId};
+use journeyman_domain::outcome::ExecuteFailure;
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::worker::{Event, GrantedClaim, PollResult, ReceivedMessage, RecoveryResult};
 
 impl Engine {
     pub(super) fn on_call_joined(&mut self, result: Result<CallResult, tokio::task::JoinError>) {

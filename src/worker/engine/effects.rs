@@ -10,16 +10,16 @@ use super::super::claim_runtime::{ClaimRuntime, PolledMessage};
 use super::super::live_log::LiveLog;
 use super::super::uploads::Uploader;
 use super::Engine;
-use crate::domain::claim::{CancelCause, ClaimAction, ClaimEvent, LossReason, UploadStatus};
-use crate::domain::id::{LocalToken, SourceId};
-use crate::domain::journal::{ClaimRecord, EntryId};
-use crate::domain::worker::{Effect, Event};
 use crate::handler::Context;
 use crate::host::clock::Clock;
 use crate::host::containment::ProcessScope;
 use crate::host::crash_points::crash_point;
 use crate::host::journal::FirstRecord;
 use crate::source;
+use journeyman_domain::claim::{CancelCause, ClaimAction, ClaimEvent, LossReason, UploadStatus};
+use journeyman_domain::id::{LocalToken, SourceId};
+use journeyman_domain::journal::{ClaimRecord, EntryId};
+use journeyman_domain::worker::{Effect, Event};
 
 /// For the log of a task that ends without a report.
 const fn loss_note(loss: LossReason) -> &'static str {

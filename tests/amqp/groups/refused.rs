@@ -48,7 +48,7 @@ async fn requests_of_a_key_whose_queue_is_full_get_an_error_and_delay_no_other_k
     pool.ask("good", "good").await;
     let controller = pool.active("").await;
     // Some wait for room, for a while; and one has it.
-    let waiting = 1 + journeyman::limits::CONTROLLER_QUEUE_FULL_WAITING_MAX as u64;
+    let waiting = 1 + journeyman_domain::limits::CONTROLLER_QUEUE_FULL_WAITING_MAX as u64;
     let answered = |seen: &Value| seen["counters"]["dead_letters"].as_u64() == Some(REQUESTS - waiting);
     pool.sees("the others are answered", answered).await;
     let good = format!("{}-req-good", pool.name);

@@ -22,14 +22,14 @@ use serde_json::Value;
 use crate::cli::task::open_log;
 use crate::cli::task::task_status::{FoundTask, TaskStatus};
 use crate::control::WorkerStatusReply;
-use crate::domain::id::{Run, TaskId};
-use crate::domain::refusal::Refusal;
 use crate::http::HttpListener;
-use crate::limits::{DEV_PAGE_ARTIFACTS_MAX, DEV_PAGE_TASKS};
 use crate::observe::page::HtmlPage;
 use crate::source::CallError;
 use crate::source::taskcluster::{Api, Download, TaskSearch};
 use crate::worker::Control;
+use journeyman_domain::id::{Run, TaskId};
+use journeyman_domain::limits::{DEV_PAGE_ARTIFACTS_MAX, DEV_PAGE_TASKS};
+use journeyman_domain::refusal::Refusal;
 
 pub(super) struct DevPage {
     pub(super) api: Api,

@@ -14,8 +14,8 @@ use crate::config::pool::{KubernetesDriverConfig, PoolConfig};
 use crate::config::values::merge_json;
 use crate::controller::driver::WorkerSpec;
 use crate::controller::driver::object_name::object_name;
-use crate::domain::group::Key;
-use crate::limits::{DEPLOYMENT_NAME_BYTES_MAX, OBJECT_NAME_BYTES_MAX};
+use journeyman_domain::group::Key;
+use journeyman_domain::limits::{DEPLOYMENT_NAME_BYTES_MAX, OBJECT_NAME_BYTES_MAX};
 
 pub(super) const POOL: &str = "journeyman/pool";
 pub(super) const GROUP: &str = "journeyman/group";

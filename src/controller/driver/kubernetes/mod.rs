@@ -18,9 +18,9 @@ use tokio::sync::Mutex;
 use super::{Driver, DriverError, ListedWorker, StartError, StopMode, WorkerExit, WorkerSpec, WorkerState};
 use crate::config::pool::{KubernetesDriverConfig, KubernetesScaling, PoolConfig};
 use crate::config::values::File;
-use crate::domain::group::Key;
 use crate::kubernetes::{KubernetesClient, KubernetesError, PodState, PodWatch, existing, pod_state};
-use crate::limits::{DRIVER_LOG_TAIL_BYTES_MAX, KUBERNETES_CHANGE_ATTEMPTS_MAX};
+use journeyman_domain::group::Key;
+use journeyman_domain::limits::{DRIVER_LOG_TAIL_BYTES_MAX, KUBERNETES_CHANGE_ATTEMPTS_MAX};
 use manifests::{
     CONTAINER, GROUP, GroupManifests, POOL, TEMPLATE, WORKER, deployment_name, deployments, key_of, pool_label, secrets,
 };

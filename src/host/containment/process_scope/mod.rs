@@ -15,9 +15,9 @@ use super::super::process::{self, PROCESS_POLL_INTERVAL};
 use super::cgroup::Cgroup;
 use super::proc_scan::ProcScan;
 use super::{Containment, children};
-use crate::domain::journal::ProcessRecord;
-use crate::domain::outcome::Cleanup;
-use crate::limits::{PROCESS_KILL_TIMEOUT, PROCESSES_LISTED_MAX};
+use journeyman_domain::journal::ProcessRecord;
+use journeyman_domain::limits::{PROCESS_KILL_TIMEOUT, PROCESSES_LISTED_MAX};
+use journeyman_domain::outcome::Cleanup;
 pub(crate) use scoped_process::{LaunchMethod, ScopedProcess};
 
 /// A limit that a payload exceeded.

@@ -11,8 +11,8 @@ use super::super::super::process::{self, PROCESS_POLL_INTERVAL};
 use super::super::children::{self, OrphanScan};
 use super::super::{exec_shim, shim_launch};
 use super::{Backend, LimitExceeded, ProcessScope, ScopeInner};
-use crate::domain::journal::Leader;
-use crate::limits::PROCESS_KILL_TIMEOUT;
+use journeyman_domain::journal::Leader;
+use journeyman_domain::limits::PROCESS_KILL_TIMEOUT;
 
 /// Exists from just before the process starts until it was waited for.
 #[derive(Debug)]

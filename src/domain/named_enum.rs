@@ -1,5 +1,7 @@
 //! Enums whose values have one name in JSON, texts and metrics.
 
+/// Declares an enum whose values have a name each, and `ALL` and `as_str`.
+#[macro_export]
 macro_rules! named_enum {
     ($(#[$meta:meta])* $vis:vis enum $enum:ident { $($(#[$doc:meta])* $variant:ident = $name:literal),+ $(,)? }) => {
         $(#[$meta])*
@@ -17,5 +19,3 @@ macro_rules! named_enum {
         }
     };
 }
-
-pub(crate) use named_enum;

@@ -1,6 +1,6 @@
 //! Limits of the notifier.
 
-use std::time::Duration;
+use core::time::Duration;
 
 /// Of a source, id, type and key.
 pub const NOTIFIER_NAME_BYTES_MAX: usize = 255;

@@ -8,10 +8,9 @@ mod operator_interfaces;
 mod queue;
 mod screwdriver;
 mod sqlite;
-#[cfg(feature = "zookeeper")]
 mod zookeeper;
 
-use std::time::Duration;
+use core::time::Duration;
 
 pub use amqp::*;
 pub use controller::*;
@@ -21,7 +20,6 @@ pub use operator_interfaces::*;
 pub use queue::*;
 pub use screwdriver::*;
 pub use sqlite::*;
-#[cfg(feature = "zookeeper")]
 pub use zookeeper::*;
 
 pub const POLL_BODY_BYTES_MAX: usize = 1 << 20;
@@ -102,7 +100,7 @@ pub const UPLOAD_FULL_RETRY_MAX: Duration = Duration::from_secs(60);
 /// How often an outage of the artifact storage is logged while it lasts.
 pub const STORAGE_WARNING_INTERVAL: Duration = Duration::from_secs(60);
 /// How long after a payload's termination grace its handler is dropped.
-pub const KILL_SLACK: Duration = crate::domain::lease::KILL_SLACK;
+pub const KILL_SLACK: Duration = crate::lease::KILL_SLACK;
 pub const TASK_DEFINITION_BYTES_MAX: u64 = 1 << 20;
 pub const TASK_LIST_PAGES_MAX: usize = 10;
 pub const TASK_WAIT_POLL_MIN: Duration = Duration::from_millis(50);

@@ -1,8 +1,6 @@
 //! Limits of the controller of worker groups and its drivers.
 
-use std::time::Duration;
-
-use jiff::SignedDuration;
+use core::time::Duration;
 
 pub const CONTROLLER_ORPHANS_MAX: u16 = 512;
 /// Forwarded requests of one key that the broker has not confirmed.
@@ -78,7 +76,7 @@ pub const KUBERNETES_RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 /// Attempts to change an object that others change as well.
 pub const KUBERNETES_CHANGE_ATTEMPTS_MAX: usize = 5;
 /// A missing image or configuration may come within this time of a pod's creation.
-pub const KUBERNETES_START_GRACE: SignedDuration = SignedDuration::from_secs(30);
+pub const KUBERNETES_START_GRACE_SECONDS: i64 = 30;
 pub const KUBERNETES_WATCH_RETRY: Duration = Duration::from_secs(5);
 /// A server ends a watch after 290 s.
 pub const KUBERNETES_WATCH_SILENCE_MAX: Duration = Duration::from_secs(300);

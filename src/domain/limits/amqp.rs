@@ -1,6 +1,6 @@
 //! Limits of AMQP sources and clients, sidecars, and the bridge.
 
-use std::time::Duration;
+use core::time::Duration;
 
 /// In seconds, unless the URI sets it.
 pub const AMQP_HEARTBEAT: u16 = 30;

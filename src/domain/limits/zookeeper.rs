@@ -1,6 +1,6 @@
 //! Limits of ZooKeeper sources and commands.
 
-use std::time::Duration;
+use core::time::Duration;
 
 /// As Zuul's: below the 1 MiB of a server, which counts the path too.
 pub const ZOOKEEPER_NODE_BYTES_MAX: usize = 1_000_000;

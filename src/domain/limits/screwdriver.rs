@@ -1,6 +1,6 @@
 //! Limits of Screwdriver sources.
 
-use std::time::Duration;
+use core::time::Duration;
 
 /// Of a call to the build API; the existing worker waits as long.
 pub const SCREWDRIVER_API_TIMEOUT: Duration = Duration::from_secs(10);

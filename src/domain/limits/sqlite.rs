@@ -1,6 +1,6 @@
 //! Limits of the stores in SQLite.
 
-use std::time::Duration;
+use core::time::Duration;
 
 pub const SQLITE_JOBS_MAX: usize = 4_096;
 /// Jobs that share a commit.

@@ -1,6 +1,6 @@
 //! Limits of the embedded queue.
 
-use std::time::Duration;
+use core::time::Duration;
 
 pub const QUEUE_RUNS_MAX: usize = 50;
 pub const QUEUE_DEADLINE_MAX: Duration = Duration::from_secs(5 * 24 * 3600);

@@ -1,7 +1,7 @@
 //! Every history of one task, two workers and their queue, within bounds: messages that are lost, late or overtake each
 //! other, a crash, clocks that run slow, kills that take their time.
 //!
-//! The workers are the project's own: each one is a `domain::claim::Machine` in its own time. What the model adds is
+//! The workers are the project's own: each one is a `claim::ClaimState` in its own time. What the model adds is
 //! the world around it: a queue as the protocol describes it, a network without manners, and two wrong ways to use the
 //! rules that must be caught.
 //!
@@ -20,12 +20,12 @@ mod staged;
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{self, ClaimAction, ClaimEvent, ClaimState, UploadStatus};
-use journeyman::domain::jitter::Jitter;
-use journeyman::domain::lease::{Granted, Lease};
-use journeyman::domain::outcome::ExecuteFailure;
-use journeyman::domain::refusal::Refusal;
-use journeyman::domain::time::Instant;
+use journeyman_domain::claim::{self, ClaimAction, ClaimEvent, ClaimState, UploadStatus};
+use journeyman_domain::jitter::Jitter;
+use journeyman_domain::lease::{Granted, Lease};
+use journeyman_domain::outcome::ExecuteFailure;
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::time::Instant;
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
 const TICK: Duration = Duration::from_secs(15);

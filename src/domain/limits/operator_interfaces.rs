@@ -1,6 +1,6 @@
 //! Limits of the control socket, the HTTP pages, traces and systemd notifications.
 
-use std::time::Duration;
+use core::time::Duration;
 
 pub const CONTROL_TIMEOUT: Duration = Duration::from_secs(5);
 pub const CONTROL_BODY_BYTES_MAX: usize = 64 << 10;

@@ -1,6 +1,6 @@
 //! Limits of the delivery of webhooks.
 
-use std::time::Duration;
+use core::time::Duration;
 
 /// Of an attempt, from the look-up of the host to the end of the answer. Longer ones are refused.
 pub const WEBHOOK_TIMEOUT_MAX: Duration = Duration::from_secs(60);
