@@ -27,7 +27,7 @@ use tokio::sync::watch;
 use crate::lapin_alone::{Pace, broker, print_line, stdin};
 use crate::machine::now;
 use crate::programs::{QUEUE, Role};
-use crate::task_queue::api_config;
+use crate::support::task_queue::api_config;
 use crate::{Lab, Outcome};
 
 pub(crate) const FLAG: &str = "--no-op-worker";
