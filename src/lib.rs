@@ -34,6 +34,7 @@ pub mod observe;
 pub mod queue;
 #[doc(hidden)]
 pub mod redact;
+mod retry;
 #[cfg(feature = "kubernetes")]
 mod screwdriver;
 pub mod source;

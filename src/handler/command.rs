@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use crate::committed_schema;
 use crate::config::Environment;
 use crate::config::schema::CommandHandler;
+use crate::host::host_errors;
 use crate::host::program_path::find_program;
 use crate::redact;
 
@@ -26,7 +27,7 @@ use super::environment::{self, Variables};
 use super::log::{self, AddSecretError};
 use super::process::{Launch, ProcessEnd, RunLimits, format_seconds};
 use super::program_messages::{ProgramRun, run_command};
-use super::{Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError, host_errors};
+use super::{Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError};
 
 /// Holds the request without its body, as JSON.
 const REQUEST_VARIABLE: &str = "REQUEST";

@@ -18,8 +18,6 @@ mod exit_watcher;
 #[doc(hidden)]
 pub mod hooks;
 #[doc(hidden)]
-pub mod host_errors;
-#[doc(hidden)]
 pub mod http;
 #[cfg(feature = "kubernetes")]
 #[doc(hidden)]
@@ -50,8 +48,12 @@ use serde::de::DeserializeOwned;
 
 use payload_schema::PayloadSchema;
 
+use crate::host::host_errors;
+
 pub use crate::task::Request;
-pub use context::{CancelCause, Cancellation, Context, TaskInfo};
+pub use context::{Cancellation, Context, TaskInfo};
+pub use journeyman_domain::claim::{CancelCause, CancelCommand};
+pub use journeyman_domain::lease::{Granted, Lease};
 pub use journeyman_domain::outcome::{ExecuteFailure, PrepareFailure};
 pub use sidecar::{Sidecar, SidecarContext};
 

@@ -17,7 +17,9 @@ use journeyman_domain::limits::{STAGED_CALL_TIMEOUT, STAGED_DEFER_WAIT_MIN};
 pub(crate) use journeyman_domain::staged::StagedEnd;
 use journeyman_domain::staged::{StagedAction, StagedEvent, StagedState};
 
-use super::{CancelCause, Context, ExecuteError, ExecuteFailure, HandlerFuture, PayloadHandler, PrepareError};
+use super::{
+    CancelCause, CancelCommand, Context, ExecuteError, ExecuteFailure, HandlerFuture, PayloadHandler, PrepareError,
+};
 
 pub use journeyman_domain::staged::{
     FailureClass, PhaseLimit, Progress, StagedAnswer, StagedPolicy, StagedRecord, Stamp,
@@ -203,9 +205,11 @@ pub(crate) async fn drive_to_end<H: StagedHandler>(
         let canceled = context.cancellation().map(|cancellation| cancellation.cause);
         let is_left = match canceled {
             // The work is still wanted, and the next worker goes on with it.
-            Some(CancelCause::Shutdown | CancelCause::Released) => deferral.is_some() || handler.is_handed_over(),
-            Some(CancelCause::ClaimLost) => deferral.is_some(),
-            Some(CancelCause::Canceled) | None => false,
+            Some(CancelCause::Shutdown | CancelCause::Command(CancelCommand::Release)) => {
+                deferral.is_some() || handler.is_handed_over()
+            }
+            Some(CancelCause::ClaimLost(_)) => deferral.is_some(),
+            Some(CancelCause::Command(CancelCommand::Cancel)) | None => false,
         };
         if is_left {
             state.handle(event, clock.now(), &mut actions);

@@ -5,6 +5,7 @@ pub mod containment;
 pub mod crash_points;
 pub(crate) mod crypto_provider;
 pub(crate) mod file_lock;
+pub mod host_errors;
 pub(crate) mod journal;
 pub(crate) mod mounts;
 pub(crate) mod process;
