@@ -7,7 +7,7 @@ use rusqlite::Connection;
 
 use super::postgres::PostgresTx;
 use super::sqlite;
-use crate::notifier::stamp;
+use crate::host::clock::stamp;
 use journeyman_domain::staged::Stamp;
 
 /// A parameter, or a field of a row.
