@@ -11,8 +11,6 @@ use serde_json::Value;
 
 use crate::client::RpcRequest;
 use crate::handler::Request;
-use journeyman_domain::backoff::{Backoff, Policy};
-use journeyman_domain::jitter::Jitter;
 
 /// Reads the payload of a task as a request.
 fn request_from_payload(payload: Value) -> Result<Request, String> {

@@ -1,6 +1,6 @@
 //! Calls a notifier over HTTP: hands it events, and asks what operators ask.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use reqwest::{Client, RequestBuilder, StatusCode, Url};
 use serde::{Deserialize, Serialize};
@@ -9,6 +9,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::event::Event;
 use crate::config::values::Secret;
+use crate::host::clock::stamp;
 use crate::http::client::{client_builder, read_body, retry_after, root_cause};
 use crate::retry::Retry;
 use journeyman_domain::backoff::Policy;
@@ -76,7 +77,7 @@ impl NotifierClient {
         let call = request.bearer_auth(self.token.reveal()).send();
         let mut answer = call.await.map_err(|error| self.unavailable(root_cause(&error.without_url())))?;
         let status = answer.status();
-        let retry_after = retry_after(answer.headers(), SystemTime::now());
+        let retry_after = retry_after(answer.headers(), stamp());
         let body = read_body(&mut answer, NOTIFIER_ROWS_BYTES_MAX).await;
         let body = body.map_err(|_| self.unavailable("its answer broke off or is too long"))?;
         if status.is_success() {

@@ -11,7 +11,7 @@
 //! the final reply.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use futures_util::TryStreamExt as _;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
@@ -25,6 +25,7 @@ use super::{AddressedRequest, HttpInner};
 use crate::handler::artifact::{self, ArtifactDeclaration, ArtifactKind};
 use crate::handler::process::format_seconds;
 use crate::handler::{Context, ExecuteError, ExecuteFailure, TaskInfo};
+use crate::host::clock::stamp;
 use crate::http::client::{self, BodyError, read_body};
 use crate::task::{Reply, ReplyStatus, Results};
 use journeyman_domain::limits::{
@@ -257,7 +258,7 @@ fn is_forwarded_header(name: &str) -> bool {
 }
 
 fn retry_after(response: &Response) -> Duration {
-    let asked = client::retry_after(response.headers(), SystemTime::now());
+    let asked = client::retry_after(response.headers(), stamp());
     asked.unwrap_or(SERVICE_RETRY_AFTER_DEFAULT).min(SERVICE_RETRY_AFTER_MAX)
 }
 

@@ -9,7 +9,7 @@ use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use bytes::Bytes;
 use ipnet::IpNet;
@@ -31,6 +31,7 @@ use journeyman_domain::limits::{
     WEBHOOK_ANSWER_BYTES_MAX, WEBHOOK_CONNECT_TIMEOUT, WEBHOOK_DNS_TIMEOUT, WEBHOOK_ERROR_CHARS_MAX,
     WEBHOOK_IDLE_TIMEOUT,
 };
+use journeyman_domain::staged::Stamp;
 
 const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
 const WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");
@@ -217,11 +218,12 @@ impl Sender {
             Err(_) => return Err((ErrorClass::Timeout, "no answer in time".to_owned())),
         };
         let mut head = Vec::new();
+        let now = Stamp(request.at.as_millis().try_into().unwrap_or_default());
         // A body that breaks off, or takes too long, leaves what was read. The connection is closed when `response` is dropped.
         timeout_at(deadline, read_head(&mut response, &mut head)).await.ok();
         Ok(Answer {
             status: response.status().as_u16(),
-            retry_after: retry_after(response.headers(), SystemTime::UNIX_EPOCH + request.at),
+            retry_after: retry_after(response.headers(), now),
             control: control(response.headers()),
             head: head.into(),
         })

@@ -5,7 +5,7 @@
 
 use std::fmt::{self, Write as _};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use jiff::Timestamp;
 use parking_lot::Mutex;
@@ -18,6 +18,7 @@ use url::{Position, Url};
 use super::address_policy::AddressPolicy;
 use super::credentials::{Credentials, Swap};
 use super::error_response::{ErrorResponse, call_error, classify_service_error, retryable, transport_error};
+use crate::host::clock::stamp;
 use crate::http::client::{self, BodyError, client_builder};
 use crate::http::resolver::{FilteringResolver, Judge, system_lookup};
 use crate::source::CallError;
@@ -349,7 +350,7 @@ pub(super) async fn read_error_response(response: Response) -> ErrorResponse {
         value.and_then(|value| value.to_str().ok()).map(str::to_owned)
     };
     let status = response.status().as_u16();
-    let retry_after = client::retry_after(response.headers(), SystemTime::now());
+    let retry_after = client::retry_after(response.headers(), stamp());
     let content_type = header(CONTENT_TYPE).unwrap_or_default();
     let body = read_body("", response, ERROR_BODY_BYTES_MAX).await.unwrap_or_default();
     ErrorResponse { status, retry_after, content_type, body }
