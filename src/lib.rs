@@ -10,6 +10,7 @@ pub mod bridge;
 #[doc(hidden)]
 pub mod cli;
 pub mod client;
+mod committed_schema;
 #[doc(hidden)]
 pub mod config;
 #[doc(hidden)]
@@ -25,6 +26,7 @@ mod notifier;
 pub mod observe;
 #[doc(hidden)]
 pub mod queue;
+mod retry;
 #[cfg(feature = "kubernetes")]
 mod screwdriver;
 pub mod source;

@@ -4,10 +4,10 @@ use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::event::{Event, OWN_TYPES};
-use super::stamp;
 use super::store::Head;
 use journeyman_domain::lane::endpoint::{DISABLE_ATTEMPTS_MIN, DisableReason, EndpointHealth};
 use journeyman_domain::lane::retry::{HeadVerdict, MessageOutcome};
+use journeyman_platform::host::clock::stamp;
 
 /// What one attempt has changed of its endpoint.
 pub(super) struct Change<'a> {

@@ -18,7 +18,6 @@ use super::delivery::{AttemptResult, DeliveryRequest, Sender, SigningKey};
 use super::format::{self, Format};
 use super::intake::Intake;
 use super::registry::Registry;
-use super::stamp;
 use super::store::{
     AttemptRecord, Committed, DueLane, EndpointChange, EndpointState, Head, Lease, Store, StoreFailure,
 };
@@ -33,6 +32,8 @@ use journeyman_domain::limits::{
 use journeyman_domain::staged::Stamp;
 use journeyman_domain::time::Instant;
 use journeyman_platform::host::clock::Clock;
+use journeyman_platform::host::clock::{Clock, stamp};
+use journeyman_platform::host::crash_points::crash_point;
 use journeyman_platform::host::crash_points::crash_point;
 
 /// An endpoint, as it is configured.

@@ -56,7 +56,10 @@ use journeyman_domain::limits::{
     NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX, NOTIFIER_STOP_TIMEOUT, NOTIFIER_UPKEEP_INTERVAL, NOTIFIER_UPKEEP_PAUSE,
 };
 use journeyman_domain::staged::Stamp;
+use journeyman_platform::host::clock::stamp;
 use journeyman_platform::http::{self, Limits};
+use journeyman_platform::http::{self, Limits};
+use journeyman_platform::sqlite::{Db, OpenError, StoreStatus, store_ended};
 use journeyman_platform::sqlite::{Db, OpenError, StoreStatus, store_ended};
 
 pub(crate) enum Database {
@@ -225,8 +228,4 @@ async fn clean_up(store: &Store, retention: Duration) {
             tokio::time::sleep(NOTIFIER_UPKEEP_PAUSE).await;
         }
     }
-}
-
-fn stamp() -> Stamp {
-    Stamp(jiff::Timestamp::now().as_millisecond())
 }

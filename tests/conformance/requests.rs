@@ -11,12 +11,8 @@ use futures_core::Stream as _;
 use journeyman::source::amqp::{AmqpSource, AmqpSourceConfig, PayloadForm};
 use journeyman::source::{Artifact, Capabilities, Claim, Grant, OpenResult, PollBatch, Source, SourceFuture};
 use journeyman_domain::id::{PriorityQueue, Run, TaskId};
+use journeyman_domain::lease::Granted;
 use journeyman_domain::outcome::Outcome;
-use journeyman_domain::time::Instant;
-use journeyman_platform::amqp::lapin::options::{BasicConsumeOptions, BasicPublishOptions, QueueDeclareOptions};
-use journeyman_platform::amqp::lapin::types::FieldTable;
-use journeyman_platform::amqp::lapin::{BasicProperties, Channel, Connection, Consumer};
-use journeyman_platform::amqp::{Broker, BrokerConfig, headers, lapin};
 
 use crate::conformance::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};
 
@@ -215,7 +211,7 @@ impl Claim for NamedClaim {
         &self.run
     }
 
-    fn renew(&self) -> SourceFuture<'_, Instant> {
+    fn renew(&self) -> SourceFuture<'_, Granted> {
         self.inner.renew()
     }
 

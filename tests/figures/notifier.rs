@@ -25,7 +25,7 @@ use tokio::time::{sleep, sleep_until};
 
 use crate::machine::{Row, Spans, Usage, flushes, millis, now};
 use crate::programs::{Broker, Postgres, Program, until};
-use crate::task_queue::TOKEN;
+use crate::support::task_queue::TOKEN;
 use crate::{Lab, Outcome};
 
 /// Events of one call.

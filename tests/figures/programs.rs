@@ -17,7 +17,7 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::{sleep, timeout};
 
 use crate::machine::{Usage, now};
-use crate::task_queue::{CLIENT_ID, TOKEN, api, definition};
+use crate::support::task_queue::{CLIENT_ID, TOKEN, api, definition};
 use crate::{Lab, Outcome};
 
 /// The longest that anything may take before the run is given up.

@@ -22,11 +22,11 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
-use crate::cluster::{Cluster, NAMESPACE};
 use crate::delays::remove_delays;
 use crate::machine::Row;
 use crate::programs::{Broker, Program, until};
 use crate::requests::{WINDOW, publish};
+use crate::support::cluster::{Cluster, NAMESPACE};
 use crate::{Lab, Outcome};
 
 /// As many messages as the existing worker prefetches from one queue.

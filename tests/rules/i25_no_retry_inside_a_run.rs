@@ -68,7 +68,7 @@ fn i25_the_memory_of_ended_runs_is_bounded() {
 fn i25_a_run_that_was_given_up_is_remembered_though_thousands_have_been_reported_since() {
     let mut bench = Bench::claims(1);
     let (claim, _) = bench.granted("Lost");
-    bench.tell(claim, ClaimEvent::Reclaimed { sent_at: bench.now, answer: Err(Refusal::Gone) });
+    bench.tell(claim, ClaimEvent::Reclaimed(Err(Refusal::Gone)));
     bench.tell(claim, ClaimEvent::Ended(Err(journeyman_domain::outcome::ExecuteFailure::Internal)));
     for n in 0..=ENDED_RUNS_MAX {
         let (claim, _) = bench.granted(&format!("T{n}"));

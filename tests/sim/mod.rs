@@ -1,8 +1,8 @@
 //! Whole workers against a queue, a network and hosts that fail in every way of `faults.rs`, in virtual time. One seed is
 //! one history.
 //!
-//! `JOURNEYMAN_SIM_SEEDS` says how many histories (2,000 unless set), `JOURNEYMAN_SIM_SEED` where to start,
-//! `JOURNEYMAN_SIM_TRACE=1` keeps what happened for the message of a violation.
+//! `JOURNEYMAN_SIM_SEEDS` says how many histories; without it, each test begins new ones for 30 seconds. `JOURNEYMAN_SIM_SEED` says
+//! where to start; without it, each day has its own seeds. `JOURNEYMAN_SIM_TRACE=1` keeps what happened for the message of a violation.
 
 #![expect(
     unreachable_pub,
@@ -22,30 +22,63 @@ mod staged;
 mod world;
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime};
 
 use faults::{ALL, FaultTotals};
 use parking_lot::Mutex;
 use world::World;
 
+/// Time in which histories of one test begin.
+const TIME: Duration = Duration::from_secs(30);
+
 #[expect(clippy::disallowed_methods, reason = "a test has no configuration of its own")]
-fn setting(name: &str, default: u64) -> u64 {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+fn setting(name: &str) -> Option<u64> {
+    std::env::var(name).ok().and_then(|text| text.parse().ok())
+}
+
+/// The seeds of one test, shared by its threads.
+struct Seeds {
+    first: u64,
+    next: AtomicU64,
+    end: Option<u64>,
+    until: Instant,
+}
+
+impl Seeds {
+    #[expect(clippy::disallowed_methods, reason = "a test has no clock of its own")]
+    fn new() -> Self {
+        let today = SystemTime::UNIX_EPOCH.elapsed().expect("it is after 1970").as_secs() / 86_400;
+        let first = setting("JOURNEYMAN_SIM_SEED").unwrap_or(today * 1_000_000);
+        let end = setting("JOURNEYMAN_SIM_SEEDS").map(|count| first + count);
+        println!("JOURNEYMAN_SIM_SEED={first}");
+        Self { first, next: AtomicU64::new(first), end, until: Instant::now() + TIME }
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "a test has no clock of its own")]
+    fn next(&self) -> Option<u64> {
+        if self.end.is_none() && Instant::now() >= self.until {
+            return None;
+        }
+        let seed = self.next.fetch_add(1, Ordering::Relaxed);
+        self.end.is_none_or(|end| seed < end).then_some(seed)
+    }
+
+    fn count(&self) -> u64 {
+        let next = self.next.load(Ordering::Relaxed);
+        self.end.map_or(next, |end| next.min(end)) - self.first
+    }
 }
 
 #[test]
 fn workers_under_every_fault_lose_nothing_and_report_once() {
-    let (first, seeds) = (setting("JOURNEYMAN_SIM_SEED", 0), setting("JOURNEYMAN_SIM_SEEDS", 2_000));
-    let trace = setting("JOURNEYMAN_SIM_TRACE", 0) == 1;
-    let (next, virtual_ms, totals) = (AtomicU64::new(first), AtomicU64::new(0), Mutex::new(FaultTotals::default()));
+    let seeds = Seeds::new();
+    let trace = setting("JOURNEYMAN_SIM_TRACE") == Some(1);
+    let (virtual_ms, totals) = (AtomicU64::new(0), Mutex::new(FaultTotals::default()));
     std::thread::scope(|scope| {
         let workers: Vec<_> = (0..2)
             .map(|_| {
                 scope.spawn(|| {
-                    loop {
-                        let seed = next.fetch_add(1, Ordering::Relaxed);
-                        if seed >= first + seeds {
-                            return;
-                        }
+                    while let Some(seed) = seeds.next() {
                         let mut world = World::new(seed, trace);
                         world.run();
                         virtual_ms.fetch_add(world.now, Ordering::Relaxed);
@@ -60,6 +93,7 @@ fn workers_under_every_fault_lose_nothing_and_report_once() {
             }
         }
     });
+    let seeds = seeds.count();
     let totals = totals.into_inner();
     let days = virtual_ms.into_inner() / 86_400_000;
     let kinds = totals.0.len();

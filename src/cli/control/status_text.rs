@@ -6,11 +6,10 @@ use crate::cli::table::{BOLD, RESET, align_columns, cut, format_seconds, strip_c
 use crate::control::WorkerStatusReply;
 use crate::worker::Note;
 use crate::worker::counters::OutcomeCounts;
-use crate::worker::snapshot::format_bytes;
 use crate::worker::status::{
     ActivityStatus, ClaimStatus, HostStatus, LifecycleState, SidecarSummary, SourceStatus, WorkerStatus,
 };
-use journeyman_platform::host::termination_notice::WatchStatus;
+use journeyman_domain::units::format_bytes;
 
 const LABEL_WIDTH: usize = 9;
 const NAME_CHARS_MAX: usize = 40;

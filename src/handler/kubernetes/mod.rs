@@ -16,12 +16,12 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Event, Pod, Secret};
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, ListParams, PostParams};
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use crate::committed_schema;
 use crate::config::schema::KubernetesHandler;
 use crate::kubernetes::{
     KubernetesClient, KubernetesError, PULLING, PodTemplate, PodVerdict, RUNNING, StartGraces, UNSCHEDULED, existing,
@@ -47,7 +47,8 @@ const DELETE_CHECK: Duration = Duration::from_secs(2);
 const ORPHAN_GRACE: Duration = Duration::from_secs(600);
 
 /// The payload of the `kubernetes` handler.
-#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PodPayload {
     /// Image of the container; by default that of the worker's template.
@@ -64,7 +65,7 @@ pub struct PodPayload {
     /// What the container needs at least, and what it may use at most.
     pub resources: Option<PodResources>,
     /// Time limit once the container runs, in seconds.
-    #[schemars(range(min = 1, max = 4_294_967_295_u64))]
+    #[cfg_attr(test, schemars(range(min = 1, max = 4_294_967_295_u64)))]
     pub max_run_time: Option<u32>,
     /// Files to upload as artifacts, if the worker has a volume for the task's files.
     #[serde(default, skip_serializing)]
@@ -75,7 +76,8 @@ pub struct PodPayload {
 }
 
 /// Quantities of Kubernetes, such as `cpu = "500m"` and `memory = "1Gi"`.
-#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct PodResources {
     /// What the node must have free.
@@ -369,6 +371,10 @@ impl StagedHandler for Kubernetes {
 
     fn describe(&self) -> String {
         format!("kubernetes (namespace {})", self.config.namespace)
+    }
+
+    fn payload_schema(&self) -> Value {
+        committed_schema::parse(include_str!("pod.schema.json"))
     }
 
     fn policy(&self, payload: &PodPayload) -> StagedPolicy {

@@ -8,8 +8,8 @@ use maud::html;
 
 use super::status::EndpointCondition;
 use super::{Api, Refused};
-use crate::notifier::stamp;
 use crate::observe::page::{CommandButtons, HtmlPage, PageContent, SnapshotClock, build_page, format_seconds};
+use journeyman_platform::host::clock::stamp;
 
 /// Each refresh reads the store.
 const REFRESH_SECONDS: u8 = 5;
