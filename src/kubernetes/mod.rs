@@ -6,6 +6,7 @@ mod sweep;
 mod template;
 mod watch;
 mod work;
+mod yaml;
 
 pub(crate) use client::{KubernetesClient, KubernetesError, existing};
 pub(crate) use pod::{PodState, pod_state};

@@ -97,7 +97,10 @@ impl BuildTemplate {
         let name = pod_name(&source.prefix, build.id(), launch);
         let container = build_label(&source.prefix, build.id());
         let failed = |message: String| TemplateError { place: self.place.clone(), message };
-        let mut pod: Pod = self.template.render(values(build, source, &name, &container)).map_err(failed)?;
+        let made = self.template.render(values(build, source, &name, &container)).map_err(failed)?;
+        // The error would show what the values are.
+        let mut pod: Pod = serde_json::from_value(made)
+            .map_err(|_| failed("it makes no pod: a field has another type than in Kubernetes".to_owned()))?;
         pod.metadata.name = Some(name);
         pod.metadata.labels.get_or_insert_default().insert(BUILD_LABEL.to_owned(), container.clone());
         let containers = pod.spec.as_ref().map_or(&[][..], |spec| &spec.containers);
