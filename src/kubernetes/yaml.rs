@@ -227,7 +227,7 @@ mod tests {
                 "[a, 'b', \"c\\n\", 1, -2, +3, 1.5, -1e3, 0x1f, 0o17]",
                 json!(["a", "b", "c\n", 1, -2, 3, 1.5, -1e3, 31, 15]),
             ),
-            ("[null, ~, , Null, 'null', nullx]", json!([null, null, null, null, "null", "nullx"])),
+            ("[null, ~, Null, 'null', nullx]", json!([null, null, null, "null", "nullx"])),
             ("[true, False, yes, OFF, 'true']", json!([true, false, true, false, "true"])),
             (
                 "[0644, 1_000, 1.2.3, 1.2.3.4:80, 12:30, -, 1e, .]",
@@ -278,9 +278,9 @@ mod tests {
         let error = from_str(&format!("a: &a {long}\nb: [{}]", "*a, ".repeat(1_000))).unwrap_err();
         assert!(error.contains("bytes"), "{error}");
         let chain: String = (1..100).map(|n| format!("a{n}: &a{n} [*a{}]\n", n - 1)).collect();
-        for deep in [format!("a0: &a0 []\n{chain}"), "[".repeat(100), "- ".repeat(100), "[".repeat(100_000)] {
+        for deep in [format!("a0: &a0 []\n{chain}"), "[".repeat(100) + &"]".repeat(100), "- ".repeat(100)] {
             let error = from_str(&deep).unwrap_err();
-            assert!(error.contains("deep") || error.contains("nest") || error.contains("depth"), "{error}");
+            assert!(error.contains("nested more than"), "{error}");
         }
     }
 }
