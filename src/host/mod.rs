@@ -11,6 +11,7 @@ pub(crate) mod mounts;
 pub(crate) mod process;
 pub mod program_path;
 pub mod resources;
+pub(crate) mod run_program;
 pub(crate) mod service_manager;
 pub mod termination_notice;
 pub(crate) mod tls_config;
