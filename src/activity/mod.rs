@@ -16,8 +16,6 @@ use journeyman_domain::activity::{ActivityReport, ActivityReporter, Event};
 use journeyman_domain::limits::{ACTIVITY_REPEAT_INTERVAL, AMQP_CLOSE_TIMEOUT};
 use journeyman_domain::poll::POLL_RETRY;
 use journeyman_platform::amqp::{self, Broker};
-use journeyman_platform::amqp::{self, Broker};
-use journeyman_platform::host::clock::{Clock, or_pending};
 use journeyman_platform::host::clock::{Clock, or_pending};
 
 /// Where reports are published.

@@ -9,23 +9,18 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 
+use crate::task::{Definition, Reply, ReplyError, Results, cannot_pause};
 use journeyman_domain::claim::CancelCause;
 use journeyman_domain::id::{LocalToken, Run, TaskId};
 use journeyman_domain::lease::{Granted, Lease};
 use journeyman_domain::limits::PROGRESS_CHARS_MAX;
+use journeyman_domain::refusal::{CallError, Refusal};
 use journeyman_domain::time::Instant;
 use journeyman_domain::trace_context::TraceParent;
 use journeyman_platform::host::clock::{Clock, or_pending};
-use journeyman_platform::host::clock::{Clock, or_pending};
-use journeyman_platform::host::containment::ProcessScope;
 use journeyman_platform::host::containment::ProcessScope;
 use journeyman_platform::host::work_dir::{self, WorkDirLock};
-use journeyman_platform::host::work_dir::{self, WorkDirLock};
 use journeyman_platform::redact;
-use journeyman_platform::redact;
-
-use crate::task::{Definition, Reply, ReplyError, Results, cannot_pause};
-use journeyman_domain::refusal::{CallError, Refusal};
 
 use super::artifact::Artifacts;
 use super::log::{LogLimits, TaskLog};

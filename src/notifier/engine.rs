@@ -31,9 +31,7 @@ use journeyman_domain::limits::{
 };
 use journeyman_domain::staged::Stamp;
 use journeyman_domain::time::Instant;
-use journeyman_platform::host::clock::Clock;
 use journeyman_platform::host::clock::{Clock, stamp};
-use journeyman_platform::host::crash_points::crash_point;
 use journeyman_platform::host::crash_points::crash_point;
 
 /// An endpoint, as it is configured.

@@ -58,8 +58,6 @@ use journeyman_domain::limits::{
 use journeyman_domain::staged::Stamp;
 use journeyman_platform::host::clock::stamp;
 use journeyman_platform::http::{self, Limits};
-use journeyman_platform::http::{self, Limits};
-use journeyman_platform::sqlite::{Db, OpenError, StoreStatus, store_ended};
 use journeyman_platform::sqlite::{Db, OpenError, StoreStatus, store_ended};
 
 pub(crate) enum Database {

@@ -14,7 +14,6 @@ use journeyman_domain::backoff::Policy;
 use journeyman_domain::limits::{NOTIFIER_ROWS_BYTES_MAX, NOTIFY_CALL_TIMEOUT, NOTIFY_CONNECT_TIMEOUT};
 use journeyman_platform::host::clock::stamp;
 use journeyman_platform::http::client::{client_builder, read_body, retry_after, root_cause};
-use journeyman_platform::http::client::{client_builder, read_body, root_cause};
 
 const RETRY: Policy = Policy { first: Duration::from_millis(500), max: Duration::from_secs(30) };
 

@@ -8,6 +8,7 @@ use crate::notifier::Announcement;
 use journeyman_domain::claim::{ClaimEnd, LossReason};
 use journeyman_domain::id::LocalToken;
 use journeyman_domain::journal::{self, EntryId};
+use journeyman_platform::host::crash_points::crash_point;
 
 use super::catch_panic::drop_guarded;
 use super::claim_runtime::ClaimRuntime;

@@ -8,7 +8,6 @@ use journeyman_domain::time::Instant;
 use journeyman_domain::units::{format_bytes, format_duration};
 use journeyman_domain::worker::{ClaimView, ClaimingBlocked, ClaimingState, ExitReason, HostResources, SourceState};
 use journeyman_platform::host::containment::ProcessScope;
-use journeyman_platform::host::containment::ProcessScope;
 
 use super::SourceBinding;
 use super::alerts::duplicate_id_message;

@@ -2,16 +2,12 @@
 
 use std::time::Duration;
 
+use crate::amqp::support::{Client, Kind, broker, next_grant, queue, shared};
+use crate::support::broker::management;
 use journeyman::source::Source as _;
 use journeyman::source::amqp::{AmqpSource, AmqpSourceConfig as Queue};
 use journeyman_platform::amqp::lapin::types::AMQPValue;
-use journeyman_platform::amqp::lapin::types::AMQPValue;
 use journeyman_platform::amqp::management::{Management, ManagementError};
-use journeyman_platform::amqp::management::{Management, ManagementError};
-use journeyman_platform::host::clock::Clock;
-
-use crate::amqp::support::{Client, Kind, broker, next_grant, queue, shared};
-use crate::support::broker::management;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_timeout_argument_of_a_queue_overrides_the_configured_timeout() {

@@ -12,6 +12,8 @@ use journeyman::handler::{
 };
 use journeyman_domain::id::{Run, TaskId};
 use journeyman_domain::lease::{Granted, Lease};
+use journeyman_platform::host::clock::Clock;
+use journeyman_platform::host::containment::ProcessScope;
 use rustix::fs::{CWD, FileType, mknodat};
 use serde_json::{Value, json};
 use tempfile::TempDir;

@@ -3,19 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::source::support::{
+    CANARY, RETRY, claim, claimed, discreet, error, only, poll, polled, reclaim, run, settings, source,
+};
+use crate::support::gremlin::{Act, Asked, Gremlin, answer_with, date, json as say};
 use journeyman::source::taskcluster::{Dialect, Taskcluster};
 use journeyman::source::{CallError, LossReason, MessageQueue as _, Recovery as _, RecoveryBatch, Source as _};
 use journeyman_domain::id::PriorityQueue;
 use journeyman_domain::outcome::{ExceptionReason, Outcome};
 use journeyman_domain::refusal::Refusal;
-use journeyman_platform::host::clock::Clock;
 use serde_json::json;
 use tokio::sync::Notify;
-
-use crate::source::support::{
-    CANARY, RETRY, claim, claimed, discreet, error, only, poll, polled, reclaim, run, settings, source,
-};
-use crate::support::gremlin::{Act, Asked, Gremlin, answer_with, date, json as say};
 
 fn signer(asked: &Asked) -> hawk::Header {
     let value = asked.header("authorization").expect("the request is signed");

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::worker::scripted::{COMPLETED, STYLES, Told, binding, create, memory_queue, queue_with, runs, settings};
 use journeyman::source::memory::{Config, MemoryQueue, MemorySource, PollStyle, RunEnd, RunState};
 use journeyman::source::{
     Artifact, CallError, Capabilities, Claim, Grant, LossReason, Message, MessageQueue, OpenResult, PollBatch,
@@ -14,11 +15,10 @@ use journeyman_domain::id::{PriorityQueue, Run, TaskId};
 use journeyman_domain::lease::Granted;
 use journeyman_domain::outcome::{ExceptionReason, Outcome};
 use journeyman_domain::refusal::Refusal;
+use journeyman_platform::host::clock::Clock;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
-
-use crate::worker::scripted::{COMPLETED, STYLES, Told, binding, create, memory_queue, queue_with, runs, settings};
 
 /// How a queue misbehaves at present.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

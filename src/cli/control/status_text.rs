@@ -10,6 +10,7 @@ use crate::worker::status::{
     ActivityStatus, ClaimStatus, HostStatus, LifecycleState, SidecarSummary, SourceStatus, WorkerStatus,
 };
 use journeyman_domain::units::format_bytes;
+use journeyman_platform::host::termination_notice::WatchStatus;
 
 const LABEL_WIDTH: usize = 9;
 const NAME_CHARS_MAX: usize = 40;

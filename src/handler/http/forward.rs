@@ -32,7 +32,6 @@ use journeyman_domain::limits::{
 use journeyman_domain::refusal::Refusal;
 use journeyman_platform::host::clock::stamp;
 use journeyman_platform::http::client::{self, BodyError, read_body};
-use journeyman_platform::http::client::{BodyError, read_body};
 
 pub(super) enum ForwardResult {
     Done,

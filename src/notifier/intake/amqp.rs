@@ -17,7 +17,6 @@ use super::{Intake, parse_events};
 use crate::retry::retry_sessions;
 use journeyman_domain::limits::{AMQP_CLOSE_TIMEOUT, NOTIFIER_BATCH_MAX, NOTIFIER_BODY_BYTES_MAX, NOTIFIER_PREFETCH};
 use journeyman_platform::amqp::{self, Broker};
-use journeyman_platform::amqp::{self, Broker};
 
 pub(crate) struct AmqpConfig {
     pub(crate) broker: Broker,

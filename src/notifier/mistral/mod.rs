@@ -32,8 +32,6 @@ use journeyman_domain::limits::{
     NOTIFIER_MISTRAL_QUEUES_MAX, NOTIFIER_MISTRAL_STANDBY_INTERVAL, NOTIFIER_PREFETCH,
 };
 use journeyman_platform::amqp::management::{BrokerPolicy, Management, ManagementError};
-use journeyman_platform::amqp::management::{BrokerPolicy, Management, ManagementError};
-use journeyman_platform::amqp::{self, Broker, header_table, headers};
 use journeyman_platform::amqp::{self, Broker, header_table, headers};
 
 /// Where messages go that are no events.

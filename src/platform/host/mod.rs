@@ -11,6 +11,7 @@ pub mod mounts;
 pub mod process;
 pub mod program_path;
 pub mod resources;
+pub mod run_program;
 pub mod service_manager;
 pub mod termination_notice;
 pub mod tls_config;

@@ -18,7 +18,7 @@ pub enum Range {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Class {
+pub struct Class {
     pub range: Range,
     /// What kind of address it is, to follow "is".
     pub kind: &'static str,

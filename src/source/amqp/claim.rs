@@ -17,7 +17,6 @@ use journeyman_domain::refusal::Refusal;
 use journeyman_domain::staged::StagedRecord;
 use journeyman_domain::time::Instant;
 use journeyman_platform::host::crash_points::crash_point;
-use journeyman_platform::host::crash_points::crash_point;
 
 use super::config::{OnAttemptsExhausted, OnRetry};
 use super::deferral::{CheckRoute, DeferralConfig, Look};

@@ -26,7 +26,6 @@ use journeyman_domain::limits::{
 use journeyman_domain::refusal::Refusal;
 use journeyman_platform::host::clock::stamp;
 use journeyman_platform::http::client::{self, BodyError, client_builder};
-use journeyman_platform::http::client::{self, BodyError, client_builder};
 use journeyman_platform::http::resolver::{FilteringResolver, Judge, system_lookup};
 
 /// Minimum clock difference to blame a rejected signature on.

@@ -22,7 +22,6 @@ use journeyman_domain::limits::{ZOOKEEPER_ATTEMPTS_MAX, ZOOKEEPER_NODE_BYTES_MAX
 use journeyman_domain::outcome::{ExceptionReason, Outcome};
 use journeyman_domain::refusal::Refusal;
 use journeyman_platform::host::crash_points::crash_point;
-use journeyman_platform::host::crash_points::crash_point;
 
 struct HeldTask {
     task_path: String,

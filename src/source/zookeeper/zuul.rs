@@ -23,7 +23,6 @@ use journeyman_domain::limits::{ZOOKEEPER_RESULT_BYTES_MAX, ZOOKEEPER_RETRY_DELA
 use journeyman_domain::outcome::{ExceptionReason, Outcome};
 use journeyman_domain::refusal::Refusal;
 use journeyman_platform::host::crash_points::crash_point;
-use journeyman_platform::host::crash_points::crash_point;
 
 struct HeldJob {
     dialect: Dialect,
