@@ -44,7 +44,7 @@ pub use kill_recorded::kill_recorded_processes;
 pub use process_scope::{LaunchMethod, ScopedProcess};
 pub use process_scope::{LimitExceeded, ProcessScope};
 pub use shim_launch::shim;
-pub use shim_launch::{SHIM_NAME, encode_environment};
+pub use shim_launch::{SHIM_BUILT, SHIM_NAME, encode_environment};
 pub use worker_cgroups::{WorkerCgroups, command_prefix};
 
 /// Identifies the processes of a payload.
