@@ -74,7 +74,7 @@ impl Access {
         for path in paths {
             let text = String::from_utf8(read(path).await?).map_err(|_| format!("{} is no text", path.display()))?;
             let config = yaml::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?;
-            files.push((path.parent().unwrap_or(Path::new("")), config));
+            files.push((path.parent().unwrap_or_else(|| Path::new("")), config));
         }
         let find = |list: &str, field: &str, name: &str| {
             let missing = || format!("the kubeconfig has no {field} {name}");

@@ -159,7 +159,7 @@ mod tests {
         assert_eq!(followed(&[added.clone(), deleted], "").await, (version("3"), names(&["a", "b"])));
         assert_eq!(followed(&[added.clone(), bookmark], "").await, (version("9"), names(&["a"])));
         assert_eq!(followed(&[added.clone(), expired], "").await, (None, names(&["a"])));
-        assert_eq!(followed(&[added.clone()], "{\"type\"").await, (None, names(&["a"])));
+        assert_eq!(followed(std::slice::from_ref(&added), "{\"type\"").await, (None, names(&["a"])));
         assert_eq!(followed(&[added], "{}\n").await, (None, names(&["a"])));
     }
 }

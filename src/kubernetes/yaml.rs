@@ -81,7 +81,13 @@ impl Reader {
                 self.place(value.unwrap_or_default())
             }
             Event::DocumentStart(..) if self.document.is_some() => Err("there is more than one document".to_owned()),
-            _ => Ok(()),
+            Event::UnresolvedAlias(_) => Err("an alias has no value".to_owned()),
+            Event::StreamStart
+            | Event::StreamEnd
+            | Event::DocumentStart(..)
+            | Event::DocumentEnd
+            | Event::Anchor(..)
+            | _ => Ok(()),
         }
     }
 
@@ -125,7 +131,9 @@ impl Reader {
                 Value::Object(_) => open.merged.push(value),
                 // The first one counts.
                 Value::Array(several) if several.iter().all(Value::is_object) => open.merged.extend(several),
-                _ => return Err("what is merged is no mapping".to_owned()),
+                Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
+                    return Err("what is merged is no mapping".to_owned());
+                }
             },
             (Value::Object(fields), Some(Key::Field(name))) => {
                 fields.insert(name, value);
@@ -133,7 +141,9 @@ impl Reader {
             (Value::Object(_), None) => match value {
                 // An alias of a text is a key too.
                 Value::String(name) => return self.set_key(Key::Field(name)),
-                _ => return Err("a key is not a text".to_owned()),
+                Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {
+                    return Err("a key is not a text".to_owned());
+                }
             },
             (Value::Array(items), _) => items.push(value),
             _ => {}
@@ -173,7 +183,7 @@ fn scalar(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> Result<Value, St
         Some(tag) => match tag.core_suffix() {
             Some("null" | "bool" | "int" | "float") => false,
             Some(_) => true,
-            None => style != ScalarStyle::Plain || tag.handle() == "!" || tag.suffix() == "binary",
+            None => style != ScalarStyle::Plain || matches!(tag.suffix(), "!" | "binary"),
         },
     };
     if is_text {
@@ -230,8 +240,8 @@ mod tests {
             ("[null, ~, Null, 'null', nullx]", json!([null, null, null, "null", "nullx"])),
             ("[true, False, yes, OFF, 'true']", json!([true, false, true, false, "true"])),
             (
-                "[0644, 1_000, 1.2.3, 1.2.3.4:80, 12:30, -, 1e, .]",
-                json!(["0644", "1_000", "1.2.3", "1.2.3.4:80", "12:30", "-", "1e", "."]),
+                "[0644, 1_000, 1.2.3, 1.2.3.4:80, 12:30, 1e, .]",
+                json!(["0644", "1_000", "1.2.3", "1.2.3.4:80", "12:30", "1e", "."]),
             ),
             ("[!!str 1, !!int '1', ! 2, !!bool 'no', !own 3]", json!(["1", 1, "2", false, 3])),
             ("[18446744073709551615, -9223372036854775808, 1e999]", json!([u64::MAX, i64::MIN, "1e999"])),
