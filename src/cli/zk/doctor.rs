@@ -7,8 +7,6 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
-use zookeeper_client as zk;
-use zookeeper_client::CreateMode;
 
 use super::{SourceArgs, find_source};
 use crate::cli::doctor::zookeeper::connect;
@@ -23,7 +21,7 @@ use crate::limits::{
 use crate::source::zookeeper::ZooKeeperQueue;
 use crate::worker::snapshot::format_duration;
 use crate::zookeeper::inspect::Walk;
-use crate::zookeeper::{Error, Session, map};
+use crate::zookeeper::{CreateMode, Error, Session, client as zk, map};
 
 const SHOWN: usize = 3;
 

@@ -7,8 +7,6 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use zookeeper_client as zk;
-use zookeeper_client::CreateMode;
 
 use super::claim::{Held, JobClaim};
 use super::job_source::SourceInner;
@@ -21,7 +19,7 @@ use crate::limits::{ZOOKEEPER_ATTEMPTS_MAX, ZOOKEEPER_NODE_BYTES_MAX};
 use crate::source::{CallError, Grant, RunTerms, SourceFuture};
 use crate::task::Results;
 use crate::zookeeper::json_object::JsonObject;
-use crate::zookeeper::{Error, Write};
+use crate::zookeeper::{CreateMode, Error, Write, client as zk};
 
 struct HeldTask {
     task_path: String,
