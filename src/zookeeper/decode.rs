@@ -1,8 +1,8 @@
 //! Reads a node as the map says that it is written.
 
 use serde_json::{Value, json};
-use zookeeper_client::Stat;
 
+use super::client::Stat;
 use super::job_queue::JobError;
 use super::map::{self, Encoding, Row};
 use super::shards::decompress;

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
-use zookeeper_client::CreateMode;
 
+use super::client::CreateMode;
 use super::janitor::is_leftover;
 use super::job_queue::JobError;
 use super::submit::unix_seconds;

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
-use zookeeper_client::Stat;
 
+use super::client::Stat;
 use super::event_queue::{EventQueue, clean_results};
 use super::job_queue::{JobError, JobQueue, JobRequest, MERGE_COMPLETED, RequestState, merge_event_kind};
 use super::lock::{HeldLock, LockMode};

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use zookeeper_client as zk;
-use zookeeper_client::CreateMode;
 
+use super::client as zk;
+use super::client::CreateMode;
 use super::event_queue::EventQueue;
 use super::json_object::JsonObject;
 use super::lock::{HeldLock, LockMode};

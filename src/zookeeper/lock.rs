@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use zookeeper_client::CreateMode;
-
+use super::client::CreateMode;
 use super::{Error, Session};
 use journeyman_domain::limits::ZOOKEEPER_RETRY_DELAY;
 

@@ -7,13 +7,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use journeyman::source::zookeeper::Dialect;
+use journeyman::zookeeper::CreateMode;
 use journeyman::zookeeper::event_queue::EventQueue;
 use journeyman::zookeeper::janitor::Janitor;
 use journeyman::zookeeper::submit::Submission;
 use journeyman::zookeeper::watch::{TreeEvent, TreeWatch};
 use rustix::process::Signal;
 use serde_json::Value;
-use zookeeper_client::CreateMode;
 
 use crate::support::Repeats;
 use crate::support::process::{Process, config};
@@ -89,7 +89,7 @@ impl Scene {
                     *completed.entry(id).or_default() += 1;
                 }
                 TreeEvent::Changed(_) | TreeEvent::Deleted(_) => {}
-                other @ (TreeEvent::Reconnected | TreeEvent::Ended) => panic!("events may be missing: {other:?}"),
+                other @ (TreeEvent::EventsLost | TreeEvent::Ended) => panic!("events may be missing: {other:?}"),
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Each mechanism beside Zuul's own class.
 
 use journeyman::source::zookeeper::Dialect;
+use journeyman::zookeeper::CreateMode;
 use journeyman::zookeeper::components::{self, Component, ComponentState, Registration};
 use journeyman::zookeeper::event_queue::EventQueue;
 use journeyman::zookeeper::lock::{HeldLock, LockMode};
@@ -8,7 +9,6 @@ use journeyman::zookeeper::queue_counts::QueueCounts;
 use journeyman::zookeeper::semaphore::{Holder, Places, Semaphore};
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
-use zookeeper_client::CreateMode;
 
 use crate::zookeeper::support::{Tree, until, within};
 

@@ -7,8 +7,6 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
-use zookeeper_client as zk;
-use zookeeper_client::CreateMode;
 
 use super::{SourceArgs, find_source};
 use crate::cli::doctor::zookeeper::connect;
@@ -18,7 +16,7 @@ use crate::config::Environment;
 use crate::config::schema::ZooKeeperSource;
 use crate::source::zookeeper::ZooKeeperQueue;
 use crate::zookeeper::inspect::Walk;
-use crate::zookeeper::{Error, Session, map};
+use crate::zookeeper::{CreateMode, Error, Session, client as zk, map};
 use journeyman_domain::limits::{
     DOCTOR_CALL_TIMEOUT, DOCTOR_CHECK_TIMEOUT, ZOOKEEPER_CLOCK_SKEW_MAX, ZOOKEEPER_NODE_BYTES_MAX,
     ZOOKEEPER_WALK_NODES_MAX,

@@ -121,7 +121,7 @@ pub(super) async fn watch(session: Session, path: &str, format: Format) -> ExitR
             TreeEvent::Created(path) => ("created", path),
             TreeEvent::Changed(path) => ("changed", path),
             TreeEvent::Deleted(path) => ("deleted", path),
-            TreeEvent::Reconnected => ("reconnected", String::new()),
+            TreeEvent::EventsLost => ("reconnected", String::new()),
             TreeEvent::Ended => return Err(Failure::new(Exit::Unreachable, "the session has expired")),
         };
         // It may be gone again.

@@ -39,7 +39,25 @@ pub const ZOOKEEPER_SEMAPHORE_RETRY: Duration = Duration::from_secs(10);
 pub const ZOOKEEPER_CLEAN_INTERVAL: Duration = Duration::from_secs(60);
 /// Between the two looks that find a request running and unlocked.
 pub const ZOOKEEPER_SECOND_LOOK_DELAY: Duration = Duration::from_secs(5);
-/// Of a certificate or key file.
-pub const ZOOKEEPER_CREDENTIALS_BYTES_MAX: u64 = 1 << 20;
 /// Attempts of a task in the native layout that its handler asks for again.
 pub const ZOOKEEPER_ATTEMPTS_MAX: u32 = 5;
+/// Of a request: a server drops the connection of a longer one, unless its `jute.maxbuffer` was raised.
+pub const ZOOKEEPER_REQUEST_BYTES_MAX: usize = 0xf_ffff;
+/// Of an answer. The longest are the names in a folder, of 40 bytes each.
+pub const ZOOKEEPER_ANSWER_BYTES_MAX: usize = 32 << 20;
+/// Of the answer that grants a session, which has 37.
+pub const ZOOKEEPER_HANDSHAKE_BYTES_MAX: usize = 1 << 10;
+/// Of the input buffer, beside the part of an answer that it holds.
+pub const ZOOKEEPER_READ_BYTES: usize = 16 << 10;
+/// Calls that wait to be sent.
+pub const ZOOKEEPER_CALLS_QUEUED_MAX: usize = 256;
+/// Calls that wait for their answers. A server reads no more than a thousand of all its clients together.
+pub const ZOOKEEPER_CALLS_IN_FLIGHT_MAX: usize = 1_000;
+/// Events of a recursive watch that wait to be read; on more, the tree is read again.
+pub const ZOOKEEPER_WATCH_EVENTS_MAX: usize = 4_096;
+/// Of one try to connect, which otherwise has a third of the session's timeout.
+pub const ZOOKEEPER_CONNECT_ATTEMPT_MAX: Duration = Duration::from_secs(5);
+pub const ZOOKEEPER_CONNECT_ATTEMPT_MIN: Duration = Duration::from_secs(1);
+/// Between two tries to connect; from the first it doubles to the second.
+pub const ZOOKEEPER_RECONNECT_DELAY_MIN: Duration = Duration::from_millis(20);
+pub const ZOOKEEPER_RECONNECT_DELAY_MAX: Duration = Duration::from_secs(1);

@@ -7,8 +7,6 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use zookeeper_client as zk;
-use zookeeper_client::CreateMode;
 
 use super::claim::{Held, JobClaim};
 use super::job_source::SourceInner;
@@ -16,7 +14,7 @@ use super::queue_watch::QueueWatch;
 use crate::source::{CallError, Grant, Granted, RunTerms, SourceFuture};
 use crate::task::Results;
 use crate::zookeeper::json_object::JsonObject;
-use crate::zookeeper::{Error, Write};
+use crate::zookeeper::{CreateMode, Error, Write, client as zk};
 use journeyman_domain::id::{Run, TaskId};
 use journeyman_domain::limits::{ZOOKEEPER_ATTEMPTS_MAX, ZOOKEEPER_NODE_BYTES_MAX};
 use journeyman_domain::outcome::{ExceptionReason, Outcome};

@@ -235,7 +235,7 @@ impl QueueWatch {
             };
             let path = match &event {
                 TreeEvent::Created(path) | TreeEvent::Changed(path) | TreeEvent::Deleted(path) => path,
-                TreeEvent::Reconnected => {
+                TreeEvent::EventsLost => {
                     self.walk_again(&events).await;
                     continue;
                 }
