@@ -36,8 +36,10 @@ impl Engine {
         let Some(announcer) = &self.config.announcer else { return };
         let (event_type, outcome) = match end {
             // The next process tells its end, and a deferred request has none yet.
-            _ if journal::is_left_to_next_process(end) => return,
-            ClaimEnd::NotGranted | ClaimEnd::Reported(Outcome::Deferred) => return,
+            ClaimEnd::Lost(LossReason::ShutdownDeadline)
+            | ClaimEnd::Unconfirmed { loss: LossReason::ShutdownDeadline, .. }
+            | ClaimEnd::NotGranted
+            | ClaimEnd::Reported(Outcome::Deferred) => return,
             ClaimEnd::Reported(outcome @ Outcome::Completed) => ("claim.completed", Some(outcome)),
             ClaimEnd::Reported(outcome @ Outcome::Failed) => ("claim.failed", Some(outcome)),
             ClaimEnd::Reported(outcome @ Outcome::Exception(_)) => ("claim.exception", Some(outcome)),

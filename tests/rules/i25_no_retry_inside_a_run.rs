@@ -1,6 +1,7 @@
 //! I25: the number of retries is the queue's: a payload is never executed twice within one run.
 
-use journeyman_domain::claim::ClaimEvent;
+use journeyman_domain::claim::{ClaimAction, ClaimEvent};
+use journeyman_domain::journal;
 use journeyman_domain::refusal::Refusal;
 use journeyman_domain::worker::{ENDED_RUNS_MAX, Effect};
 
@@ -16,6 +17,19 @@ fn i25_a_run_that_was_given_up_here_is_not_taken_up_again_by_its_message() {
     // The queue would still grant it to us: by its clock the claim is not over yet.
     let seen = bench.seen("m1", "T");
     assert_eq!(claims(&bench.hit(vec![seen])), 0);
+}
+
+#[test]
+fn i25_a_run_whose_reclaims_got_no_answer_is_left_to_the_next_process() {
+    let mut bench = Bench::messages(1, 1);
+    let claim = bench.executing("m1", "T");
+    assert!(has!(bench.pass(LEASE), Effect::Claim(_, ClaimAction::Reclaim { .. })));
+    // The reclaim may have extended the lease: a message would bring the run to the next process too.
+    let ends = bench.tell(claim, FAILED).into_iter().find_map(|effect| match effect {
+        Effect::Claim(_, ClaimAction::Close(end)) => Some(end),
+        _ => None,
+    });
+    assert!(journal::is_left_to_next_process(ends.expect("it is over")), "{ends:?}");
 }
 
 #[test]
