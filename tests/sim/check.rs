@@ -441,6 +441,8 @@ impl World {
                 track.granted_calm = calm;
                 track.leased(sent_at, length, grace, now);
             }
+            // Where a message may bring the run again, credentials that are refused settle nothing.
+            Err(Refusal::Denied) if state.azure => {}
             Err(Refusal::Gone | Refusal::Denied | Refusal::Rejected) => {
                 state.definite.insert(track.run.clone());
                 track.told_gone = true;

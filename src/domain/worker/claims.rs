@@ -139,6 +139,11 @@ impl Worker {
             ClaimEvent::Claimed { answer: Ok(_) | Err(Refusal::Gone), .. } if recovered => {
                 self.delete_messages_of(claim)
             }
+            // I25: a message would bring the run again. Its claim takes no other scope, so the refusal is transient.
+            ClaimEvent::Claimed { sent_at, answer: Err(Refusal::Denied) } if recovered && self.has_messages(source) => {
+                let answer = Err(Refusal::Retry { retry_after: None });
+                return self.handle_claim_event(claim, ClaimEvent::Claimed { sent_at, answer }, now);
+            }
             ClaimEvent::Claimed { .. } if recovered => {}
             ClaimEvent::Claimed { answer: Ok(_), .. } => self.on_grant(claim, source, now),
             ClaimEvent::Claimed { answer: Err(refusal), .. } => self.on_claim_refused(claim, source, refusal, now),
@@ -172,6 +177,11 @@ impl Worker {
             | ClaimEvent::Tick => {}
         }
         self.handle_claim_event(claim, event, now);
+    }
+
+    /// Whether polls return messages, and not claims.
+    fn has_messages(&self, source: SourceId) -> bool {
+        !self.sources[source.index()].poller.capabilities().long_poll
     }
 
     fn on_grant(&mut self, claim: LocalToken, source: SourceId, now: Instant) {
