@@ -6,7 +6,7 @@ use super::{
     Alert, ClaimEntry, ClaimTimer, Effect, ExitReason, GrantedClaim, Mode, PendingCleanup, RecoveredClaim, RunKey,
     Worker,
 };
-use crate::claim::{self, ClaimAction, ClaimEnd, ClaimEvent, ClaimState};
+use crate::claim::{self, CancelCommand, ClaimAction, ClaimEnd, ClaimEvent, ClaimState};
 use crate::id::{LocalToken, Run, SourceId};
 use crate::outcome::{ExecuteFailure, PrepareFailure};
 use crate::poll::Capabilities;
@@ -162,7 +162,9 @@ impl Worker {
             }
             // I34: while no further poll follows, a release waits for the poll in flight, which would return the
             // task. Where the next poll would return it too, waiting is useless.
-            ClaimEvent::Command(_) if !self.is_claiming() => self.await_own_poll(claim, source, now),
+            ClaimEvent::Command(CancelCommand::Release) if !self.is_claiming() => {
+                self.await_own_poll(claim, source, now)
+            }
             ClaimEvent::Command(_)
             | ClaimEvent::Prepared(_)
             | ClaimEvent::Uploaded(_)
