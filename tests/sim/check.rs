@@ -276,6 +276,14 @@ impl World {
         }
     }
 
+    /// A lease that is over stays over, even if its extension was on its way.
+    pub fn note_expired(&mut self, host: usize) {
+        let now = self.hosts[host].local(self.now);
+        for track in self.hosts[host].claims.values_mut() {
+            track.given_up |= track.reports > 0 && track.lease.is_some_and(|lease| now >= lease.expires_at());
+        }
+    }
+
     pub fn check_capacity(&self, host: usize) {
         let state = &self.hosts[host];
         let claims = state.claims.values().filter(|track| !track.recovered && !track.unasked).count();
