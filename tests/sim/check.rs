@@ -121,7 +121,8 @@ impl World {
             format!("host {host} starts {run} too late: {track:?}")
         });
         self.held("I25", !track.executed, || format!("host {host} starts {run} again"));
-        self.held("I25", !self.hosts[host].ever_executed.contains(&run), || {
+        let forgotten = self.hosts[host].forgotten.contains(&run);
+        self.held("I25", !self.hosts[host].ever_executed.contains(&run) || forgotten, || {
             format!("host {host} starts {run} in a second process")
         });
         self.held("I6", !self.hosts[host].executed.contains(&run), || {
@@ -451,9 +452,13 @@ impl World {
             }
             // Where a message may bring the run again, credentials that are refused settle nothing.
             Err(Refusal::Denied) if state.azure => {}
-            Err(Refusal::Gone | Refusal::Denied | Refusal::Rejected) => {
+            Err(refusal @ (Refusal::Gone | Refusal::Denied | Refusal::Rejected)) => {
                 state.definite.insert(track.run.clone());
                 track.told_gone = true;
+                // Without the optional scope a claim is forgotten; a recovery may find it as that of a lost reply.
+                if refusal == Refusal::Denied {
+                    state.forgotten.insert(track.run.clone());
+                }
             }
             Err(Refusal::Retry { .. } | Refusal::Throttled { .. } | Refusal::Full | Refusal::Stale) => {}
         }
