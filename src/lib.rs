@@ -12,6 +12,7 @@ pub mod bridge;
 #[doc(hidden)]
 pub mod cli;
 pub mod client;
+mod committed_schema;
 #[doc(hidden)]
 pub mod config;
 #[doc(hidden)]
@@ -33,6 +34,7 @@ pub mod observe;
 pub mod queue;
 #[doc(hidden)]
 pub mod redact;
+mod retry;
 #[cfg(feature = "kubernetes")]
 mod screwdriver;
 pub mod source;

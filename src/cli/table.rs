@@ -1,9 +1,9 @@
 //! Text for tables and status lines in a terminal.
 
 use std::fmt::Write as _;
-use std::time::Duration;
 
 use crate::observe::untrusted_text::is_unsafe;
+pub(super) use journeyman_domain::units::format_seconds;
 
 pub(super) const BOLD: &str = "\x1b[1m";
 pub(super) const RESET: &str = "\x1b[0m";
@@ -20,10 +20,6 @@ pub(super) fn cut(text: &str, chars_max: usize) -> String {
     } else {
         text.chars().take(chars_max - 1).chain(['…']).collect()
     }
-}
-
-pub(super) fn format_seconds(seconds: f64) -> String {
-    crate::worker::snapshot::format_duration(Duration::from_secs_f64(seconds.max(0.0)))
 }
 
 pub(super) fn table<const N: usize>(head: [&str; N], rows: impl IntoIterator<Item = Vec<String>>) -> String {

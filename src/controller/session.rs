@@ -110,7 +110,7 @@ async fn run_active(
         topology.argument_source = ArgumentSource::Policy;
     }
     declare_requests_exchange(controller, topology).await?;
-    controller.backoff.reset();
+    controller.retry.on_success();
     controller.disconnect_reason = None;
     controller.set_role(Role::Active);
     tracing::info!(
@@ -424,7 +424,7 @@ async fn acquire_lock(
                     tracing::info!("another controller holds the pool; standing by");
                     controller.set_role(Role::Standby);
                     controller.disconnect_reason = None;
-                    controller.backoff.reset();
+                    controller.retry.on_success();
                 }
                 controller.run_while(sleep(CONTROLLER_STANDBY_INTERVAL)).await;
             }

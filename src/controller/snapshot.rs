@@ -31,7 +31,7 @@ impl Controller {
             broker: BrokerStatus {
                 address: self.config.broker.display_url().to_owned(),
                 error: lost,
-                consecutive_failures: self.backoff.tries(),
+                consecutive_failures: self.retry.failures(),
             },
             max_total: self.config.settings.max_total,
             paused: self.overrides.pool_pause().map(|pause| pause_status(pause, now)),

@@ -102,7 +102,10 @@ impl StateStore {
     }
 
     pub(super) fn workers(&self) -> io::Result<Vec<WorkerRecord>> {
-        self.texts("SELECT record FROM worker")?.iter().map(|json| Ok(serde_json::from_str(json)?)).collect()
+        self.texts("SELECT record FROM worker")?
+            .iter()
+            .map(|json| Ok(serde_json::from_slice(json.as_bytes())?))
+            .collect()
     }
 
     pub(super) fn stop_requests(&self) -> io::Result<BTreeSet<String>> {

@@ -32,4 +32,5 @@ pub mod staged;
 pub mod termination_notice;
 pub mod time;
 pub mod trace_context;
+pub mod units;
 pub mod worker;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
+use journeyman_domain::staged::Stamp;
 use journeyman_domain::time::Instant;
 
 /// Longest sleep of the worker while it holds claims. Timers stop while a host is suspended and the boot clock does not, so an
@@ -23,6 +24,11 @@ pub enum Clock {
     Boot,
     /// Tokio's clock, for tests with paused time.
     Tokio { origin: tokio::time::Instant },
+}
+
+/// The wall clock, which steps when it is set.
+pub(crate) fn stamp() -> Stamp {
+    Stamp(jiff::Timestamp::now().as_millisecond())
 }
 
 impl Clock {

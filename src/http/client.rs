@@ -1,11 +1,14 @@
 //! Shared by HTTP clients: how they connect, reading a body up to a limit, and the description of errors.
 
 use std::error::Error;
+use std::time::{Duration, SystemTime};
 
+use reqwest::header::{HeaderMap, RETRY_AFTER};
 use reqwest::redirect::Policy;
 use reqwest::{Client, ClientBuilder, Response};
 
 use crate::host::crypto_provider::install_crypto_provider;
+use journeyman_domain::staged::Stamp;
 
 /// A client that sends each request once, and to no other host than that of its URL.
 pub(crate) fn client_builder() -> ClientBuilder {
@@ -42,6 +45,17 @@ pub(crate) async fn read_body(response: &mut Response, bytes_max: usize) -> Resu
         body.extend_from_slice(&chunk);
     }
     Ok(body)
+}
+
+/// `Retry-After`, in seconds or as an HTTP date; a date in the past is no wait. The caller bounds it.
+pub(crate) fn retry_after(headers: &HeaderMap, now: Stamp) -> Option<Duration> {
+    let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
+    if let Ok(seconds) = text.parse::<u32>() {
+        return Some(Duration::from_secs(seconds.into()));
+    }
+    let date = httpdate::parse_http_date(text).ok()?;
+    let date = date.duration_since(SystemTime::UNIX_EPOCH).ok()?.as_millis();
+    Some(Stamp(date.try_into().ok()?).since(now))
 }
 
 /// The innermost error: of a request, the one that names the reason and not the URL.

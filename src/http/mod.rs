@@ -1,8 +1,10 @@
 //! The HTTP server of the embedded queue, the status pages and the control sockets: one accept loop with limits for an
 //! axum router.
 
+pub(crate) mod address;
 mod bearer;
 pub(crate) mod client;
+pub(crate) mod resolver;
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};

@@ -4,8 +4,8 @@ use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::event::{Event, OWN_TYPES};
-use super::stamp;
 use super::store::Head;
+use crate::host::clock::stamp;
 use journeyman_domain::lane::endpoint::{DISABLE_ATTEMPTS_MIN, DisableReason, EndpointHealth};
 use journeyman_domain::lane::retry::{HeadVerdict, MessageOutcome};
 

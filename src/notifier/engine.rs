@@ -18,11 +18,10 @@ use super::delivery::{AttemptResult, DeliveryRequest, Sender, SigningKey};
 use super::format::{self, Format};
 use super::intake::Intake;
 use super::registry::Registry;
-use super::stamp;
 use super::store::{
     AttemptRecord, Committed, DueLane, EndpointChange, EndpointState, Head, Lease, Store, StoreFailure,
 };
-use crate::host::clock::Clock;
+use crate::host::clock::{Clock, stamp};
 use crate::host::crash_points::crash_point;
 use journeyman_domain::jitter::Jitter;
 use journeyman_domain::lane::Reply;

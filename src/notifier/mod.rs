@@ -50,6 +50,7 @@ pub(crate) use self::registry::{EndpointSettings, Endpoints};
 pub(crate) use self::seal::SealKeys;
 pub(crate) use self::store::{AttemptRow, LaneRow, LastFailure};
 use self::store::{Postgres, PostgresError, Store, StoreFailure};
+use crate::host::clock::stamp;
 use crate::http::{self, Limits};
 use crate::sqlite::{Db, OpenError, StoreStatus, store_ended};
 use journeyman_domain::lane::dispatcher::AttemptLimits;
@@ -225,8 +226,4 @@ async fn clean_up(store: &Store, retention: Duration) {
             tokio::time::sleep(NOTIFIER_UPKEEP_PAUSE).await;
         }
     }
-}
-
-fn stamp() -> Stamp {
-    Stamp(jiff::Timestamp::now().as_millisecond())
 }

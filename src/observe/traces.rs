@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use crate::config::Environment;
 use crate::worker::timeline::{ClaimPhase, PhaseTiming};
 use crate::worker::trace_recorder::{FinishedClaim, SpanCounts, TraceRecorder};
-use journeyman_domain::claim::{ClaimEnd, LossReason};
+use journeyman_domain::claim::ClaimEnd;
 use journeyman_domain::limits::{
     TRACES_BATCH_DELAY, TRACES_BATCH_MAX, TRACES_CLOSE_TIMEOUT, TRACES_EXPORT_TIMEOUT, TRACES_QUEUED_MAX,
 };
@@ -264,12 +264,12 @@ fn spans(ended: &EndedClaim) -> Vec<SpanData> {
             KeyValue::new("journeyman.task", record.run.task.as_str().to_owned()),
             KeyValue::new("journeyman.run", i64::from(record.run.run)),
             KeyValue::new("journeyman.source", record.source.clone()),
-            KeyValue::new("journeyman.end", end_text(record.end)),
+            KeyValue::new("journeyman.end", record.end.to_string()),
         ],
         status: if matches!(record.end, ClaimEnd::Reported(Outcome::Completed | Outcome::Deferred)) {
             Status::Unset
         } else {
-            Status::error(end_text(record.end))
+            Status::error(record.end.to_string())
         },
         ..base("task", claim_span, trace.parent.map_or(SpanId::INVALID, SpanId::from))
     };
@@ -293,25 +293,6 @@ fn random_span_id() -> u64 {
     uuid::Uuid::new_v4().as_u64_pair().1.max(1)
 }
 
-fn end_text(end: ClaimEnd) -> String {
-    let lost = |loss| match loss {
-        LossReason::Revoked => "revoked by the queue",
-        LossReason::Canceled => "canceled",
-        LossReason::DeadlineExceeded => "deadline exceeded",
-        LossReason::LeaseExpired => "lease expired",
-        LossReason::GrantedTooLate => "granted too late",
-        LossReason::ShutdownDeadline => "shutdown deadline",
-    };
-    match end {
-        ClaimEnd::Reported(outcome) => outcome.to_string(),
-        ClaimEnd::AlreadyResolved(outcome) => format!("superseded, own outcome {outcome}"),
-        ClaimEnd::ReportRejected(outcome) => format!("report rejected, own outcome {outcome}"),
-        ClaimEnd::Unconfirmed { outcome, loss } => format!("unconfirmed, own outcome {outcome}: {}", lost(loss)),
-        ClaimEnd::Lost(loss) => format!("lost: {}", lost(loss)),
-        ClaimEnd::NotGranted => "not granted".to_owned(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -319,6 +300,7 @@ mod tests {
     use super::*;
     use crate::worker::timeline::Timeline;
     use crate::worker::trace_recorder::SpanContext;
+    use journeyman_domain::claim::LossReason;
     use journeyman_domain::id::{Run, TaskId};
     use journeyman_domain::trace_context::TraceParent;
 

@@ -13,7 +13,7 @@ mod field_types;
 mod origins;
 mod queue_error;
 mod response_json;
-mod scopes;
+pub(crate) mod scopes;
 mod store;
 mod task_calls;
 mod task_definition;

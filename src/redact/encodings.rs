@@ -4,41 +4,10 @@ use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
 use base64::engine::{Engine, GeneralPurpose};
 use secrecy::zeroize::Zeroizing;
 
-use super::base64_lines::GAP_BYTES_MAX;
 use journeyman_domain::limits::{REDACT_PIECE_BYTES_MAX, REDACT_SECRET_CHARS_MIN};
 
 /// Zeroized when dropped.
-#[derive(Clone)]
-pub(super) struct EncodedSecret {
-    pub(super) text: Zeroizing<Vec<u8>>,
-    pub(super) breaks: LineBreaks,
-}
-
-/// Where line ends may interrupt an encoding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum LineBreaks {
-    /// Between any two characters: base64.
-    Anywhere,
-    Nowhere,
-}
-
-impl LineBreaks {
-    /// The longest piece that takes at most [`REDACT_PIECE_BYTES_MAX`] with all its line ends.
-    const fn piece_bytes_max(self) -> usize {
-        match self {
-            Self::Anywhere => REDACT_PIECE_BYTES_MAX / (1 + GAP_BYTES_MAX),
-            Self::Nowhere => REDACT_PIECE_BYTES_MAX,
-        }
-    }
-
-    /// How many bytes adjacent pieces share: a piece whose first character ends a line is found from its second character.
-    const fn overlap(self) -> usize {
-        match self {
-            Self::Anywhere => 2,
-            Self::Nowhere => 0,
-        }
-    }
-}
+pub(super) type EncodedSecret = Zeroizing<Vec<u8>>;
 
 /// The line lengths of `base64` and MIME, and of PEM.
 const BASE64_COLUMNS: [usize; 2] = [76, 64];
@@ -56,8 +25,8 @@ pub(super) fn of(secret: &str) -> Vec<EncodedSecret> {
             }
         }
     }
-    found.sort_by(|one, other| (one.text.as_slice(), one.breaks).cmp(&(other.text.as_slice(), other.breaks)));
-    found.dedup_by(|one, other| one.text == other.text);
+    found.sort_by(|one, other| one.as_slice().cmp(other.as_slice()));
+    found.dedup();
     found
 }
 
@@ -65,7 +34,7 @@ fn add_encodings(secret: &str, found: &mut Vec<EncodedSecret>) {
     if secret.chars().count() < REDACT_SECRET_CHARS_MIN {
         return;
     }
-    let mut add = |text: Vec<u8>| add_pieces(Zeroizing::new(text), LineBreaks::Nowhere, found);
+    let mut add = |text: Vec<u8>| add_pieces(Zeroizing::new(text), found);
     add(secret.as_bytes().to_vec());
     percent(secret, &mut add);
     json(secret, &mut add);
@@ -76,24 +45,23 @@ fn add_encodings(secret: &str, found: &mut Vec<EncodedSecret>) {
 }
 
 /// Splits a long encoding, so that the filter needs a bounded buffer.
-fn add_pieces(text: Zeroizing<Vec<u8>>, breaks: LineBreaks, found: &mut Vec<EncodedSecret>) {
-    let bytes_max = breaks.piece_bytes_max();
-    if text.len() <= bytes_max {
+fn add_pieces(text: EncodedSecret, found: &mut Vec<EncodedSecret>) {
+    if text.len() <= REDACT_PIECE_BYTES_MAX {
         if text.len() >= REDACT_SECRET_CHARS_MIN {
-            found.push(EncodedSecret { text, breaks });
+            found.push(text);
         }
         return;
     }
-    let last = text.len() - bytes_max;
-    let starts = (0..last).step_by(bytes_max - breaks.overlap()).chain([last]);
-    let piece = |start: usize| Zeroizing::new(text.get(start..start + bytes_max).unwrap_or_default().to_vec());
-    found.extend(starts.map(|start| EncodedSecret { text: piece(start), breaks }));
+    let last = text.len() - REDACT_PIECE_BYTES_MAX;
+    let starts = (0..last).step_by(REDACT_PIECE_BYTES_MAX).chain([last]);
+    let piece = |start: usize| text.get(start..start + REDACT_PIECE_BYTES_MAX).unwrap_or_default().to_vec();
+    found.extend(starts.map(|start| Zeroizing::new(piece(start))));
 }
 
 /// For each of the three offsets of the secret within encoded data, the characters that depend on the secret alone; and the
 /// whole encoding of the secret by itself.
 fn base64(secret: &[u8], engine: &GeneralPurpose, found: &mut Vec<EncodedSecret>) {
-    let mut add = |text: &[u8], breaks| add_pieces(Zeroizing::new(text.to_vec()), breaks, found);
+    let mut add = |text: &[u8]| add_pieces(Zeroizing::new(text.to_vec()), found);
     for offset in 0..3 {
         let mut shifted = Zeroizing::new(vec![0; offset]);
         shifted.extend_from_slice(secret);
@@ -101,18 +69,18 @@ fn base64(secret: &[u8], engine: &GeneralPurpose, found: &mut Vec<EncodedSecret>
         // The characters at either end also encode bits of the neighbouring bytes.
         let start = [0, 2, 3].get(offset).copied().unwrap_or_default();
         let end = text.len() - usize::from(!shifted.len().is_multiple_of(3));
-        add(text.get(start..end).unwrap_or_default(), LineBreaks::Anywhere);
+        add(text.get(start..end).unwrap_or_default());
         if offset > 0 {
             continue;
         }
-        // Each line by itself too, because lines may be indented.
+        // As a program prints it that wraps lines, each of them by itself, because they may be indented.
         for columns in BASE64_COLUMNS.into_iter().filter(|columns| text.len() > *columns) {
-            text.chunks(columns).for_each(|line| add(line, LineBreaks::Nowhere));
+            text.chunks(columns).for_each(&mut add);
         }
-        add(&text, LineBreaks::Anywhere);
+        add(&text);
         let padded = text.len().next_multiple_of(4);
         text.resize(padded, b'=');
-        add(&text, LineBreaks::Anywhere);
+        add(&text);
     }
 }
 
@@ -202,7 +170,7 @@ mod tests {
     use base64::engine::general_purpose::STANDARD;
 
     fn texts(secret: &str) -> Vec<String> {
-        of(secret).iter().map(|variant| String::from_utf8(variant.text.to_vec()).unwrap()).collect()
+        of(secret).iter().map(|variant| String::from_utf8(variant.to_vec()).unwrap()).collect()
     }
 
     #[test]
@@ -257,10 +225,10 @@ mod tests {
         assert!(!texts("123456").is_empty());
         let long: String = (0..2_000).map(|number| format!("{number:05}")).collect();
         let known = of(&long);
-        assert!(known.iter().all(|variant| variant.text.len() <= variant.breaks.piece_bytes_max()));
+        assert!(known.iter().all(|variant| variant.len() <= REDACT_PIECE_BYTES_MAX));
         let mut covered = vec![false; long.len()];
         for variant in &known {
-            let variant = std::str::from_utf8(&variant.text).unwrap();
+            let variant = std::str::from_utf8(variant).unwrap();
             for (at, _) in long.match_indices(variant) {
                 covered[at..at + variant.len()].fill(true);
             }

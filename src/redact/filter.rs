@@ -4,9 +4,8 @@
 //! [`REPLACEMENT`]. Bytes are held back only while they may be the beginning of a match, so ordinary lines pass at once.
 
 use super::REPLACEMENT;
-use super::base64_lines::MatchExtent;
 use super::patterns::{self, MatchTail, PatternMatch};
-use super::secret_set::SecretSet;
+use super::secret_set::{MatchExtent, SecretSet};
 
 /// How many bytes before a position are needed to match there.
 const LOOKBEHIND_BYTES: usize = 8;
@@ -70,7 +69,8 @@ impl RedactFilter {
             if self.tail.as_ref().is_some_and(|tail| at >= self.tail_to - tail.uncovered) {
                 break;
             }
-            let secret = sets.iter().map(|set| set.match_at(&self.bytes, at, last)).max();
+            let rest = self.bytes.get(at..).unwrap_or_default();
+            let secret = sets.iter().map(|set| set.match_at(rest, last)).max();
             let secret = secret.unwrap_or(MatchExtent::NoMatch);
             let pattern =
                 if at < self.tail_to { PatternMatch::NoMatch } else { patterns::match_at(&self.bytes, at, last) };

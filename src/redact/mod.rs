@@ -6,7 +6,6 @@
 //!
 //! Redaction protects against accidents only: a program that wants to print a secret can.
 
-mod base64_lines;
 mod encodings;
 mod filter;
 mod pattern_list;
@@ -114,5 +113,3 @@ fn with_sets<T>(own: Option<&SecretSet>, work: impl FnOnce(&[&SecretSet]) -> T) 
 
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-mod wrapped_base64_tests;

@@ -5,12 +5,11 @@
 
 use std::collections::BTreeMap;
 
-use super::base64_lines::{self, MatchExtent};
-use super::encodings::{self, EncodedSecret, LineBreaks};
+use super::encodings::{self, EncodedSecret};
 use super::filter::StreamEnd;
 
 /// How many characters of an encoding are looked up.
-pub(super) const PREFIX_BYTES: usize = 4;
+const PREFIX_BYTES: usize = 4;
 
 /// Identifies an added secret, and where its encodings are.
 pub struct SecretId {
@@ -57,9 +56,9 @@ impl SecretSet {
         let number = self.last_id;
         let mut prefixes = Vec::new();
         for variant in encodings::of(secret) {
-            let Some(prefix) = variant.text.first_chunk().copied() else { continue };
+            let Some(prefix) = variant.first_chunk().copied() else { continue };
             mark(&mut self.pairs, prefix, true);
-            self.bytes += variant.text.len();
+            self.bytes += variant.len();
             self.by_prefix.entry(prefix).or_default().push(Entry { secret: number, variant });
             prefixes.push(prefix);
         }
@@ -77,7 +76,7 @@ impl SecretSet {
     fn remove_encodings(&mut self, secret: u64, prefix: [u8; PREFIX_BYTES]) {
         let Some(entries) = self.by_prefix.get_mut(&prefix) else { return };
         for removed in entries.extract_if(.., |entry| entry.secret == secret) {
-            self.bytes -= removed.variant.text.len();
+            self.bytes -= removed.variant.len();
         }
         if entries.is_empty() {
             self.by_prefix.remove(&prefix);
@@ -92,31 +91,13 @@ impl SecretSet {
         self.bytes
     }
 
-    /// How far an encoding matches at this place.
-    pub(super) fn match_at(&self, bytes: &[u8], at: usize, last: StreamEnd) -> MatchExtent {
-        let rest = bytes.get(at..).unwrap_or_default();
-        let mut longest = MatchExtent::NoMatch;
-        let starts = pair(rest).is_none_or(|pair| self.pairs.get(pair).is_some_and(|starts| *starts));
-        let first = base64_lines::last_of_line_before(bytes, at);
-        if !starts && first.is_none() {
-            return longest;
+    /// How far an encoding matches at the start of `bytes`.
+    pub(super) fn match_at(&self, bytes: &[u8], last: StreamEnd) -> MatchExtent {
+        if pair(bytes).is_some_and(|pair| !self.pairs.get(pair).is_some_and(|starts| *starts)) {
+            return MatchExtent::NoMatch;
         }
-        if starts {
-            let prefix = rest.get(..PREFIX_BYTES).unwrap_or(rest);
-            for variant in self.starting_with(prefix) {
-                longest = longest.max(variant.extent(rest, last));
-            }
-            for variant in base64_lines::across(rest).iter().flat_map(|prefix| self.starting_with(prefix)) {
-                longest = longest.max(variant.extent(rest, last));
-            }
-        }
-        let joined = first.and_then(|first| base64_lines::joined(Some(first), rest));
-        for variant in joined.iter().flat_map(|prefix| self.starting_with(prefix)) {
-            if variant.breaks == LineBreaks::Anywhere {
-                longest = longest.max(base64_lines::match_extent(&variant.text[1..], rest, last));
-            }
-        }
-        longest
+        let prefix = bytes.get(..PREFIX_BYTES).unwrap_or(bytes);
+        self.starting_with(prefix).map(|text| match_extent(text, bytes, last)).max().unwrap_or(MatchExtent::NoMatch)
     }
 
     fn starting_with(&self, prefix: &[u8]) -> impl Iterator<Item = &EncodedSecret> {
@@ -130,14 +111,22 @@ impl SecretSet {
     }
 }
 
-impl EncodedSecret {
-    fn extent(&self, rest: &[u8], last: StreamEnd) -> MatchExtent {
-        match self.breaks {
-            LineBreaks::Anywhere => base64_lines::match_extent(&self.text, rest, last),
-            LineBreaks::Nowhere if rest.starts_with(&self.text) => MatchExtent::Whole(self.text.len()),
-            LineBreaks::Nowhere if last == StreamEnd::No && self.text.starts_with(rest) => MatchExtent::Undecided,
-            LineBreaks::Nowhere => MatchExtent::NoMatch,
-        }
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum MatchExtent {
+    NoMatch,
+    /// The matched bytes.
+    Whole(usize),
+    /// More bytes are needed; a longer match may still be possible.
+    Undecided,
+}
+
+fn match_extent(text: &[u8], bytes: &[u8], last: StreamEnd) -> MatchExtent {
+    if bytes.starts_with(text) {
+        MatchExtent::Whole(text.len())
+    } else if last == StreamEnd::No && text.starts_with(bytes) {
+        MatchExtent::Undecided
+    } else {
+        MatchExtent::NoMatch
     }
 }
 

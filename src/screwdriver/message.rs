@@ -3,7 +3,6 @@
 use std::fmt;
 
 use lapin::types::{AMQPValue, FieldTable};
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -26,9 +25,10 @@ pub(crate) enum Message {
 }
 
 /// A build, as its message describes it.
-#[derive(Deserialize, JsonSchema)]
+#[derive(Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(try_from = "Value")]
-#[schemars(with = "Value")]
+#[cfg_attr(test, schemars(with = "Value"))]
 pub(crate) struct Build {
     pub(super) known: KnownFields,
     /// All of it, token included: published again for the existing worker, and shown to the template.

@@ -109,11 +109,10 @@ fn with_detail(sentence: &str, detail: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::api::core::v1::Pod;
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::kubernetes::{StartGraces, judge};
+    use crate::kubernetes::{Pod, StartGraces, judge};
 
     const NOW: i64 = 1_767_225_600_000;
 

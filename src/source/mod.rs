@@ -20,10 +20,10 @@ use tokio::sync::{Mutex, mpsc};
 
 use journeyman_domain::id::{PriorityQueue, Run};
 use journeyman_domain::outcome::Outcome;
-use journeyman_domain::time::Instant;
 
 pub use crate::task::{Artifact, ArtifactBody, Deferral, Definition, Results};
 pub use journeyman_domain::claim::{LossReason, RunTerms};
+pub use journeyman_domain::lease::Granted;
 pub use journeyman_domain::poll::Capabilities;
 pub use journeyman_domain::refusal::{CallError, Refusal};
 pub use journeyman_domain::worker::OpenResult;
@@ -77,8 +77,8 @@ impl std::fmt::Debug for Message {
 pub struct Grant {
     /// The run.
     pub run: Run,
-    /// When the lease ends, on the worker's clock: the time at which the request was sent plus the granted length.
-    pub expires_at: Instant,
+    /// The length of the lease, and when its request was sent.
+    pub lease: Granted,
     /// The task's deadline and retries, by the service.
     pub terms: RunTerms,
     /// How long the run was pending, by the clock of its queue; `None` where the queue does not say.
@@ -139,9 +139,8 @@ pub trait Claim: Send + Sync {
     /// The run that the claim is for.
     fn run(&self) -> &Run;
 
-    /// Extends the lease and returns its new end; see [`Grant::expires_at`]. New credentials in the answer replace the
-    /// old ones for every later call of the claim.
-    fn renew(&self) -> SourceFuture<'_, Instant>;
+    /// Extends the lease. New credentials in the answer replace the old ones for every later call of the claim.
+    fn renew(&self) -> SourceFuture<'_, Granted>;
 
     /// Reports the outcome. Repeating the same outcome is safe.
     fn report(&self, outcome: Outcome) -> SourceFuture<'_, ()>;

@@ -6,6 +6,7 @@
 
 mod open;
 
+use std::any::Any;
 use std::fmt::Debug;
 
 use rusqlite::{Connection, ErrorCode};
@@ -30,10 +31,13 @@ pub(crate) trait Owner: Sized + Send + 'static {
     /// `cause` is in the log, with the incident, unless the thread has ended.
     fn store_error(cause: Option<&rusqlite::Error>, incident: Uuid) -> Self::Error;
 
-    fn begin<'a>(&'a self, conn: &'a Connection) -> Self::Tx<'a>;
+    fn begin<'a>(&'a self, conn: &'a mut Connection) -> Self::Tx<'a>;
+
+    /// Returns what the job leaves to do.
+    fn end(tx: Self::Tx<'_>) -> Self::Effects;
 
     /// Called if the job succeeded.
-    fn collect_effects(tx: Self::Tx<'_>, effects: &mut Self::Effects);
+    fn collect_effects(of_job: Self::Effects, effects: &mut Self::Effects);
 
     /// Called after the jobs of each batch and before its commit. Without jobs there is a batch every
     /// [`SQLITE_BATCH_INTERVAL`].
@@ -104,6 +108,10 @@ impl<O: Owner> Store<O> {
         T: Send + 'static,
         F: Send + 'static + FnOnce(&mut O::Tx<'_>) -> Result<T, JobError<O::Error>>,
     {
+        self.execute_erased(erase::<O, T>(work)).await.map(restore)
+    }
+
+    async fn execute_erased(&self, work: Work<O>) -> Result<Done, O::Error> {
         let (reply, answer) = oneshot::channel();
         self.send(job(work, reply)).await?;
         // No reply if the thread has ended.
@@ -116,12 +124,25 @@ impl<O: Owner> Store<O> {
     }
 }
 
-pub(crate) fn job<O, T, F>(work: F, reply: oneshot::Sender<Result<T, O::Error>>) -> Job<O>
-where
-    O: Owner,
-    T: Send + 'static,
-    F: Send + 'static + FnOnce(&mut O::Tx<'_>) -> Result<T, JobError<O::Error>>,
-{
+/// The result of a job, whose type is erased so that jobs are compiled once and not for each call.
+pub(crate) type Done = Box<dyn Any + Send>;
+
+pub(crate) type Work<O> =
+    Box<dyn FnOnce(&mut <O as Owner>::Tx<'_>) -> Result<Done, JobError<<O as Owner>::Error>> + Send>;
+
+pub(crate) fn erase<O: Owner, T: Send + 'static>(
+    work: impl Send + 'static + FnOnce(&mut O::Tx<'_>) -> Result<T, JobError<O::Error>>,
+) -> Work<O> {
+    Box::new(|tx| Ok(Box::new(work(tx)?)))
+}
+
+/// Returns the result of [`erase`]'s work.
+#[expect(clippy::expect_used, reason = "a caller gives both the same type")]
+pub(crate) fn restore<T: 'static>(done: Done) -> T {
+    *done.downcast().expect("the type that was erased")
+}
+
+pub(crate) fn job<O: Owner>(work: Work<O>, reply: oneshot::Sender<Result<Done, O::Error>>) -> Job<O> {
     Box::new(move |writer, batch| {
         if reply.is_closed() {
             return;
@@ -211,12 +232,9 @@ impl<O: Owner> Writer<O> {
         if batch.fatal.is_some() || self.conn.is_autocommit() {
             return Err(stopped::<O>());
         }
-        let mut tx = self.owner.begin(&self.conn);
-        let run = |statement| self.run_statement(statement).map_err(JobError::from);
-        let end = run("SAVEPOINT job").and_then(|()| work(&mut tx)).and_then(|done| run("RELEASE job").map(|()| done));
-        match end {
-            Ok(done) => {
-                O::collect_effects(tx, &mut batch.effects);
+        match self.run_savepoint(work) {
+            Ok((done, effects)) => {
+                O::collect_effects(effects, &mut batch.effects);
                 Ok(done)
             }
             Err(error) => {
@@ -226,6 +244,18 @@ impl<O: Owner> Writer<O> {
                 Err(Self::convert_error(rolled_back.map_err(JobError::from).err().unwrap_or(error), batch))
             }
         }
+    }
+
+    fn run_savepoint<T>(
+        &mut self,
+        work: impl FnOnce(&mut O::Tx<'_>) -> Result<T, JobError<O::Error>>,
+    ) -> Result<(T, O::Effects), JobError<O::Error>> {
+        self.run_statement("SAVEPOINT job")?;
+        let mut tx = self.owner.begin(&mut self.conn);
+        let done = work(&mut tx)?;
+        let effects = O::end(tx);
+        self.run_statement("RELEASE job")?;
+        Ok((done, effects))
     }
 
     fn convert_error(error: JobError<O::Error>, batch: &mut Batch<O>) -> O::Error {

@@ -48,12 +48,10 @@ pub(super) enum CallResult {
     },
     Polled {
         source: SourceId,
-        sent_at: Instant,
         answer: Result<PollBatch, CallError>,
     },
     Recovered {
         source: SourceId,
-        sent_at: Instant,
         answer: Result<RecoveryBatch, CallError>,
     },
     ResourcesMeasured {
@@ -74,10 +72,7 @@ pub(super) enum CallResult {
 
 /// What the engine keeps of a call about a claim.
 pub(super) enum Attachment {
-    Grant {
-        grant: Box<Grant>,
-        sent_at: Instant,
-    },
+    Grant(Box<Grant>),
     ClaimRefused(CallError),
     Prepared(PreparedPayload),
     /// Processes of the payload may have survived.
@@ -89,12 +84,12 @@ impl CallResult {
         Self::Claim { claim, event, attachment: None }
     }
 
-    fn claimed(claim: LocalToken, sent_at: Instant, answer: Result<Grant, CallError>) -> Self {
+    fn claimed(claim: LocalToken, answer: Result<Grant, CallError>) -> Self {
         let (answer, attachment) = match answer {
-            Ok(grant) => (Ok(grant.expires_at.since(sent_at)), Attachment::Grant { grant: Box::new(grant), sent_at }),
+            Ok(grant) => (Ok(grant.lease), Attachment::Grant(Box::new(grant))),
             Err(error) => (Err(error.refusal), Attachment::ClaimRefused(error)),
         };
-        Self::Claim { claim, event: ClaimEvent::Claimed { sent_at, answer }, attachment: Some(attachment) }
+        Self::Claim { claim, event: ClaimEvent::Claimed(answer), attachment: Some(attachment) }
     }
 
     fn ended(claim: LocalToken, verdict: Verdict, cleanup: Cleanup) -> Self {
@@ -141,14 +136,12 @@ pub(super) async fn poll(
     queue: PriorityQueue,
     max: u8,
     noted: Option<PendingRecord>,
-    clock: Clock,
 ) -> CallResult {
     if let Some(noted) = noted {
         // The writer has logged a failure.
         noted.stored().await.ok();
     }
-    let sent_at = clock.now();
-    CallResult::Polled { source: id, sent_at, answer: call_guarded("poll", source.poll(queue, max)).await }
+    CallResult::Polled { source: id, answer: call_guarded("poll", source.poll(queue, max)).await }
 }
 
 pub(super) async fn recover(
@@ -156,27 +149,23 @@ pub(super) async fn recover(
     id: SourceId,
     held: Vec<Run>,
     newer_than: Option<Duration>,
-    clock: Clock,
 ) -> CallResult {
-    let sent_at = clock.now();
     let answer = match source.recovery() {
         Some(recovery) => call_guarded("recover", recovery.recover(&held, newer_than)).await,
         None => Ok(RecoveryBatch::default()),
     };
-    CallResult::Recovered { source: id, sent_at, answer }
+    CallResult::Recovered { source: id, answer }
 }
 
-pub(super) async fn claim(source: Arc<dyn Source>, claim: LocalToken, run: Run, clock: Clock) -> CallResult {
-    let sent_at = clock.now();
+pub(super) async fn claim(source: Arc<dyn Source>, claim: LocalToken, run: Run) -> CallResult {
     let answer = match source.message_queue() {
         Some(queue) => call_guarded("claim", queue.claim(&run)).await,
         None => Err(no_messages_error()),
     };
-    CallResult::claimed(claim, sent_at, answer)
+    CallResult::claimed(claim, answer)
 }
 
-pub(super) async fn take_over(source: Arc<dyn Source>, claim: LocalToken, run: Run, clock: Clock) -> CallResult {
-    let sent_at = clock.now();
+pub(super) async fn take_over(source: Arc<dyn Source>, claim: LocalToken, run: Run) -> CallResult {
     let answer = match source.recovery() {
         Some(recovery) => call_guarded("take over", recovery.take_over(&run)).await,
         None => {
@@ -184,7 +173,7 @@ pub(super) async fn take_over(source: Arc<dyn Source>, claim: LocalToken, run: R
             Err(CallError { refusal: Refusal::Gone, message })
         }
     };
-    CallResult::claimed(claim, sent_at, answer)
+    CallResult::claimed(claim, answer)
 }
 
 pub(super) async fn delete(source: Arc<dyn Source>, message: LocalToken, received: Arc<Message>) -> CallResult {
@@ -216,12 +205,10 @@ pub(super) async fn report(
     CallResult::of_claim(token, ClaimEvent::Reported(log_refusal("report", answer)))
 }
 
-pub(super) async fn reclaim(token: LocalToken, claim: Arc<dyn Claim>, timeout: Duration, clock: Clock) -> CallResult {
-    let sent_at = clock.now();
+pub(super) async fn reclaim(token: LocalToken, claim: Arc<dyn Claim>, timeout: Duration) -> CallResult {
     let answer = call_with_timeout(timeout, "reclaim", claim.renew()).await;
     crash_point("reclaimed");
-    let answer = log_refusal("reclaim", answer).map(|expires_at| expires_at.since(sent_at));
-    CallResult::of_claim(token, ClaimEvent::Reclaimed { sent_at, answer })
+    CallResult::of_claim(token, ClaimEvent::Reclaimed(log_refusal("reclaim", answer)))
 }
 
 pub(super) async fn check_status(token: LocalToken, claim: Arc<dyn Claim>) -> CallResult {
@@ -512,8 +499,8 @@ mod tests {
         let (definition, env) = (Default::default(), Default::default());
         let task = TaskInfo { run, source: "s".into(), definition, env, trace: None };
         let log = TaskLog::new(workdir.with_extension("log"), LogLimits::default());
-        let (cancel, lease_ends) = (watch::channel(None).1, watch::channel(Instant::ORIGIN).1);
-        Context::new(task, workdir.to_owned(), log, cancel, lease_ends, Clock::boot())
+        let (cancel, lease) = (watch::channel(None).1, watch::channel(None).1);
+        Context::new(task, workdir.to_owned(), log, cancel, lease, Clock::boot())
     }
 
     async fn prepared(uses: Uses, context: &Context) -> Result<PreparedPayload, PrepareFailure> {

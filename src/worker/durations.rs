@@ -39,6 +39,22 @@ named_enum! {
     }
 }
 
+impl EndKind {
+    /// `None` if the task goes on, or was not claimed.
+    pub(super) const fn of(end: ClaimEnd) -> Option<Self> {
+        Some(match end {
+            ClaimEnd::Reported(Outcome::Completed) => Self::Completed,
+            ClaimEnd::Reported(Outcome::Failed) => Self::Failed,
+            ClaimEnd::Reported(Outcome::Exception(_)) => Self::Exception,
+            ClaimEnd::Reported(Outcome::Deferred) | ClaimEnd::NotGranted => return None,
+            ClaimEnd::AlreadyResolved(_)
+            | ClaimEnd::ReportRejected(_)
+            | ClaimEnd::Unconfirmed { .. }
+            | ClaimEnd::Lost(_) => Self::Lost,
+        })
+    }
+}
+
 /// Durations by bucket.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Histogram {
@@ -75,18 +91,7 @@ impl TaskDurations {
         end: ClaimEnd,
         now: Instant,
     ) {
-        let kind = match end {
-            ClaimEnd::Reported(Outcome::Completed) => EndKind::Completed,
-            ClaimEnd::Reported(Outcome::Failed) => EndKind::Failed,
-            ClaimEnd::Reported(Outcome::Exception(_)) => EndKind::Exception,
-            // The task goes on.
-            ClaimEnd::Reported(Outcome::Deferred) => return,
-            ClaimEnd::AlreadyResolved(_)
-            | ClaimEnd::ReportRejected(_)
-            | ClaimEnd::Unconfirmed { .. }
-            | ClaimEnd::Lost(_)
-            | ClaimEnd::NotGranted => EndKind::Lost,
-        };
+        let Some(kind) = EndKind::of(end) else { return };
         let mut observe = |phase: TaskPhase, duration| self.0[phase as usize][kind as usize].observe(duration);
         if let Some(queued_for) = queued_for {
             observe(TaskPhase::Queue, queued_for);

@@ -55,6 +55,7 @@ use journeyman_domain::limits::{
     AUTH_FAILURES_MAX, DEQUEUE_ALERT, HANDLER_THREADS_MAX, NOTICE_MARGIN, POLL_INTERVAL_MIN,
 };
 use journeyman_domain::time::Instant;
+use journeyman_domain::units::format_duration;
 use journeyman_domain::worker::WorkerPolicy;
 
 use crate::host::clock::Clock;
@@ -243,11 +244,11 @@ pub enum Command {
 impl fmt::Display for Command {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let within = |span: &Option<Duration>| {
-            span.map_or_else(String::new, |span| format!(" within {}", snapshot::format_duration(span)))
+            span.map_or_else(String::new, |span| format!(" within {}", format_duration(span)))
         };
         match self {
             Self::Pause { span: None } => out.write_str("pause"),
-            Self::Pause { span: Some(span) } => write!(out, "pause for {}", snapshot::format_duration(*span)),
+            Self::Pause { span: Some(span) } => write!(out, "pause for {}", format_duration(*span)),
             Self::Resume => out.write_str("resume"),
             Self::Drain { within: span } => write!(out, "drain{}", within(span)),
             Self::Release { within: span } => write!(out, "release{}", within(span)),

@@ -135,26 +135,18 @@ impl Engine {
     pub(super) fn close_recovered_claim(&mut self, live: &ClaimRuntime, end: ClaimEnd) {
         let run = &live.run;
         self.journal.recovery.pending -= 1;
-        if let ClaimEnd::Reported(_) = end {
+        if let ClaimEnd::Reported(outcome) = end {
             self.history.on_claim_ended(live.source, end, self.config.clock.now());
-        }
-        match end {
-            ClaimEnd::Reported(outcome @ Outcome::Exception(ExceptionReason::WorkerShutdown)) => {
+            if outcome == Outcome::Exception(ExceptionReason::WorkerShutdown) {
                 self.journal.recovery.released += 1;
                 tracing::info!(claim.run = %run, %outcome, "reported; held by a previous process of this worker");
-            }
-            ClaimEnd::Reported(outcome) => {
+            } else {
                 self.journal.recovery.reported += 1;
                 tracing::info!(claim.run = %run, %outcome, "reported; decided by a previous process of this worker");
             }
-            ClaimEnd::AlreadyResolved(_)
-            | ClaimEnd::ReportRejected(_)
-            | ClaimEnd::Unconfirmed { .. }
-            | ClaimEnd::Lost(_)
-            | ClaimEnd::NotGranted => {
-                self.journal.recovery.expired += 1;
-                tracing::info!(claim.run = %run, ?end, "held by a previous process of this worker; not reported");
-            }
+        } else {
+            self.journal.recovery.expired += 1;
+            tracing::info!(claim.run = %run, ?end, "held by a previous process of this worker; not reported");
         }
         self.log_recovery();
     }

@@ -48,7 +48,7 @@ impl Timeline {
             ClaimAction::Report { .. } => ClaimPhase::Report,
             ClaimAction::Reclaim { .. }
             | ClaimAction::CheckStatus
-            | ClaimAction::UpdateLease { .. }
+            | ClaimAction::UpdateLease(_)
             | ClaimAction::Close(_) => return,
         };
         self.start(phase, now);
@@ -56,14 +56,14 @@ impl Timeline {
 
     pub(super) fn on_event(&mut self, event: &ClaimEvent, now: Instant) {
         let phases: &[ClaimPhase] = match event {
-            ClaimEvent::Claimed { .. } => &[ClaimPhase::Claim],
+            ClaimEvent::Claimed(_) => &[ClaimPhase::Claim],
             ClaimEvent::Prepared(Ok(())) => &[ClaimPhase::Prepare],
             ClaimEvent::Prepared(Err(_)) => &[ClaimPhase::Prepare, ClaimPhase::Run],
             ClaimEvent::Ended(_) => &[ClaimPhase::Prepare, ClaimPhase::Run, ClaimPhase::End],
             ClaimEvent::Uploaded(_) => &[ClaimPhase::Upload],
             ClaimEvent::Reported(_) => &[ClaimPhase::Report],
             ClaimEvent::Terms(_)
-            | ClaimEvent::Reclaimed { .. }
+            | ClaimEvent::Reclaimed(_)
             | ClaimEvent::StatusChecked(_)
             | ClaimEvent::Lost
             | ClaimEvent::Release { .. }

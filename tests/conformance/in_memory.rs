@@ -125,8 +125,4 @@ impl Bench for InMemoryBench {
         self.seconds.fetch_add(span.as_secs(), Ordering::SeqCst);
         Box::pin(async {})
     }
-
-    fn now(&self) -> Instant {
-        Instant::at(Duration::from_secs(self.seconds.load(Ordering::SeqCst)))
-    }
 }

@@ -15,8 +15,8 @@ use journeyman::amqp::{Broker, BrokerConfig, headers, lapin};
 use journeyman::source::amqp::{AmqpSource, AmqpSourceConfig, PayloadForm};
 use journeyman::source::{Artifact, Capabilities, Claim, Grant, OpenResult, PollBatch, Source, SourceFuture};
 use journeyman_domain::id::{PriorityQueue, Run, TaskId};
+use journeyman_domain::lease::Granted;
 use journeyman_domain::outcome::Outcome;
-use journeyman_domain::time::Instant;
 
 use crate::conformance::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};
 
@@ -215,7 +215,7 @@ impl Claim for NamedClaim {
         &self.run
     }
 
-    fn renew(&self) -> SourceFuture<'_, Instant> {
+    fn renew(&self) -> SourceFuture<'_, Granted> {
         self.inner.renew()
     }
 

@@ -11,7 +11,6 @@ use journeyman::host::clock::Clock;
 use journeyman::host::containment::{Containment, ContainmentConfig};
 use journeyman_domain::id::{Run, TaskId};
 use journeyman_domain::outcome::Cleanup;
-use journeyman_domain::time::Instant;
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::AsyncReadExt as _;
 use tokio::process::Command;
@@ -32,7 +31,7 @@ impl Lab {
     pub(crate) async fn trees(&self) -> Outcome<Vec<Row>> {
         let count = self.pick(300, 20);
         let containment = Containment::probe("bench", ContainmentConfig::default())?;
-        let (cancel, lease) = (watch::Sender::new(None), watch::Sender::new(Instant::ORIGIN));
+        let (cancel, lease) = (watch::Sender::new(None), watch::Sender::new(None));
         let (memory, files) = (anonymous_kib()?, open_files()?);
         let (ready, mut ready_trees) = mpsc::channel(count);
         let mut running = JoinSet::new();

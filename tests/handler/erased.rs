@@ -20,6 +20,10 @@ impl PayloadHandler for Greet {
     type Payload = Greeting;
     type Prepared = Greeting;
 
+    fn payload_schema(&self) -> serde_json::Value {
+        schemars::schema_for!(Greeting).into()
+    }
+
     async fn prepare(&self, payload: Greeting, _: &Context) -> Result<Greeting, PrepareError> {
         Ok(payload)
     }

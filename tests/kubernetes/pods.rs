@@ -9,6 +9,7 @@ use journeyman::config::values::{File, Span};
 use journeyman::handler::kubernetes::Kubernetes;
 use journeyman::handler::staged::{Staged, StagedHandler};
 use journeyman::handler::{CancelCause, ExecuteError, ExecuteFailure, TaskInfo, erase};
+use journeyman_domain::claim::LossReason;
 use journeyman_domain::id::{Run, TaskId};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -384,7 +385,7 @@ async fn a_canceled_task_ends_its_pod_and_waits_until_it_has_ended() {
         cluster.schedule(pod, "node-1");
         cluster.running(pod);
         bench.logged("it is running").await;
-        bench.cancel_for(CancelCause::ClaimLost, Duration::from_secs(60));
+        bench.cancel_for(CancelCause::ClaimLost(LossReason::Revoked), Duration::from_secs(60));
         cluster.wait_for_pod(|pod| !pod["metadata"]["deletionTimestamp"].is_null()).await;
         cluster.vanish(pod);
     });

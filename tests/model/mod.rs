@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use journeyman_domain::claim::{self, ClaimAction, ClaimEvent, ClaimState, UploadStatus};
 use journeyman_domain::jitter::Jitter;
-use journeyman_domain::lease::Lease;
+use journeyman_domain::lease::{Granted, Lease};
 use journeyman_domain::outcome::ExecuteFailure;
 use journeyman_domain::refusal::Refusal;
 use journeyman_domain::time::Instant;
@@ -185,7 +185,7 @@ impl State {
             ClaimAction::Request | ClaimAction::TakeOver => return self.send(worker, Call::Claim),
             ClaimAction::Reclaim { .. } => return self.send(worker, Call::Reclaim),
             ClaimAction::Report { .. } => return self.send(worker, Call::Report),
-            ClaimAction::CheckStatus | ClaimAction::UpdateLease { .. } => return,
+            ClaimAction::CheckStatus | ClaimAction::UpdateLease(_) => return,
             ClaimAction::Prepare => Payload::Preparing,
             ClaimAction::Execute | ClaimAction::Start => Payload::Alive,
             ClaimAction::Kill { .. } => match payload {
@@ -240,25 +240,24 @@ impl State {
         if worker.machine.is_none() || worker.claims != mail.claim {
             return;
         }
-        let sent_at = at(mail.sent_at);
         let refused = if answer.is_some() { Refusal::Gone } else { Refusal::Retry { retry_after: None } };
-        let length = match answer {
-            Some(Answer::Yes { left }) => Some(TICK * u32::from(left)),
+        let granted = match answer {
+            Some(Answer::Yes { left }) => Some(Granted { sent_at: at(mail.sent_at), length: TICK * u32::from(left) }),
             Some(Answer::Gone) | None => None,
         };
         let now = self.local(mail.worker);
-        let (happening, now) = match (mail.call, length) {
-            (Call::Claim, Some(length)) if world.reply == Reply::Believed => {
-                (ClaimEvent::Claimed { sent_at, answer: Ok(length) }, mail.sent_at)
+        let (happening, now) = match (mail.call, granted) {
+            (Call::Claim, Some(granted)) if world.reply == Reply::Believed => {
+                (ClaimEvent::Claimed(Ok(granted)), mail.sent_at)
             }
-            (Call::Claim, Some(length)) => (ClaimEvent::Claimed { sent_at, answer: Ok(length) }, now),
+            (Call::Claim, Some(granted)) => (ClaimEvent::Claimed(Ok(granted)), now),
             (Call::Claim, None) if answer.is_some() => {
                 self.workers[mail.worker].machine = None;
                 return;
             }
-            (Call::Claim, None) => (ClaimEvent::Claimed { sent_at, answer: Err(refused) }, now),
-            (Call::Reclaim, length) => (ClaimEvent::Reclaimed { sent_at, answer: length.ok_or(refused) }, now),
-            (Call::Report, length) => (ClaimEvent::Reported(length.map(|_| ()).ok_or(refused)), now),
+            (Call::Claim, None) => (ClaimEvent::Claimed(Err(refused)), now),
+            (Call::Reclaim, granted) => (ClaimEvent::Reclaimed(granted.ok_or(refused)), now),
+            (Call::Report, granted) => (ClaimEvent::Reported(granted.map(|_| ()).ok_or(refused)), now),
         };
         self.tell(world, mail.worker, happening, now);
         if world.reply == Reply::Believed && self.workers[mail.worker].payload == Payload::Preparing {
@@ -455,7 +454,7 @@ fn violated(world: World) -> Vec<&'static str> {
 
 #[test]
 fn the_ticks_of_the_model_are_those_of_the_rules() {
-    let lease = Lease::granted(at(0), LEASE, Duration::ZERO);
+    let lease = Lease::new(Granted { sent_at: at(0), length: LEASE }, Duration::ZERO);
     assert_eq!(lease.granted_until(), at(LEASE_TICKS));
     assert_eq!(lease.expires_at(), at(LEASE_TICKS - MARGIN_TICKS));
 }

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use journeyman_domain::backoff::{Backoff, Policy, RETRY_AFTER_MAX};
 use journeyman_domain::jitter::Jitter;
-use journeyman_domain::lease::{Lease, RECLAIM_ATTEMPTS_MIN, clock_error};
+use journeyman_domain::lease::{Granted, Lease, RECLAIM_ATTEMPTS_MIN, clock_error};
 use journeyman_domain::slots::Slots;
 use journeyman_domain::time::Instant;
 
@@ -27,7 +27,7 @@ fn anything() -> impl Strategy<Value = Duration> {
 }
 
 fn granted(sent_at: Duration, length: Duration, grace: Duration) -> Lease {
-    Lease::granted(Instant::at(sent_at), length, grace)
+    Lease::new(Granted { sent_at: Instant::at(sent_at), length }, grace)
 }
 
 proptest! {

@@ -2,6 +2,7 @@
 
 use journeyman_domain::claim::{ClaimAction, ClaimEvent};
 use journeyman_domain::id::{ServiceId, SourceId};
+use journeyman_domain::lease::Granted;
 use journeyman_domain::worker::{Effect, Event, PollResult, SourceSpec};
 
 use crate::rules::support::{
@@ -13,7 +14,7 @@ use crate::rules::support::{
 fn i06_a_second_answer_to_anything_starts_nothing() {
     let mut one = One::executing();
     assert_eq!(one.happens(PREPARED), []);
-    assert_eq!(one.happens(ClaimEvent::Claimed { sent_at: at(0), answer: Ok(LEASE) }), []);
+    assert_eq!(one.happens(ClaimEvent::Claimed(Ok(Granted { sent_at: at(0), length: LEASE }))), []);
     let mut one = One::settling();
     assert_eq!(one.happens(PREPARED), []);
     assert_eq!(one.happens(FAILED), []);

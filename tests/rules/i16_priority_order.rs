@@ -50,7 +50,7 @@ fn i16_one_poll_at_a_time_for_a_source() {
 fn i16_a_held_poll_has_slept_already() {
     let mut bench = Bench::claims(1);
     bench.now = bench.now.plus(secs(20));
-    let event = Event::Polled { source: SourceId(0), sent_at: at(0), answer: Ok(Default::default()) };
+    let event = Event::Polled { source: SourceId(0), answer: Ok(Default::default()) };
     assert_eq!(polls(&bench.happens(event)), 1);
     // One that is answered at once, as a quarantined worker's is, does not spin.
     assert_eq!(polls(&bench.empty()), 0);

@@ -41,7 +41,7 @@ fn i25_a_run_of_a_previous_process_is_not_forgotten_while_the_credentials_are_re
     let token = bench.token();
     let left = RecoveredClaim { token, source: SourceId(0), run: run("T"), outcome: SHUTDOWN };
     bench.happens(Event::ClaimsRecovered(vec![left]));
-    let denied = ClaimEvent::Claimed { sent_at: bench.now, answer: Err(Refusal::Denied) };
+    let denied = ClaimEvent::Claimed(Err(Refusal::Denied));
     assert!(!acts!(bench.tell(token, denied), ClaimAction::Close(_)), "a message would bring the run again");
     assert!(acts!(bench.pass(secs(2)), ClaimAction::TakeOver));
     bench.tell(token, denied);
@@ -99,7 +99,7 @@ fn i25_the_memory_of_ended_runs_is_bounded() {
 fn i25_a_run_that_was_given_up_is_remembered_though_thousands_have_been_reported_since() {
     let mut bench = Bench::claims(1);
     let (claim, _) = bench.granted("Lost");
-    bench.tell(claim, ClaimEvent::Reclaimed { sent_at: bench.now, answer: Err(Refusal::Gone) });
+    bench.tell(claim, ClaimEvent::Reclaimed(Err(Refusal::Gone)));
     bench.tell(claim, ClaimEvent::Ended(Err(journeyman_domain::outcome::ExecuteFailure::Internal)));
     for n in 0..=ENDED_RUNS_MAX {
         let (claim, _) = bench.granted(&format!("T{n}"));

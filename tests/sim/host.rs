@@ -91,7 +91,6 @@ pub struct Stop {
 pub struct Track {
     pub run: Run,
     pub lease: Option<Lease>,
-    pub leased_at: Option<Instant>,
     pub told_gone: bool,
     pub told_canceled: bool,
     pub executed: bool,
@@ -119,7 +118,6 @@ impl Track {
         Self {
             run,
             lease: None,
-            leased_at: None,
             told_gone: false,
             told_canceled: false,
             executed: false,
@@ -143,9 +141,9 @@ impl Track {
 
     /// The latest moment at which anything may be started or sent, worked out from the reply and not from the rules.
     pub fn last_moment(&self, grace: Duration) -> Option<Instant> {
-        let (sent_at, lease) = self.leased_at.zip(self.lease)?;
-        let length = lease.granted_until().since(sent_at);
-        Some(sent_at.plus(length).minus(lease::clock_error(length) + grace.min(length / 10)))
+        let lease = self.lease?;
+        let length = lease.length();
+        Some(lease.granted_until().minus(lease::clock_error(length) + grace.min(length / 10)))
     }
 }
 

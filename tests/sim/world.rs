@@ -8,6 +8,7 @@ use journeyman_domain::claim::{CancelCommand, ClaimAction, ClaimEvent, LossReaso
 use journeyman_domain::host_health::ProbeResult;
 use journeyman_domain::id::{LocalToken, PriorityQueue, Run, SourceId, TaskId};
 use journeyman_domain::journal::{self, ClaimRecord, EntryId, JournalRecord};
+use journeyman_domain::lease::Granted;
 use journeyman_domain::outcome::{ExecuteFailure, Outcome, PrepareFailure, Verdict};
 use journeyman_domain::refusal::Refusal;
 use journeyman_domain::service_supervisor::ServiceAvailability;
@@ -679,7 +680,7 @@ impl World {
                 let took = self.rng.between(1, 10_000);
                 self.later(host, took, HostEvent::Probed(condition));
             }
-            Effect::Claim(_, ClaimAction::UpdateLease { .. }) | Effect::Alert(_) => {}
+            Effect::Claim(_, ClaimAction::UpdateLease(_)) | Effect::Alert(_) => {}
             Effect::Claim(claim, ClaimAction::Close(end)) => {
                 self.hosts[host].claims.remove(&claim);
                 if !journal::is_left_to_next_process(end) && !self.rng.chance(10) {
@@ -1059,26 +1060,26 @@ impl World {
                 let answer = answer.map(|answer| self.poll_result(host, answer));
                 self.sent_poll = false;
                 self.check_polled(host, lane, &answer);
-                Event::Polled { source: SourceId(0), sent_at, answer }
+                Event::Polled { source: SourceId(0), answer }
             }
             Call::Recover { .. } => {
                 let answer = answer.map(|answer| self.found(host, answer));
                 self.check_recovered(host, &answer);
-                Event::Recovered { source: SourceId(0), sent_at, answer }
+                Event::Recovered { source: SourceId(0), answer }
             }
             Call::Claim { claim, run } => {
-                let answer = answer.map(|answer| answer.expect_length());
+                let answer = answer.map(|answer| Granted { sent_at, length: answer.expect_length() });
                 if answer.is_ok() {
                     let terms = self.terms(&run);
                     self.tell(host, Event::Claim(claim, ClaimEvent::Terms(terms)));
                 }
                 self.check_claimed(host, claim, sent_at, answer);
-                Event::Claim(claim, ClaimEvent::Claimed { sent_at, answer })
+                Event::Claim(claim, ClaimEvent::Claimed(answer))
             }
             Call::TakeOver { claim, .. } => {
-                let answer = answer.map(|answer| answer.expect_length());
+                let answer = answer.map(|answer| Granted { sent_at, length: answer.expect_length() });
                 self.check_taken(host, claim, sent_at, answer);
-                Event::Claim(claim, ClaimEvent::Claimed { sent_at, answer })
+                Event::Claim(claim, ClaimEvent::Claimed(answer))
             }
             Call::Delete { message, .. } => {
                 let answer = answer.map(|_| ());
@@ -1086,9 +1087,9 @@ impl World {
                 Event::Deleted { message, answer }
             }
             Call::Reclaim { claim, .. } => {
-                let answer = answer.map(|answer| answer.expect_length());
-                self.check_reclaimed(host, claim, sent_at, answer);
-                Event::Claim(claim, ClaimEvent::Reclaimed { sent_at, answer })
+                let answer = answer.map(|answer| Granted { sent_at, length: answer.expect_length() });
+                self.check_reclaimed(host, claim, answer);
+                Event::Claim(claim, ClaimEvent::Reclaimed(answer))
             }
             Call::Report { claim, .. } => {
                 let answer = answer.map(|_| ());
@@ -1142,7 +1143,8 @@ impl World {
                     track.granted_calm = self.sent_in_calm(host, self.sent_at);
                     self.hosts[host].claims.insert(token, track);
                     let terms = self.terms(&run);
-                    polled.claims.push(GrantedClaim { token, run, length, terms });
+                    let lease = Granted { sent_at: self.sent_at, length };
+                    polled.claims.push(GrantedClaim { token, run, lease, terms });
                 }
             }
             Answer::Opened | Answer::Partly(_) | Answer::Length(_) | Answer::Done | Answer::Lost(_) => {

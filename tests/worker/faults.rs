@@ -12,9 +12,9 @@ use journeyman::source::{
 };
 use journeyman::worker::{ExitReason, Worker, WorkerConfig};
 use journeyman_domain::id::{PriorityQueue, Run, TaskId};
+use journeyman_domain::lease::Granted;
 use journeyman_domain::outcome::{ExceptionReason, Outcome};
 use journeyman_domain::refusal::Refusal;
-use journeyman_domain::time::Instant;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
@@ -183,7 +183,7 @@ impl Claim for MoodyClaim {
     fn run(&self) -> &Run {
         self.inner.run()
     }
-    fn renew(&self) -> SourceFuture<'_, Instant> {
+    fn renew(&self) -> SourceFuture<'_, Granted> {
         if *self.mood.borrow() == Mood::OnlyReports {
             return Box::pin(async { Err(no_room()) });
         }

@@ -105,6 +105,10 @@ impl PayloadHandler for Scripted {
     type Payload = Script;
     type Prepared = Script;
 
+    fn payload_schema(&self) -> Value {
+        schemars::schema_for!(Script).into()
+    }
+
     async fn prepare(&self, payload: Script, _: &Context) -> Result<Script, PrepareError> {
         Ok(payload)
     }

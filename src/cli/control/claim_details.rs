@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use super::status_text::note_text;
 use crate::cli::table::{align_columns, format_seconds, strip_control_chars};
-use crate::worker::snapshot::format_bytes;
 use crate::worker::status::{ClaimCommandStatus, ClaimDetail, PhaseStatus};
+use journeyman_domain::units::format_bytes;
 
 const PROCESSES_MAX: usize = 20;
 

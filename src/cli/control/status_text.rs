@@ -7,10 +7,10 @@ use crate::control::WorkerStatusReply;
 use crate::host::termination_notice::WatchStatus;
 use crate::worker::Note;
 use crate::worker::counters::OutcomeCounts;
-use crate::worker::snapshot::format_bytes;
 use crate::worker::status::{
     ActivityStatus, ClaimStatus, HostStatus, LifecycleState, SidecarSummary, SourceStatus, WorkerStatus,
 };
+use journeyman_domain::units::format_bytes;
 
 const LABEL_WIDTH: usize = 9;
 const NAME_CHARS_MAX: usize = 40;

@@ -43,7 +43,7 @@ impl DevState {
     const FILE: &str = "dev.json";
 
     pub(in crate::cli) fn read(folder: &Path) -> Option<Self> {
-        serde_json::from_str(&fs::read_to_string(folder.join(Self::FILE)).ok()?).ok()
+        serde_json::from_slice(fs::read_to_string(folder.join(Self::FILE)).ok()?.as_bytes()).ok()
     }
 
     pub(in crate::cli) fn client(&self) -> Result<Api, Failure> {

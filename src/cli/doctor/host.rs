@@ -16,8 +16,8 @@ use crate::control::client::{ControlClient, Error};
 use crate::host::containment::{Requirement, own_cgroup_path};
 use crate::host::resources;
 use crate::host::termination_notice::{self, MetadataProvider};
-use crate::worker::snapshot::format_bytes;
 use journeyman_domain::limits::{DOCTOR_CALL_TIMEOUT, TASK_OPEN_FILES, WORKER_OPEN_FILES, WORKER_OPEN_FILES_MIN};
+use journeyman_domain::units::format_bytes;
 
 /// On a thread of its own, because a file system may hang.
 pub(super) async fn check_host(config: Config) -> Vec<Check> {

@@ -82,7 +82,7 @@ fn event(number: usize) -> Result<Event, Failure> {
     let key = format!("build-{}", number % 2 + 1);
     let (id, data) = (number.to_string(), json!({ "step": number / 2 + 1 }));
     let event = json!({ "source": "dev", "id": id, "type": "build.step", "key": key, "data": data });
-    serde_json::from_str(&event.to_string()).map_err(internal)
+    serde_json::from_slice(event.to_string().as_bytes()).map_err(internal)
 }
 
 fn config(url: &str, key: &str, token: &str) -> Result<NotifierConfig, Failure> {

@@ -14,9 +14,10 @@ use crate::cli::output::{self, Format};
 use crate::cli::table::{cut, strip_control_chars, table};
 use crate::config::Environment;
 use crate::config::values::Span;
+use crate::host::clock::stamp;
 use crate::notifier::{AttemptRow, EndpointStatus, LaneRow, LastFailure, Status};
-use crate::worker::snapshot::format_duration;
 use journeyman_domain::staged::Stamp;
+use journeyman_domain::units::format_duration;
 
 const NAME_CHARS_MAX: usize = 40;
 const DETAIL_CHARS_MAX: usize = 100;
@@ -299,13 +300,13 @@ fn note(note: Option<&String>) -> String {
 
 /// Of what is done once the time has come.
 fn due(at: Option<Stamp>) -> String {
-    let is_past = at.is_some_and(|at| at.0 <= Timestamp::now().as_millisecond());
+    let is_past = at.is_some_and(|at| at <= stamp());
     if is_past { "now".to_owned() } else { relative(at) }
 }
 
 /// `–` for a time that never comes.
 fn relative(at: Option<Stamp>) -> String {
-    let now = Stamp(Timestamp::now().as_millisecond());
+    let now = stamp();
     match at {
         Some(at) if at.0 == i64::MAX => "no end".to_owned(),
         Some(at) if at > now => format!("in {}", format_duration(at.since(now))),

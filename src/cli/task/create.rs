@@ -149,7 +149,7 @@ impl CreateArgs {
 
 /// Parses a JSON argument: the text itself, `@FILE`, or `-` for standard input.
 pub(in crate::cli) fn parse_json_arg<T: DeserializeOwned>(text: &str, what: &str) -> Result<T, Failure> {
-    serde_json::from_str(&read_arg(text, what)?).map_err(|error| {
+    serde_json::from_slice(read_arg(text, what)?.as_bytes()).map_err(|error| {
         Failure::new(Exit::Usage, format!("the {what} is not valid JSON: {error}; to read a file, write @FILE"))
     })
 }

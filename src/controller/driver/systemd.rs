@@ -118,7 +118,7 @@ impl Driver for SystemdDriver {
         let mut records = self.records()?;
         let pattern = self.unit_name("*");
         let said = self.call(&["list-units", "--all", "--full", "--no-pager", "--output=json", &pattern]).await?;
-        let units: Vec<ListedUnit> = serde_json::from_str(&said)
+        let units: Vec<ListedUnit> = serde_json::from_slice(said.as_bytes())
             .map_err(|error| DriverError(format!("systemctl did not print a list of units: {error}")))?;
         let mut found = Vec::new();
         let (start, end) = (format!("{}@", self.config.unit), ".service");

@@ -73,6 +73,15 @@ pub const CONTROLLER_STORE_TIMEOUT: Duration = Duration::from_secs(5);
 pub const KUBERNETES_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 pub const KUBERNETES_CALL_TIMEOUT: Duration = Duration::from_secs(10);
 pub const KUBERNETES_RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
+/// A list of some thousands of pods.
+pub const KUBERNETES_ANSWER_BYTES_MAX: usize = 64 << 20;
+/// Files with tokens are rotated while the old token is good for minutes.
+pub const KUBERNETES_TOKEN_REREAD: Duration = Duration::from_secs(50);
+/// A credential plugin may ask a service of a cloud.
+pub const KUBERNETES_PLUGIN_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long before they expire credentials are renewed, or at half their life.
+pub const KUBERNETES_RENEWAL_MARGIN: Duration = Duration::from_secs(60);
+pub const KUBERNETES_RENEWAL_RETRY: Duration = Duration::from_secs(10);
 /// Attempts to change an object that others change as well.
 pub const KUBERNETES_CHANGE_ATTEMPTS_MAX: usize = 5;
 /// A missing image or configuration may come within this time of a pod's creation.
@@ -80,6 +89,8 @@ pub const KUBERNETES_START_GRACE_SECONDS: i64 = 30;
 pub const KUBERNETES_WATCH_RETRY: Duration = Duration::from_secs(5);
 /// A server ends a watch after 290 s.
 pub const KUBERNETES_WATCH_SILENCE_MAX: Duration = Duration::from_secs(300);
+/// The metadata of a pod; the API server takes 1.5 MiB of an object.
+pub const KUBERNETES_WATCH_LINE_BYTES_MAX: usize = 4 << 20;
 /// Between two requests for the log of a pod.
 pub const POD_LOG_RETRY: Duration = Duration::from_secs(1);
 /// How long the rest of a log is read once its pod has ended.
@@ -91,6 +102,9 @@ pub const POD_WARNINGS_MAX: usize = 5;
 /// How long a pod that has ended is kept if no worker removes it. A check that comes later would launch its work again.
 pub const POD_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 pub const POD_SWEEP_INTERVAL: Duration = Duration::from_secs(10 * 60);
+/// What a YAML text may become in memory, with its anchors: some 200,000 values.
+pub const YAML_BYTES_MAX: usize = 16 << 20;
+pub const YAML_DEPTH_MAX: usize = 64;
 /// Steps of a pod template.
 pub const POD_TEMPLATE_FUEL: u64 = 100_000;
 pub const POD_TEMPLATE_RECURSION_MAX: usize = 50;

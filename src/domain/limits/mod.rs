@@ -49,8 +49,6 @@ pub const ERROR_BODY_BYTES_MAX: usize = 64 << 10;
 pub const LEASE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 /// Signed URLs are renewed this long before they expire, if they live long enough.
 pub const SIGNED_URL_RENEWAL_MARGIN: Duration = Duration::from_secs(5 * 60);
-/// The longest `Retry-After` that is honored.
-pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(10 * 60);
 /// Pages of a listing read at a time.
 pub const LISTING_PAGES_MAX: usize = 20;
 pub const CLAIMED_PAGE_ENTRIES: usize = 100;

@@ -41,11 +41,10 @@ impl Worker {
         &mut self,
         source: SourceId,
         grant: GrantedClaim,
-        sent_at: Instant,
         origin: ClaimOrigin,
         now: Instant,
     ) {
-        let GrantedClaim { token, run, length, terms } = grant;
+        let GrantedClaim { token, run, lease, terms } = grant;
         let last_run = terms.is_last_run() && !matches!(self.mode, Mode::Releasing { .. });
         let (slot, alert) = match origin {
             ClaimOrigin::Poll(Some(slot)) => (Some(slot), None),
@@ -76,7 +75,7 @@ impl Worker {
             // Before the grant, so that the payload is never prepared.
             self.handle_claim_event(token, ClaimEvent::Release { deadline: self.release_deadline() }, now);
         }
-        self.handle_claim_event(token, ClaimEvent::Claimed { sent_at, answer: Ok(length) }, now);
+        self.handle_claim_event(token, ClaimEvent::Claimed(Ok(lease)), now);
     }
 
     pub(super) fn run_key(&self, source: SourceId, run: &Run) -> RunKey {
@@ -136,17 +135,15 @@ impl Worker {
         let (source, recovered) = (held.source, held.state.is_recovered());
         match event {
             // I12: a definite answer settles the messages.
-            ClaimEvent::Claimed { answer: Ok(_) | Err(Refusal::Gone), .. } if recovered => {
-                self.delete_messages_of(claim)
-            }
+            ClaimEvent::Claimed(Ok(_) | Err(Refusal::Gone)) if recovered => self.delete_messages_of(claim),
             // I25: a message would bring the run again. Its claim takes no other scope, so the refusal is transient.
-            ClaimEvent::Claimed { sent_at, answer: Err(Refusal::Denied) } if recovered && self.has_messages(source) => {
+            ClaimEvent::Claimed(Err(Refusal::Denied)) if recovered && self.has_messages(source) => {
                 let answer = Err(Refusal::Retry { retry_after: None });
-                return self.handle_claim_event(claim, ClaimEvent::Claimed { sent_at, answer }, now);
+                return self.handle_claim_event(claim, ClaimEvent::Claimed(answer), now);
             }
-            ClaimEvent::Claimed { .. } if recovered => {}
-            ClaimEvent::Claimed { answer: Ok(_), .. } => self.on_grant(claim, source, now),
-            ClaimEvent::Claimed { answer: Err(refusal), .. } => self.on_claim_refused(claim, source, refusal, now),
+            ClaimEvent::Claimed(_) if recovered => {}
+            ClaimEvent::Claimed(Ok(_)) => self.on_grant(claim, source, now),
+            ClaimEvent::Claimed(Err(refusal)) => self.on_claim_refused(claim, source, refusal, now),
             ClaimEvent::Prepared(Err(PrepareFailure::HostFault)) => self.on_host_fault(claim, now),
             ClaimEvent::Prepared(Err(PrepareFailure::ServiceDown)) => self.on_service_down(claim, source, now),
             ClaimEvent::Ended(verdict) => {
@@ -169,7 +166,7 @@ impl Worker {
             | ClaimEvent::Prepared(_)
             | ClaimEvent::Uploaded(_)
             | ClaimEvent::Reported(_)
-            | ClaimEvent::Reclaimed { .. }
+            | ClaimEvent::Reclaimed(_)
             | ClaimEvent::StatusChecked(_)
             | ClaimEvent::Lost
             | ClaimEvent::Release { .. }
@@ -358,13 +355,8 @@ impl Worker {
             self.timers.remove(&ClaimTimer { at, claim });
         }
         if held.state.is_granted() || held.state.is_recovered() {
-            match end {
-                ClaimEnd::Reported(_) | ClaimEnd::AlreadyResolved(_) => self.resolved_runs.insert(&key),
-                ClaimEnd::ReportRejected(_)
-                | ClaimEnd::Lost(_)
-                | ClaimEnd::Unconfirmed { .. }
-                | ClaimEnd::NotGranted => self.abandoned_runs.insert(&key),
-            };
+            let is_resolved = matches!(end, ClaimEnd::Reported(_) | ClaimEnd::AlreadyResolved(_));
+            if is_resolved { &mut self.resolved_runs } else { &mut self.abandoned_runs }.insert(&key);
         }
         self.launched -= u32::from(held.is_launched);
         match self.cleanup_pending.get_mut(&claim) {

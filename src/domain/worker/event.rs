@@ -7,6 +7,7 @@ use core::time::Duration;
 use crate::claim::{ClaimAction, ClaimEvent, RunTerms};
 use crate::host_health::ProbeResult;
 use crate::id::{LocalToken, PriorityQueue, Run, SourceId};
+use crate::lease::Granted;
 use crate::outcome::Outcome;
 use crate::refusal::Refusal;
 use crate::service_supervisor::ServiceAvailability;
@@ -31,8 +32,7 @@ pub struct ReceivedMessage {
 pub struct GrantedClaim {
     pub token: LocalToken,
     pub run: Run,
-    /// Length of the lease, from when the request was sent.
-    pub length: Duration,
+    pub lease: Granted,
     pub terms: RunTerms,
 }
 
@@ -62,12 +62,10 @@ pub enum Event {
     },
     Polled {
         source: SourceId,
-        sent_at: Instant,
         answer: Result<PollResult, Refusal>,
     },
     Recovered {
         source: SourceId,
-        sent_at: Instant,
         answer: Result<RecoveryResult, Refusal>,
     },
     Deleted {

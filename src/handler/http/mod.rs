@@ -155,6 +155,10 @@ impl PayloadHandler for Http {
         format!("{} (http, {})", self.inner.name, self.inner.display_address())
     }
 
+    fn payload_schema(&self) -> serde_json::Value {
+        Request::schema()
+    }
+
     async fn prepare(&self, request: Request, context: &Context) -> Result<AddressedRequest, PrepareError> {
         let remaining = request.seconds_left.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         let deadline = remaining.and_then(|remaining| Instant::now().checked_add(remaining));

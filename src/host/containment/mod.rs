@@ -26,7 +26,6 @@ use std::process::Stdio;
 use std::sync::Arc;
 
 use rustix::process::Signal;
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -64,7 +63,8 @@ named_enum! {
 }
 
 /// How the processes of a task are contained.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Requirement {
     /// The strongest method that the host offers.

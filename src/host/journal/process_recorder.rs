@@ -84,7 +84,7 @@ mod tests {
         let recorder = ProcessRecorder::new(journal.clone(), EntryId(1), FirstRecord::Sidecar);
         let processes = ProcessRecord { cookie: "c".into(), ..ProcessRecord::default() };
         let error = recorder.ensure_recorded(processes.clone()).await.unwrap_err();
-        assert!(crate::handler::host_errors::is_host_error(&error), "{error}");
+        assert!(crate::host::host_errors::is_host_error(&error), "{error}");
         std::fs::remove_dir(&blocked).unwrap();
         recorder.ensure_recorded(processes.clone()).await.unwrap();
         let recorded = || PreviousJournal::read(dir.path()).journal.recovery_plan(&boot, &[]).kill;

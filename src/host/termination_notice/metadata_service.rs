@@ -38,7 +38,7 @@ impl MetadataReply {
 
     /// The body of a reply with status 200.
     pub(super) fn json<T: DeserializeOwned>(&self) -> Result<T, String> {
-        let parsed = (self.status == 200).then(|| serde_json::from_str(&self.body).ok()).flatten();
+        let parsed = (self.status == 200).then(|| serde_json::from_slice(self.body.as_bytes()).ok()).flatten();
         parsed.ok_or_else(|| self.unexpected_reply())
     }
 

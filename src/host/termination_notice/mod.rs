@@ -11,7 +11,6 @@ mod notice_file;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
 
@@ -32,7 +31,8 @@ pub const NO_ANSWER_YET: &str = "no answer yet";
 pub const NOTICES_MAX: usize = 16;
 
 /// Metadata service that is watched.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum MetadataProvider {
     /// The first that answers.

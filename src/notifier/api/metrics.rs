@@ -11,8 +11,8 @@ use axum::response::{IntoResponse as _, Response};
 
 use super::status::{EndpointCondition, EndpointStatus};
 use super::{Api, Refused};
+use crate::host::clock::stamp;
 use crate::notifier::counters::{BOUNDS_SECONDS, Counted, Histogram};
-use crate::notifier::stamp;
 use crate::notifier::store::outcome_text;
 use crate::observe::openmetrics::{self, MetricFamily, MetricKind, Sample, flag, float, labeled, unlabeled};
 use journeyman_domain::lane::ErrorClass;

@@ -10,8 +10,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{Api, Refused};
+use crate::host::clock::stamp;
 use crate::notifier::mistral::is_target;
-use crate::notifier::stamp;
 use crate::notifier::store::EndpointChange;
 
 /// Those that get nothing, and those whose last attempt has failed.

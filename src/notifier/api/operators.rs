@@ -13,9 +13,9 @@ use uuid::Uuid;
 
 use super::status::Status;
 use super::{Api, Refused};
+use crate::host::clock::stamp;
 use crate::notifier::event::Event;
 use crate::notifier::registry::EndpointSettings;
-use crate::notifier::stamp;
 use crate::notifier::store::{AttemptRow, EndpointChange, LaneChange, LaneRow, ReplayFilter};
 use journeyman_domain::lane::dispatcher::LaneId;
 use journeyman_domain::lane::endpoint::DisableReason;

@@ -8,7 +8,7 @@ use maud::html;
 
 use super::status::EndpointCondition;
 use super::{Api, Refused};
-use crate::notifier::stamp;
+use crate::host::clock::stamp;
 use crate::observe::page::{CommandButtons, HtmlPage, PageContent, SnapshotClock, build_page, format_seconds};
 
 /// Each refresh reads the store.

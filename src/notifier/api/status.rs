@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::Api;
-use crate::notifier::stamp;
+use crate::host::clock::stamp;
 use crate::notifier::store::{Counts, EndpointState, LastFailure, StoreFailure};
 use journeyman_domain::lane::endpoint::{DISABLE_ATTEMPTS_MIN, DisableReason, EndpointHealth};
 use journeyman_domain::named_enum;

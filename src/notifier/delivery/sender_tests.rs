@@ -17,9 +17,9 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
-use super::resolver::Lookup;
 use super::sender::*;
 use crate::host::crypto_provider::install_crypto_provider;
+use crate::http::resolver::Lookup;
 use journeyman_domain::lane::{Control, ErrorClass};
 use journeyman_domain::limits::WEBHOOK_ANSWER_BYTES_MAX;
 

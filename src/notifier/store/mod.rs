@@ -23,7 +23,8 @@ pub(crate) use self::operators::{
     AttemptRow, Counts, EndpointChange, EndpointState, LaneChange, LaneRow, LastFailure, ReplayFilter,
 };
 pub(crate) use self::postgres::{Postgres, PostgresError, PostgresPool, words as postgres_words};
-use self::sqlite::{SqliteTx, Tables};
+use self::sql::Tx;
+use self::sqlite::Tables;
 pub(super) use self::statements::outcome_text;
 pub(crate) use self::statements::{Added, AttemptRecord, Committed, DueLane, Head, Lease};
 use super::event::Event;
@@ -74,18 +75,12 @@ enum Kind {
 macro_rules! transaction {
     ($store:expr, move |$db:ident| $work:expr) => {
         match &$store.database {
-            Kind::Sqlite(sqlite) => {
-                let work = move |conn: &mut &rusqlite::Connection| {
-                    let $db = &mut SqliteTx(conn);
-                    sqlite::run(async { $work.await })
-                };
-                sqlite.execute(work).await
-            }
+            Kind::Sqlite(sqlite) => sqlite.execute(move |$db| sqlite::run($work)).await,
             Kind::Postgres(postgres) => {
                 let mut tries = 0;
                 loop {
                     let mut tx = postgres.begin().await?;
-                    let $db = &mut tx;
+                    let $db = &mut Tx::Postgres(&mut tx);
                     let result = $work.await;
                     if let Some(ended) = tx.end(result, &mut tries).await {
                         break ended;

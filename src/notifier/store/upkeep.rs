@@ -1,6 +1,6 @@
 //! The statements that remove what is old.
 
-use super::sql::{Sql, SqlError, values};
+use super::sql::{SqlError, Tx, values};
 use journeyman_domain::limits::NOTIFIER_UPKEEP_BATCH;
 use journeyman_domain::staged::Stamp;
 
@@ -9,7 +9,7 @@ use journeyman_domain::staged::Stamp;
 ///
 /// Of lanes only those go whose last epoch has had its last event: another one would count again from 1, and receivers would take
 /// its events for old ones.
-pub(super) async fn clean_up(db: &mut impl Sql, before: Stamp) -> Result<u64, SqlError> {
+pub(super) async fn clean_up(db: &mut Tx<'_>, before: Stamp) -> Result<u64, SqlError> {
     let mut removed = 0;
     let old = db
         .query(

@@ -16,7 +16,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use sha2::{Digest as _, Sha256};
 
 use super::untrusted_text;
-use crate::worker::snapshot::format_duration;
+pub(crate) use journeyman_domain::units::format_seconds;
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
@@ -177,10 +177,6 @@ impl SnapshotClock {
         let then = self.now.saturating_add(span).unwrap_or(self.now);
         then.round(Unit::Second).unwrap_or(then)
     }
-}
-
-pub(crate) fn format_seconds(seconds: f64) -> String {
-    format_duration(std::time::Duration::from_secs_f64(seconds.clamp(0.0, f64::from(u32::MAX))))
 }
 
 #[cfg(test)]

@@ -6,10 +6,10 @@ use maud::{Markup, html};
 use super::{CommandButtons, HtmlPage, PageContent, SnapshotClock, build_page, format_seconds, status_links};
 use crate::control::WorkerStatusReply;
 use crate::worker::counters::OutcomeCounts;
-use crate::worker::snapshot::format_bytes;
 use crate::worker::status::{
     BlockedReason, ClaimStatus, HostStatus, LifecycleState, RecentResult, SidecarSummary, SourceStatus, WorkerStatus,
 };
+use journeyman_domain::units::format_bytes;
 
 const LEASE_SHORT_SECONDS: f64 = 30.0;
 

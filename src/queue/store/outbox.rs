@@ -61,7 +61,7 @@ impl Tx<'_> {
         while let Some(row) = rows.next()? {
             outbox.last = row.get(0)?;
             let event: String = row.get(1)?;
-            outbox.events.push(serde_json::from_str(&event).map_err(StoreError::json)?);
+            outbox.events.push(serde_json::from_slice(event.as_bytes()).map_err(StoreError::json)?);
         }
         Ok(outbox)
     }

@@ -7,7 +7,7 @@ use lapin::types::{AMQPValue, ShortString};
 use tokio::sync::Mutex;
 
 use crate::host::crash_points::crash_point;
-use crate::source::{Artifact, CallError, Claim, LossReason, SourceFuture};
+use crate::source::{Artifact, CallError, Claim, Granted, LossReason, SourceFuture};
 use crate::task::{Deferral, Definition, NextCheck, Reply, ReplyLimits, ReplyStatus, Results};
 use journeyman_domain::consumer_timeout;
 use journeyman_domain::delivery_attempts::Republishing;
@@ -432,7 +432,7 @@ impl Claim for GrantedRequest {
         self.claim.session.is_lost().then_some(LossReason::Revoked)
     }
 
-    fn renew(&self) -> SourceFuture<'_, Instant> {
+    fn renew(&self) -> SourceFuture<'_, Granted> {
         Box::pin(async {
             let claim = &self.claim;
             let gone =
@@ -443,9 +443,9 @@ impl Claim for GrantedRequest {
             if claim.session.is_lost() {
                 return Err(gone(&claim.session.lost_reason()));
             }
-            let now = claim.source.clock.now();
-            let (held, timeout) = (now.since(claim.delivered_at), claim.source.consumer_timeout());
-            Ok(now.plus(consumer_timeout::extension_length(held, timeout, AMQP_LEASE)))
+            let sent_at = claim.source.clock.now();
+            let (held, timeout) = (sent_at.since(claim.delivered_at), claim.source.consumer_timeout());
+            Ok(Granted { sent_at, length: consumer_timeout::extension_length(held, timeout, AMQP_LEASE) })
         })
     }
 

@@ -4,7 +4,6 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use lapin::types::ShortString;
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::amqp::Broker;
@@ -84,7 +83,8 @@ pub enum OnRetry {
 }
 
 /// What happens to a request after its last attempt.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum OnAttemptsExhausted {
     /// Its client gets an error reply.

@@ -176,7 +176,7 @@ struct RequestChecks;
 impl CheckFormat for RequestChecks {
     fn read(&self, delivery: &Delivery) -> Option<StagedRecord> {
         let text = headers::text(delivery.properties.headers().as_ref()?, delivery::RECORD_HEADER)?;
-        serde_json::from_str(text).ok()
+        serde_json::from_slice(text.as_bytes()).ok()
     }
 
     fn key(&self, delivery: &Delivery) -> Option<String> {

@@ -43,7 +43,8 @@ use journeyman_domain::outcome::{ExceptionReason, Outcome};
 use journeyman_domain::refusal::Refusal;
 
 use super::{
-    CallError, Capabilities, Grant, OpenResult, PollBatch, RunTerms, Source, SourceEvent, SourceFuture, next_of,
+    CallError, Capabilities, Grant, Granted, OpenResult, PollBatch, RunTerms, Source, SourceEvent, SourceFuture,
+    next_of,
 };
 use claim::{GrantedRequest, RequestClaim, SettlePlan};
 pub use config::{AmqpSourceConfig, OnAttemptsExhausted, OnRetry};
@@ -293,15 +294,24 @@ impl AmqpSourceInner {
     }
 
     fn grant(&self, claim: Arc<RequestClaim>) -> Grant {
-        let (now, consumer_timeout) = (self.clock.now(), self.consumer_timeout());
-        let held = now.since(claim.delivered_at);
-        let lease = consumer_timeout.map_or(AMQP_LEASE, |timeout| timeout.saturating_sub(held).min(AMQP_LEASE));
+        let (sent_at, consumer_timeout) = (self.clock.now(), self.consumer_timeout());
+        let held = sent_at.since(claim.delivered_at);
+        let length = consumer_timeout.map_or(AMQP_LEASE, |timeout| timeout.saturating_sub(held).min(AMQP_LEASE));
         let (run, results) = (claim.run.clone(), Some(claim.results()));
         let task = claim.definition();
         let claim = Arc::new(GrantedRequest { claim, settlement: Default::default() });
         // A release puts the request back into its queue.
         let terms = RunTerms { deadline: None, retries_left: Some(u32::MAX) };
-        Grant { run, expires_at: now.plus(lease), terms, queued_for: None, task, payload_error: None, claim, results }
+        Grant {
+            run,
+            lease: Granted { sent_at, length },
+            terms,
+            queued_for: None,
+            task,
+            payload_error: None,
+            claim,
+            results,
+        }
     }
 
     /// No handler has seen the request, so this is no attempt.

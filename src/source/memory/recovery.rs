@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::MemorySource;
-use crate::source::RecoveryBatch;
+use crate::source::{Granted, RecoveryBatch};
 use journeyman_domain::id::Run;
 
 impl MemorySource {
@@ -29,7 +29,7 @@ impl MemorySource {
                 continue;
             }
             tasks.set_lease(&run, &self.worker, lease, now);
-            recovered.grants.extend(tasks.grant(&run, self, now.plus(lease)));
+            recovered.grants.extend(tasks.grant(&run, self, Granted { sent_at: now, length: lease }));
         }
         recovered
     }

@@ -251,14 +251,6 @@ impl SourceInner {
     fn queue_paths(&self) -> String {
         self.config.queues.iter().map(|queue| queue.path.as_str()).collect::<Vec<_>>().join(", ")
     }
-
-    /// How long a claim is safe that was seen to stand by an answer to a request of this time.
-    pub(super) fn expires_at(
-        watch: &QueueWatch,
-        sent_at: journeyman_domain::time::Instant,
-    ) -> journeyman_domain::time::Instant {
-        sent_at.plus(watch.session.timeout())
-    }
 }
 
 impl Drop for ZooKeeperSource {

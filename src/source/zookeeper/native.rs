@@ -14,7 +14,7 @@ use super::claim::{Held, JobClaim};
 use super::job_source::SourceInner;
 use super::queue_watch::QueueWatch;
 use crate::host::crash_points::crash_point;
-use crate::source::{CallError, Grant, RunTerms, SourceFuture};
+use crate::source::{CallError, Grant, Granted, RunTerms, SourceFuture};
 use crate::task::Results;
 use crate::zookeeper::json_object::JsonObject;
 use crate::zookeeper::{Error, Write};
@@ -75,7 +75,7 @@ pub(super) async fn claim(
     let claim = JobClaim::new(run.clone(), source, watch, hold, Box::new(held));
     Ok(Some(Grant {
         run,
-        expires_at: SourceInner::expires_at(watch, sent_at),
+        lease: Granted { sent_at, length: watch.session.timeout() },
         terms: RunTerms { deadline: None, retries_left: Some(ZOOKEEPER_ATTEMPTS_MAX.saturating_sub(attempts)) },
         queued_for: None,
         task: json!({ "payload": payload }).into(),

@@ -12,8 +12,8 @@ use crate::cli::control::status_text::{
 };
 use crate::cli::table::{format_seconds, strip_control_chars};
 use crate::control::WorkerStatusReply;
-use crate::worker::snapshot::format_bytes;
 use crate::worker::status::{ClaimStatus, LifecycleState, SourceStatus, WorkerStatus};
+use journeyman_domain::units::format_bytes;
 
 const BAR_CELLS: u8 = 10;
 /// From this width on, every column fits.

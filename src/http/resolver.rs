@@ -1,64 +1,64 @@
-//! Resolves the host of a webhook to the addresses that the policy allows. The client connects to these addresses and does not
-//! resolve the name again.
+//! Resolves a host to the addresses that a policy permits.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
-use super::address::AddressPolicy;
-use journeyman_domain::limits::WEBHOOK_DNS_TIMEOUT;
-
 type Found = Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send>>;
-pub(super) type Lookup = Arc<dyn Fn(String) -> Found + Send + Sync>;
+pub(crate) type Lookup = Arc<dyn Fn(String) -> Found + Send + Sync>;
 
 /// The system's resolver.
-pub(super) fn system_lookup() -> Lookup {
+pub(crate) fn system_lookup() -> Lookup {
     Arc::new(|host| Box::pin(async move { Ok(tokio::net::lookup_host((host, 0)).await?.collect()) }))
 }
 
-pub(super) struct PolicyResolver {
-    pub(super) policy: Arc<AddressPolicy>,
-    pub(super) lookup: Lookup,
+/// Says why an address of a host is not connected to.
+pub(crate) type Judge = Arc<dyn Fn(&str, IpAddr) -> Result<(), String> + Send + Sync>;
+
+pub(crate) struct FilteringResolver {
+    pub(crate) judge: Judge,
+    pub(crate) lookup: Lookup,
+    pub(crate) timeout: Duration,
 }
 
 #[derive(Debug, thiserror::Error)]
-pub(super) enum ResolveError {
-    #[error("the host's address {address} is {kind}; add its network to the allowed ones if webhooks may reach it")]
-    Denied { address: IpAddr, kind: &'static str },
+pub(crate) enum ResolveError {
+    #[error("{0}")]
+    Denied(String),
     #[error("the host has no address")]
     NoAddress,
-    #[error("no answer about the host within {} s", WEBHOOK_DNS_TIMEOUT.as_secs())]
-    Timeout,
+    #[error("no answer about the host within {} s", .0.as_secs())]
+    Timeout(Duration),
     #[error("{0}")]
     Failed(io::Error),
 }
 
-impl Resolve for PolicyResolver {
+impl Resolve for FilteringResolver {
     fn resolve(&self, name: Name) -> Resolving {
-        let policy = Arc::clone(&self.policy);
+        let (judge, timeout) = (Arc::clone(&self.judge), self.timeout);
         let lookup = (self.lookup)(name.as_str().to_owned());
         Box::pin(async move {
-            let found = tokio::time::timeout(WEBHOOK_DNS_TIMEOUT, lookup).await.map_err(|_| ResolveError::Timeout)?;
-            let allowed = allowed_only(&policy, found.map_err(ResolveError::Failed)?)?;
-            Ok(Box::new(allowed.into_iter()) as Addrs)
+            let found = tokio::time::timeout(timeout, lookup).await.map_err(|_| ResolveError::Timeout(timeout))?;
+            let permitted = permitted_only(&judge, name.as_str(), found.map_err(ResolveError::Failed)?)?;
+            Ok(Box::new(permitted.into_iter()) as Addrs)
         })
     }
 }
 
-fn allowed_only(policy: &AddressPolicy, found: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, ResolveError> {
+fn permitted_only(judge: &Judge, host: &str, found: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, ResolveError> {
     let mut error = ResolveError::NoAddress;
-    let mut allowed = Vec::new();
-    for socket in found {
-        let address = socket.ip();
-        match policy.judge(address) {
-            Ok(()) => allowed.push(socket),
-            Err(kind) => error = ResolveError::Denied { address, kind },
+    let mut permitted = Vec::new();
+    for address in found {
+        match judge(host, address.ip()) {
+            Ok(()) => permitted.push(address),
+            Err(why) => error = ResolveError::Denied(why),
         }
     }
-    if allowed.is_empty() { Err(error) } else { Ok(allowed) }
+    if permitted.is_empty() { Err(error) } else { Ok(permitted) }
 }
 
 #[cfg(test)]
@@ -66,6 +66,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
+    use crate::http::address::{Range, classify};
 
     /// The last answer is repeated.
     fn lookup(answers: &'static [&'static [&'static str]]) -> Lookup {
@@ -78,15 +79,19 @@ mod tests {
         })
     }
 
-    async fn resolve(resolver: &PolicyResolver) -> Result<Vec<String>, ResolveError> {
+    async fn resolve(resolver: &FilteringResolver) -> Result<Vec<String>, ResolveError> {
         match resolver.resolve("hooks.example.com".parse().expect("a name")).await {
             Ok(found) => Ok(found.map(|socket| socket.ip().to_string()).collect()),
             Err(error) => Err(*error.downcast().expect("an error of the resolver")),
         }
     }
 
-    fn resolver(lookup: Lookup) -> PolicyResolver {
-        PolicyResolver { policy: Arc::new(AddressPolicy::new(Vec::new())), lookup }
+    fn resolver(lookup: Lookup) -> FilteringResolver {
+        let judge: Judge = Arc::new(|host, address| {
+            let class = classify(address);
+            if class.range == Range::Public { Ok(()) } else { Err(format!("{host} is {}", class.kind)) }
+        });
+        FilteringResolver { judge, lookup, timeout: Duration::from_secs(4) }
     }
 
     #[tokio::test]
@@ -96,11 +101,12 @@ mod tests {
         assert_eq!(resolve(&resolver).await.expect("public"), ["1.1.1.1"]);
 
         let error = resolve(&resolver).await.expect_err("rebound");
-        assert!(matches!(error, ResolveError::Denied { kind: "link-local", .. }), "{error}");
+        assert!(matches!(error, ResolveError::Denied(_)), "{error}");
+        assert_eq!(error.to_string(), "hooks.example.com is link-local");
     }
 
     #[tokio::test]
-    async fn p6_only_the_allowed_addresses_of_a_name_are_used() {
+    async fn p6_only_the_permitted_addresses_of_a_name_are_used() {
         let resolver = resolver(lookup(&[&["127.0.0.1", "1.1.1.1", "fe80::1", "2606:4700::1111"]]));
 
         assert_eq!(resolve(&resolver).await.expect("some are public"), ["1.1.1.1", "2606:4700::1111"]);
@@ -116,6 +122,6 @@ mod tests {
     async fn a_name_server_that_does_not_answer_is_given_up() {
         let resolver = resolver(Arc::new(|_| Box::pin(std::future::pending())));
         let error = resolve(&resolver).await.expect_err("no answer");
-        assert!(matches!(error, ResolveError::Timeout), "{error}");
+        assert!(matches!(error, ResolveError::Timeout(_)), "{error}");
     }
 }
