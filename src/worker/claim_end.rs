@@ -35,7 +35,12 @@ impl Engine {
     fn announce_end(&self, live: &ClaimRuntime, end: ClaimEnd) {
         let Some(announcer) = &self.config.announcer else { return };
         // The next process announces its end.
-        let Some(kind) = EndKind::of(end).filter(|_| !journal::is_left_to_next_process(end)) else { return };
+        let is_told_later = matches!(
+            end,
+            ClaimEnd::Lost(LossReason::ShutdownDeadline)
+                | ClaimEnd::Unconfirmed { loss: LossReason::ShutdownDeadline, .. }
+        );
+        let Some(kind) = EndKind::of(end).filter(|_| !is_told_later) else { return };
         let event_type = match kind {
             EndKind::Completed => "claim.completed",
             EndKind::Failed => "claim.failed",

@@ -190,10 +190,10 @@ fn i28_only_what_the_queue_may_still_count_as_ours_is_asked_for_again() {
         (ClaimEnd::ReportRejected(outcome), false),
         (ClaimEnd::Lost(LossReason::Revoked), false),
         (ClaimEnd::Lost(LossReason::Canceled), false),
-        (ClaimEnd::Lost(LossReason::LeaseExpired), false),
-        (ClaimEnd::Lost(LossReason::GrantedTooLate), false),
+        (ClaimEnd::Lost(LossReason::LeaseExpired), true),
+        (ClaimEnd::Lost(LossReason::GrantedTooLate), true),
         (ClaimEnd::Lost(LossReason::ShutdownDeadline), true),
-        (ClaimEnd::Unconfirmed { outcome, loss: LossReason::LeaseExpired }, false),
+        (ClaimEnd::Unconfirmed { outcome, loss: LossReason::LeaseExpired }, true),
         (ClaimEnd::Unconfirmed { outcome, loss: LossReason::ShutdownDeadline }, true),
         (ClaimEnd::NotGranted, true),
     ] {

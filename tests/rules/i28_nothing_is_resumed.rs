@@ -274,7 +274,7 @@ fn i28_a_message_about_what_was_written_down_leads_to_no_second_claim() {
     // Without an answer the worker gives up, and the lease expires.
     let mut bench = Bench::new(policy(2), &[MESSAGES]);
     let claim = left(&mut bench, "T", SHUTDOWN);
-    taken(&mut bench, claim, Err(Refusal::Denied));
+    taken(&mut bench, claim, Err(Refusal::Rejected));
     bench.tick();
     bench.opened(0, 1);
     let (_, effects) = bench.receive("m", "T");

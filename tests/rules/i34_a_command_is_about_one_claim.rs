@@ -1,7 +1,7 @@
 //! I34: a command ends one claim and no other, in any state of that claim, and decides its outcome unless that was sent already.
 
 use journeyman_domain::claim::{
-    CancelCause, CancelCommand, CancelResult, ClaimAction, ClaimEnd, ClaimEvent, LossReason,
+    CancelCause, CancelCommand, CancelResult, ClaimAction, ClaimEnd, ClaimEvent, LossReason, POLL_WAIT_MAX,
 };
 use journeyman_domain::id::LocalToken;
 use journeyman_domain::lease::Granted;
@@ -10,8 +10,8 @@ use journeyman_domain::refusal::Refusal;
 use journeyman_domain::worker::{Effect, Event};
 
 use crate::rules::support::{
-    Bench, COMPLETED, FAILED, GRACE, LEASE, MARGIN, One, PREPARED, RELEASE_CLAIM, REPORTED, RETRY, Reclaims, SHUTDOWN,
-    UNANSWERED, UPLOADED, acts, at, secs,
+    Bench, COMPLETED, FAILED, GRACE, LEASE, MARGIN, One, PREPARED, RELEASE, RELEASE_CLAIM, REPORTED, RETRY, Reclaims,
+    SHUTDOWN, UNANSWERED, UPLOADED, acts, at, secs,
 };
 
 const ORDERS: [CancelCommand; 2] = [CancelCommand::Release, CancelCommand::Cancel];
@@ -256,4 +256,17 @@ fn i34_what_a_paused_worker_hands_back_waits_for_the_poll_that_would_bring_it_ba
         let effects = bench.empty();
         assert_eq!(acts!(effects, ClaimAction::Report { outcome: SHUTDOWN, .. }), paused, "{effects:?}");
     }
+}
+
+#[test]
+fn i34_a_cancel_decides_about_a_release_whose_wait_for_a_poll_has_just_ended() {
+    let mut bench = Bench::claims(2);
+    let (claim, _) = bench.granted("A");
+    bench.tell(claim, PREPARED);
+    bench.happens(RELEASE);
+    assert!(!acts!(bench.tell(claim, FAILED), ClaimAction::Report { .. }), "it waits for the poll");
+    // The timer is late, and the command comes first.
+    bench.now = bench.now.plus(POLL_WAIT_MAX);
+    let effects = bench.tell(claim, ClaimEvent::Command(CancelCommand::Cancel));
+    assert!(acts!(effects, ClaimAction::Report { outcome: INTERNAL, .. }), "{effects:?}");
 }

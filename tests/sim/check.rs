@@ -121,7 +121,8 @@ impl World {
             format!("host {host} starts {run} too late: {track:?}")
         });
         self.held("I25", !track.executed, || format!("host {host} starts {run} again"));
-        self.held("I25", !self.hosts[host].ever_executed.contains(&run), || {
+        let forgotten = self.hosts[host].forgotten.contains(&run);
+        self.held("I25", !self.hosts[host].ever_executed.contains(&run) || forgotten, || {
             format!("host {host} starts {run} in a second process")
         });
         self.held("I6", !self.hosts[host].executed.contains(&run), || {
@@ -272,6 +273,14 @@ impl World {
             | Alert::Denied { .. }
             | Alert::Throttled { .. }
             | Alert::OverlapPossible { .. } => {}
+        }
+    }
+
+    /// A lease that is over stays over, even if its extension was on its way.
+    pub fn note_expired(&mut self, host: usize) {
+        let now = self.hosts[host].local(self.now);
+        for track in self.hosts[host].claims.values_mut() {
+            track.given_up |= track.reports > 0 && track.lease.is_some_and(|lease| now >= lease.expires_at());
         }
     }
 
@@ -440,9 +449,15 @@ impl World {
                 track.granted_calm = calm;
                 track.leased(granted, grace, now);
             }
-            Err(Refusal::Gone | Refusal::Denied | Refusal::Rejected) => {
+            // Where a message may bring the run again, credentials that are refused settle nothing.
+            Err(Refusal::Denied) if state.azure => {}
+            Err(refusal @ (Refusal::Gone | Refusal::Denied | Refusal::Rejected)) => {
                 state.definite.insert(track.run.clone());
                 track.told_gone = true;
+                // Without the optional scope a claim is forgotten; a recovery may find it as that of a lost reply.
+                if refusal == Refusal::Denied {
+                    state.forgotten.insert(track.run.clone());
+                }
             }
             Err(Refusal::Retry { .. } | Refusal::Throttled { .. } | Refusal::Full | Refusal::Stale) => {}
         }

@@ -68,6 +68,8 @@ pub struct Host {
     pub left: BTreeSet<Run>,
     /// What was executed here in whichever life.
     pub ever_executed: BTreeSet<Run>,
+    /// What the queue refused to grant again in whichever life, for lack of a scope.
+    pub forgotten: BTreeSet<Run>,
 }
 
 #[derive(Debug, Clone)]
@@ -207,6 +209,7 @@ impl Host {
             journal: Journal::default(),
             left: BTreeSet::new(),
             ever_executed: BTreeSet::new(),
+            forgotten: BTreeSet::new(),
         }
     }
 

@@ -8,6 +8,7 @@
     unreachable_pub,
     clippy::expect_used,
     clippy::panic,
+    clippy::print_stdout,
     clippy::wildcard_enum_match_arm,
     reason = "a test binary has no outside, and its panics are failures"
 )]

@@ -160,8 +160,7 @@ impl World {
             }
             let skew = self.rng.pick(&self.skews);
             if self.take(&check, skew).is_some() {
-                let found = self.checks.iter().position(|other| other.due == check.due && other.task == check.task);
-                self.checks.remove(found.expect("it was there"));
+                self.checks.remove(index);
             }
             if self.strikes("check twice", 5) {
                 self.checks.push(check);

@@ -593,6 +593,7 @@ impl World {
             }
         }
         self.hosts[host].note_polls(self.now);
+        self.note_expired(host);
         self.check_capacity(host);
         self.check_told_in_time(host);
         self.set_wake(host);

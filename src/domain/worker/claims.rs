@@ -6,7 +6,7 @@ use super::{
     Alert, ClaimEntry, ClaimTimer, Effect, ExitReason, GrantedClaim, Mode, PendingCleanup, RecoveredClaim, RunKey,
     Worker,
 };
-use crate::claim::{self, ClaimAction, ClaimEnd, ClaimEvent, ClaimState};
+use crate::claim::{self, CancelCommand, ClaimAction, ClaimEnd, ClaimEvent, ClaimState};
 use crate::id::{LocalToken, Run, SourceId};
 use crate::outcome::{ExecuteFailure, PrepareFailure};
 use crate::poll::Capabilities;
@@ -136,6 +136,11 @@ impl Worker {
         match event {
             // I12: a definite answer settles the messages.
             ClaimEvent::Claimed(Ok(_) | Err(Refusal::Gone)) if recovered => self.delete_messages_of(claim),
+            // I25: a message would bring the run again. Its claim takes no other scope, so the refusal is transient.
+            ClaimEvent::Claimed(Err(Refusal::Denied)) if recovered && self.has_messages(source) => {
+                let answer = Err(Refusal::Retry { retry_after: None });
+                return self.handle_claim_event(claim, ClaimEvent::Claimed(answer), now);
+            }
             ClaimEvent::Claimed(_) if recovered => {}
             ClaimEvent::Claimed(Ok(_)) => self.on_grant(claim, source, now),
             ClaimEvent::Claimed(Err(refusal)) => self.on_claim_refused(claim, source, refusal, now),
@@ -154,7 +159,9 @@ impl Worker {
             }
             // I34: while no further poll follows, a release waits for the poll in flight, which would return the
             // task. Where the next poll would return it too, waiting is useless.
-            ClaimEvent::Command(_) if !self.is_claiming() => self.await_own_poll(claim, source, now),
+            ClaimEvent::Command(CancelCommand::Release) if !self.is_claiming() => {
+                self.await_own_poll(claim, source, now)
+            }
             ClaimEvent::Command(_)
             | ClaimEvent::Prepared(_)
             | ClaimEvent::Uploaded(_)
@@ -169,6 +176,11 @@ impl Worker {
             | ClaimEvent::Tick => {}
         }
         self.handle_claim_event(claim, event, now);
+    }
+
+    /// Whether polls return messages, and not claims.
+    fn has_messages(&self, source: SourceId) -> bool {
+        !self.sources[source.index()].poller.capabilities().long_poll
     }
 
     fn on_grant(&mut self, claim: LocalToken, source: SourceId, now: Instant) {
