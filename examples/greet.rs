@@ -5,16 +5,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use journeyman::domain::id::TaskId;
+use journeyman::clock::Clock;
 use journeyman::handler::{Context, ExecuteError, PayloadHandler, PrepareError, erase};
-use journeyman::host::clock::Clock;
+use journeyman::id::TaskId;
 use journeyman::source::memory::{Config as QueueSettings, MemoryQueue, PollStyle, RunState};
 use journeyman::worker::{SourceBinding, Worker, WorkerConfig};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use tokio::sync::Notify;
 
-/// The payload of a task. The worker validates payloads against the schema of this type.
+/// The payload of a task.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Greeting {
@@ -29,6 +29,10 @@ struct Greet {
 impl PayloadHandler for Greet {
     type Payload = Greeting;
     type Prepared = Greeting;
+
+    fn payload_schema(&self) -> serde_json::Value {
+        schemars::schema_for!(Greeting).into()
+    }
 
     async fn prepare(&self, greeting: Greeting, _: &Context) -> Result<Greeting, PrepareError> {
         if greeting.name.is_empty() {

@@ -1,17 +1,16 @@
 //! A worker for the queue you already run: claims tasks, runs them with your handler, reclaims in time, and reports
 //! exactly one outcome.
 
-extern crate alloc;
+#![warn(missing_docs)]
 
 #[doc(hidden)]
 pub mod activity;
-#[doc(hidden)]
-pub mod amqp;
 #[doc(hidden)]
 pub mod bridge;
 #[doc(hidden)]
 pub mod cli;
 pub mod client;
+mod committed_schema;
 #[doc(hidden)]
 pub mod config;
 #[doc(hidden)]
@@ -20,33 +19,21 @@ pub mod console;
 pub mod control;
 #[doc(hidden)]
 pub mod controller;
-#[doc(hidden)]
-pub mod domain;
 pub mod guide;
 pub mod handler;
 #[doc(hidden)]
 pub mod histogram;
-#[doc(hidden)]
-pub mod host;
-#[doc(hidden)]
-pub mod http;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;
-#[doc(hidden)]
-pub mod limits;
-mod named_enum;
 mod notifier;
 #[doc(hidden)]
 pub mod observe;
 #[doc(hidden)]
 pub mod queue;
-#[doc(hidden)]
-pub mod redact;
+mod retry;
 #[cfg(feature = "kubernetes")]
 mod screwdriver;
 pub mod source;
-#[doc(hidden)]
-pub mod sqlite;
 pub mod task;
 pub mod worker;
 #[doc(hidden)]
@@ -55,4 +42,6 @@ pub mod worker_runner;
 #[doc(hidden)]
 pub mod zookeeper;
 
-pub use host::containment::shim;
+pub use journeyman_domain::{id, outcome, time};
+pub use journeyman_platform::host::clock;
+pub use journeyman_platform::host::containment::shim;

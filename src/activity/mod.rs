@@ -9,15 +9,14 @@ use lapin::options::BasicPublishOptions;
 use lapin::types::{AMQPValue, LongString};
 use lapin::{BasicProperties, Channel, Connection};
 
-use crate::amqp::{self, Broker};
-use crate::domain::activity::{ActivityReport, ActivityReporter, Event};
-use crate::domain::backoff::Backoff;
-use crate::domain::jitter::Jitter;
-use crate::domain::poll::POLL_RETRY;
-use crate::host::clock::{Clock, or_pending};
-use crate::limits::{ACTIVITY_REPEAT_INTERVAL, AMQP_CLOSE_TIMEOUT};
+use crate::retry::Retry;
 use crate::worker::liveness::Liveness;
 use crate::worker::status;
+use journeyman_domain::activity::{ActivityReport, ActivityReporter, Event};
+use journeyman_domain::limits::{ACTIVITY_REPEAT_INTERVAL, AMQP_CLOSE_TIMEOUT};
+use journeyman_domain::poll::POLL_RETRY;
+use journeyman_platform::amqp::{self, Broker};
+use journeyman_platform::host::clock::{Clock, or_pending};
 
 /// Where reports are published.
 #[derive(Debug, Clone)]
@@ -35,30 +34,25 @@ pub struct Config {
 pub async fn report(settings: Config, liveness: Arc<Liveness>) {
     let clock = Clock::boot();
     let mut reporter = ActivityReporter::new(ACTIVITY_REPEAT_INTERVAL);
-    let mut jitter = Jitter::seeded(uuid::Uuid::new_v4().as_u64_pair().0);
-    let mut backoff = Backoff::NEW;
+    let mut retry = Retry::new(POLL_RETRY);
+    let what = format!("cannot report activity to {}", settings.exchange);
     let mut state = status::ActivityStatus { exchange: settings.exchange.clone(), ..status::ActivityStatus::default() };
     liveness.set_activity(&state);
     loop {
         let why = match connect(&settings).await {
             Ok(open) => {
                 let why =
-                    publish_reports(&settings, &open, &mut reporter, &liveness, &mut state, clock, &mut backoff).await;
+                    publish_reports(&settings, &open, &mut reporter, &liveness, &mut state, clock, &mut retry).await;
                 amqp::close(&open.connection, AMQP_CLOSE_TIMEOUT).await;
                 why
             }
             Err(why) => why,
         };
         reporter.handle(Event::Disconnected, clock.now());
-        if backoff.tries() == 0 {
-            tracing::warn!(exchange = settings.exchange, "cannot report activity: {why}");
-        } else {
-            tracing::debug!(exchange = settings.exchange, "still cannot report activity: {why}");
-        }
         state.failures += 1;
-        state.error = Some(why);
+        state.error = Some(why.clone());
         liveness.set_activity(&state);
-        tokio::time::sleep(backoff.wait(POLL_RETRY, None, &mut jitter)).await;
+        tokio::time::sleep(retry.on_failure(&what, why)).await;
     }
 }
 
@@ -82,7 +76,7 @@ async fn publish_reports(
     liveness: &Liveness,
     state: &mut status::ActivityStatus,
     clock: Clock,
-    backoff: &mut Backoff,
+    retry: &mut Retry,
 ) -> String {
     let mut seen = liveness.claims_received();
     observe_liveness(reporter, liveness, clock);
@@ -92,9 +86,9 @@ async fn publish_reports(
             if let Err(why) = publish(settings, &open.channel, report).await {
                 return why;
             }
-            if backoff.tries() > 0 || state.reports == 0 {
+            if retry.failures() > 0 || state.reports == 0 {
                 tracing::info!(exchange = settings.exchange, "reporting activity");
-                backoff.reset();
+                retry.on_success();
             }
             state.reports += 1;
             state.error = None;

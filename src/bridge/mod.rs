@@ -10,8 +10,6 @@ pub mod tasks_to_requests;
 use serde_json::Value;
 
 use crate::client::RpcRequest;
-use crate::domain::backoff::{Backoff, Policy};
-use crate::domain::jitter::Jitter;
 use crate::handler::Request;
 
 /// Reads the payload of a task as a request.
@@ -25,24 +23,6 @@ fn request_from_payload(payload: Value) -> Result<Request, String> {
 fn rpc_request(request: Request) -> RpcRequest {
     let Request { path, body, headers, content_type, content_encoding, .. } = request;
     RpcRequest { path, body: body.into(), headers, content_type, content_encoding, ..RpcRequest::default() }
-}
-
-/// Waits with backoff and jitter, so that requests which arrived together do not retry together.
-struct RetryTimer {
-    backoff: Backoff,
-    jitter: Jitter,
-    policy: Policy,
-}
-
-impl RetryTimer {
-    fn new(policy: Policy) -> Self {
-        let (seed, _) = uuid::Uuid::new_v4().as_u64_pair();
-        Self { backoff: Backoff::NEW, jitter: Jitter::seeded(seed), policy }
-    }
-
-    async fn wait(&mut self, asked: Option<std::time::Duration>) {
-        tokio::time::sleep(self.backoff.wait(self.policy, asked, &mut self.jitter)).await;
-    }
 }
 
 #[cfg(test)]

@@ -10,20 +10,22 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use super::RetryTimer;
 use crate::config::values::Queue;
-use crate::domain::backoff::Policy;
-use crate::domain::id::{Run, TaskId};
-use crate::domain::refusal::Refusal;
-use crate::handler::{CancelCause, Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError, Request};
-use crate::limits::{
-    BRIDGE_POLL_MAX, BRIDGE_POLL_MIN, BRIDGE_RESULT_BYTES_MAX, BRIDGE_RETRY_MAX, BRIDGE_RETRY_MIN,
-    BRIDGE_TASK_RETENTION,
+use crate::handler::{
+    CancelCause, CancelCommand, Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError, Request,
 };
+use crate::retry::Retry;
 use crate::source::CallError;
 use crate::source::taskcluster::Api;
 use crate::source::taskcluster::formats::{format_time, task_id_from_bytes};
 use crate::task::Reply;
+use journeyman_domain::backoff::Policy;
+use journeyman_domain::id::{Run, TaskId};
+use journeyman_domain::limits::{
+    BRIDGE_POLL_MAX, BRIDGE_POLL_MIN, BRIDGE_RESULT_BYTES_MAX, BRIDGE_RETRY_MAX, BRIDGE_RETRY_MIN,
+    BRIDGE_TASK_RETENTION,
+};
+use journeyman_domain::refusal::Refusal;
 
 /// The artifact that becomes the reply.
 pub(super) const RESULT_ARTIFACT: &str = "public/result.json";
@@ -63,6 +65,10 @@ impl PayloadHandler for RequestsToTasks {
         format!("forwards requests to {} as tasks", self.task_queue)
     }
 
+    fn payload_schema(&self) -> Value {
+        Request::schema()
+    }
+
     async fn prepare(&self, request: Request, context: &Context) -> Result<PreparedTask, PrepareError> {
         let key = request.idempotency_key.clone().unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
         let remaining = request.seconds_left.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
@@ -75,7 +81,7 @@ impl PayloadHandler for RequestsToTasks {
             ended = self.create_and_wait(&task, context) => ended,
             cancel = context.canceled() => {
                 // A release leaves the task running: the worker that claims the request next finds it.
-                if cancel.cause == CancelCause::Canceled {
+                if cancel.cause == CancelCause::Command(CancelCommand::Cancel) {
                     let remaining = context.time_until(cancel.deadline);
                     let canceled = tokio::time::timeout(remaining, self.api.cancel_task(&task.id)).await;
                     if !matches!(canceled, Ok(Ok(_))) {
@@ -121,12 +127,12 @@ impl RequestsToTasks {
             Err(error) => return Err(failed(error)),
         }
         context.set_progress(&format!("waiting for task {}", task.id));
-        let mut watch = RetryTimer::new(POLL_POLICY);
+        let mut watch = Retry::new(POLL_POLICY);
         let result = loop {
             let status = retry(context, || self.api.task_status(&task.id)).await.map_err(failed)?;
             match parse_status(&status) {
                 Some(result) => break result,
-                None => watch.wait(None).await,
+                None => tokio::time::sleep(watch.next_wait(None)).await,
             }
         };
         match result {
@@ -173,7 +179,7 @@ async fn retry<T, F: Future<Output = Result<T, CallError>>>(
     context: &Context,
     call: impl Fn() -> F,
 ) -> Result<T, CallError> {
-    let mut timer = RetryTimer::new(RETRY_POLICY);
+    let mut timer = Retry::new(RETRY_POLICY);
     loop {
         let error = match call().await {
             Err(error) => error,
@@ -190,7 +196,7 @@ async fn retry<T, F: Future<Output = Result<T, CallError>>>(
             Refusal::Gone | Refusal::Rejected => return Err(error),
         };
         context.set_progress(&format!("retrying: {}", error.message));
-        timer.wait(retry_after).await;
+        tokio::time::sleep(timer.next_wait(retry_after)).await;
     }
 }
 

@@ -8,13 +8,14 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::time::Instant;
 
+use super::request_from_payload;
 use super::requests_to_tasks::RESULT_ARTIFACT;
-use super::{RetryTimer, request_from_payload};
 use crate::client::{RpcClient, RpcError, RpcReply, RpcRequest};
-use crate::domain::backoff::Policy;
 use crate::handler::artifact::{ArtifactDeclaration, ArtifactKind};
 use crate::handler::{Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError};
-use crate::limits::{BRIDGE_RETRY_MAX, BRIDGE_RETRY_MIN};
+use crate::retry::Retry;
+use journeyman_domain::backoff::Policy;
+use journeyman_domain::limits::{BRIDGE_RETRY_MAX, BRIDGE_RETRY_MIN};
 
 /// The artifact for a reply that is not JSON.
 const RAW_RESULT_ARTIFACT: &str = "public/result";
@@ -77,7 +78,7 @@ impl PayloadHandler for TasksToRequests {
 impl TasksToRequests {
     async fn request_until_reply(&self, mut call: RpcRequest, context: &Context) -> Result<(), ExecuteError> {
         let until = Instant::now() + self.max_run_time;
-        let mut retry = RetryTimer::new(RETRY_POLICY);
+        let mut retry = Retry::new(RETRY_POLICY);
         let reply_queue = format!("journeyman-bridge-{}", context.task().run.task).as_str().into();
         loop {
             call.timeout = until.saturating_duration_since(Instant::now());
@@ -96,7 +97,7 @@ impl TasksToRequests {
                         .write_note(&format!("{error}; trying again, a request that was sent is not sent twice"));
                     context.set_progress(&format!("retrying: {error}"));
                     tokio::select! {
-                        () = retry.wait(None) => {}
+                        () = tokio::time::sleep(retry.next_wait(None)) => {}
                         // The next attempt times out at once.
                         () = tokio::time::sleep_until(until) => {}
                     }

@@ -11,14 +11,14 @@ use secrecy::SecretString;
 use super::exit::{Exit, Failure};
 use super::worker_setup::WorkerIdentity;
 use crate::activity;
-use crate::amqp::management::Management;
-use crate::amqp::{self, Broker, ClientCertificate};
 use crate::config::schema::{self, Config, Handler, RequestSource};
 use crate::config::{Environment, secrets};
 use crate::handler::DynHandler;
-use crate::limits::{AMQP_LONG_POLL_WAIT, AMQP_SHARED_POLL_WAIT};
 use crate::source::amqp::{AmqpSource, AmqpSourceConfig, DeferralConfig, PayloadForm};
 use crate::worker::{Control, SourceBinding};
+use journeyman_domain::limits::{AMQP_LONG_POLL_WAIT, AMQP_SHARED_POLL_WAIT};
+use journeyman_platform::amqp::management::Management;
+use journeyman_platform::amqp::{self, Broker, ClientCertificate};
 
 /// Builds the broker.
 ///

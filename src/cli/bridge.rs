@@ -81,7 +81,7 @@ fn source_binding(
             };
             let worker_id = amqp_setup::worker_id(config, name);
             let short_name = |name: &str| {
-                crate::amqp::to_short_string("the name of a queue, exchange or key", name)
+                journeyman_platform::amqp::to_short_string("the name of a queue, exchange or key", name)
                     .map_err(|error| Failure::from_error(Exit::Config, &error))
             };
             short_name(&exchange)?;

@@ -10,7 +10,7 @@ use super::{amqp_setup, output};
 use crate::client::{ReplyPosition, RpcClient, RpcError, RpcRequest};
 use crate::config::Environment;
 use crate::config::values::Span;
-use crate::limits::{CALL_BODY_BYTES_MAX, RPC_TIMEOUT_DEFAULT};
+use journeyman_domain::limits::{CALL_BODY_BYTES_MAX, RPC_TIMEOUT_DEFAULT};
 
 /// `journeyman call`
 #[derive(Debug, Args)]

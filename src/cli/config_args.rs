@@ -10,7 +10,7 @@ use super::exit::{Exit, Failure};
 use crate::config::environment::FILE_VARIABLE;
 use crate::config::problem::{Problem, ValueOrigin};
 use crate::config::{self, Document, Environment, LoadedConfig, Problems, Setting, environment, reference};
-use crate::limits::CONFIG_BYTES_MAX;
+use journeyman_domain::limits::CONFIG_BYTES_MAX;
 
 /// A flag and the key that it sets.
 #[derive(Debug, Clone, Copy)]

@@ -2,8 +2,8 @@
 
 use std::process::ExitCode;
 
-use crate::http::client::error_chain;
-use crate::redact;
+use journeyman_platform::http::client::error_chain;
+use journeyman_platform::redact;
 
 /// The numbers are stable; `guide/configuration.md` has the same list, see [`Exit::description`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

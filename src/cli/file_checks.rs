@@ -12,7 +12,7 @@ use crate::config::values::{File, SecretFile};
 use crate::config::{Environment, LoadedConfig};
 use crate::handler::environment;
 use crate::handler::program;
-use crate::host::program_path::find_program;
+use journeyman_platform::host::program_path::find_program;
 
 pub(super) fn check_files(loaded: &LoadedConfig, environment: &Environment) -> Vec<Problem> {
     let mut checks = FileChecks { loaded, environment, problems: Vec::new() };

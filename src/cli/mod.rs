@@ -45,10 +45,10 @@ use clap::{CommandFactory as _, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
 
 use crate::config::Environment;
-use crate::limits::ABORT_TIMEOUT;
 use crate::observe::log;
 use config_args::{ConfigArgs, QueueFlags, WorkerFlags};
 use exit::{Exit, ExitResult, Failure};
+use journeyman_domain::limits::ABORT_TIMEOUT;
 
 #[derive(Debug, Parser)]
 #[command(

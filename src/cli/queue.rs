@@ -9,9 +9,9 @@ use super::exit::{Exit, ExitResult, Failure};
 use super::notify_setup;
 use super::signals::ExitSignals;
 use crate::config::{Environment, schema};
-use crate::host::clock::or_pending;
 use crate::observe::log;
 use crate::queue::{self, Auth, Db, RegisteredClient, StartError};
+use journeyman_platform::host::clock::or_pending;
 
 pub(super) async fn run(settings: ConfigArgs<QueueFlags>, environment: &Environment) -> ExitResult {
     let loaded = settings.load(&environment.without_controller_variables())?;

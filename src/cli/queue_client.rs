@@ -10,9 +10,9 @@ use super::taskcluster_setup::build_credentials;
 use crate::config::Environment;
 use crate::config::secrets::{self, ClientCredentials};
 use crate::config::values::{Queue, Secret, Url};
-use crate::domain::refusal::Refusal;
 use crate::source::CallError;
 use crate::source::taskcluster::{Api, ApiConfig, Credentials};
+use journeyman_domain::refusal::Refusal;
 
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Queue")]

@@ -15,10 +15,10 @@ use super::worker_setup;
 use crate::config::Environment;
 use crate::config::schema::Config;
 use crate::control::worker_api::{ReloadRequest, ReloadSender};
-use crate::host::service_manager::ServiceManager;
 use crate::observe::log;
 use crate::source::taskcluster::Api;
 use crate::worker::{Control, ReloadResult};
+use journeyman_platform::host::service_manager::ServiceManager;
 
 /// What a reload changes.
 pub(super) trait ReloadTarget {

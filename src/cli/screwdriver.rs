@@ -7,12 +7,12 @@ use super::config_args::{ConfigArgs, NoFlags};
 use super::doctor::{Check, report};
 use super::exit::{Exit, ExitResult, Failure};
 use super::output::Format;
-use crate::amqp;
 use crate::config::Environment;
 use crate::config::schema::{Amqp, Config, ScrewdriverSource, Source};
-use crate::domain::refusal::{CallError, Refusal};
-use crate::limits::AMQP_CLOSE_TIMEOUT;
 use crate::screwdriver::topology::{self, Facts, Finding, Severity};
+use journeyman_domain::limits::AMQP_CLOSE_TIMEOUT;
+use journeyman_domain::refusal::{CallError, Refusal};
+use journeyman_platform::amqp;
 
 /// `journeyman screwdriver`
 #[derive(Debug, Subcommand)]

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use super::amqp_setup::{build_broker, build_management};
 use super::exit::{Exit, Failure};
 use super::worker_setup::WorkerIdentity;
-use crate::amqp;
-use crate::amqp::delay::DelayQueues;
 use crate::config::Environment;
 use crate::config::schema::{Config, ScrewdriverSource};
 use crate::handler;
-use crate::limits::AMQP_SHARED_POLL_WAIT;
 use crate::screwdriver::{BuildChecks, ScrewdriverHandler};
 use crate::source::amqp::{AmqpSource, AmqpSourceConfig, CheckRoute, DeferralConfig, OnRetry, PayloadForm};
 use crate::worker::SourceBinding;
+use journeyman_domain::limits::AMQP_SHARED_POLL_WAIT;
+use journeyman_platform::amqp;
+use journeyman_platform::amqp::delay::DelayQueues;
 
 /// Builds a source for each of its queues.
 ///

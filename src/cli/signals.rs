@@ -3,8 +3,8 @@
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::exit::{Exit, Failure};
-use crate::host::clock::or_pending;
 use crate::worker::{Command, Control, Note};
+use journeyman_platform::host::clock::or_pending;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ShutdownStep {

@@ -8,11 +8,11 @@ use tokio::time::timeout;
 
 use crate::console::text::strip_control_chars;
 use crate::console::worker::headline;
-use crate::host::service_manager::ServiceManager;
-use crate::limits::{
+use crate::worker::status::{LifecycleState, WorkerStatus};
+use journeyman_domain::limits::{
     SYSTEMD_EXTEND_BY, SYSTEMD_SNAPSHOT_TIMEOUT, SYSTEMD_STATUS_CHARS_MAX, SYSTEMD_STATUS_CHECK_INTERVAL,
 };
-use crate::worker::status::{LifecycleState, WorkerStatus};
+use journeyman_platform::host::service_manager::ServiceManager;
 
 /// Notifies the service manager for as long as it is polled. `snapshot` returns the worker's status, `None` once it has exited.
 ///
@@ -107,7 +107,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_watchdog_is_notified_while_the_loop_answers() {
-        let (manager, received) = ServiceManager::pair(Some(Duration::from_secs(30)));
+        let (manager, received) = ServiceManager::pair(Some(Duration::from_secs(30))).unwrap();
         let reporting = report_status(manager, || async { Some(view()) });
         drop(timeout(Duration::from_secs(149), reporting).await);
         let sent = lines(&received);
@@ -118,7 +118,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_start_is_sent_again_until_the_service_manager_reads() {
-        let (manager, received) = ServiceManager::pair(None);
+        let (manager, received) = ServiceManager::pair(None).unwrap();
         while manager.send(&[NotifyState::Watchdog]) {}
         let mut reporting = Box::pin(report_status(manager, || async { Some(view()) }));
         drop(timeout(Duration::from_secs(3), &mut reporting).await);
@@ -129,7 +129,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_watchdog_is_not_notified_while_the_loop_hangs() {
-        let (manager, received) = ServiceManager::pair(Some(Duration::from_secs(30)));
+        let (manager, received) = ServiceManager::pair(Some(Duration::from_secs(30))).unwrap();
         let hangs = AtomicBool::new(false);
         let snapshot =
             || async { if hangs.load(Ordering::Relaxed) { std::future::pending().await } else { Some(view()) } };
@@ -143,7 +143,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_loop_that_was_never_started_is_not_ready() {
-        let (manager, received) = ServiceManager::pair(None);
+        let (manager, received) = ServiceManager::pair(None).unwrap();
         let worker = Worker::new(WorkerConfig::default(), Vec::new());
         let control = worker.control();
         drop(timeout(Duration::from_secs(300), report_status(manager, || control.status())).await);
@@ -152,7 +152,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_drain_is_sent_once_and_extends_the_timeout_until_it_ends() {
-        let (manager, received) = ServiceManager::pair(None);
+        let (manager, received) = ServiceManager::pair(None).unwrap();
         let mut draining = view();
         draining.state = LifecycleState::Draining;
         draining.blocked_message = Some("2 tasks left, handed back in 56m00s".to_owned());

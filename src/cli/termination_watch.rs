@@ -6,11 +6,11 @@ use tokio::sync::mpsc;
 
 use super::exit::{Exit, Failure};
 use crate::config::schema::{self, Config, Host};
-use crate::domain::termination_notice::Termination;
-use crate::host::clock::Clock;
-use crate::host::termination_notice::{NOTICES_MAX, Notice, NoticeConfig, NoticeWatch};
-use crate::limits::NOTICE_MARGIN;
 use crate::worker::{Control, OnTerminationNotice};
+use journeyman_domain::limits::NOTICE_MARGIN;
+use journeyman_domain::termination_notice::Termination;
+use journeyman_platform::host::clock::Clock;
+use journeyman_platform::host::termination_notice::{NOTICES_MAX, Notice, NoticeConfig, NoticeWatch};
 
 pub(super) const fn on_termination_notice(host: &Host) -> OnTerminationNotice {
     match host.on_termination_notice {

@@ -21,17 +21,17 @@ use crate::config::schema::Config;
 use crate::console::http::{self, SnapshotFn};
 use crate::control::worker_api::{ReloadSender, ServedWorker, Socket};
 use crate::control::{WorkerStatusReply, socket_in, worker_api};
-use crate::host::clock::or_pending;
-use crate::host::containment::{close_inherited_fds_on_exec, harden_process};
-use crate::host::service_manager::ServiceManager;
-use crate::http::{Exposure, HttpListener};
-use crate::limits::ABORT_TIMEOUT;
 use crate::notifier::Announcing;
 use crate::observe::log;
 use crate::observe::traces::{self, Export};
 use crate::source::Source;
 use crate::worker::live_log::LiveLogs;
 use crate::worker::{Control, ExitReason, Worker};
+use journeyman_domain::limits::ABORT_TIMEOUT;
+use journeyman_platform::host::clock::or_pending;
+use journeyman_platform::host::containment::{close_inherited_fds_on_exec, harden_process};
+use journeyman_platform::host::service_manager::ServiceManager;
+use journeyman_platform::http::{Exposure, HttpListener};
 
 pub(super) async fn run(settings: ConfigArgs<WorkerFlags>, environment: &Environment) -> ExitResult {
     Box::pin(run_with(worker_setup::build_worker, settings, environment)).await

@@ -15,14 +15,14 @@ use super::{output, taskcluster_setup, worker, worker_setup};
 use crate::config::schema::Config;
 use crate::config::secrets::ClientCredentials;
 use crate::config::{self, Document, Environment};
-use crate::host::containment::{close_inherited_fds_on_exec, harden_process};
-use crate::limits::{
-    RUNNER_FILE_BYTES_MAX, RUNNER_LINE_BYTES_MAX, RUNNER_LINES_MAX, RUNNER_SEND_TIMEOUT, RUNNER_WELCOME_TIMEOUT,
-};
 use crate::observe::log;
 use crate::source::taskcluster::Api;
 use crate::worker::{Command, Control, Note};
 use crate::worker_runner::{RunnerConfig, RunnerProtocol, RunnerRequest, SOURCE_NAME};
+use journeyman_domain::limits::{
+    RUNNER_FILE_BYTES_MAX, RUNNER_LINE_BYTES_MAX, RUNNER_LINES_MAX, RUNNER_SEND_TIMEOUT, RUNNER_WELCOME_TIMEOUT,
+};
+use journeyman_platform::host::containment::{close_inherited_fds_on_exec, harden_process};
 
 /// `journeyman run`
 #[derive(Debug, Args)]

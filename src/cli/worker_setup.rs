@@ -17,12 +17,12 @@ use crate::config::schema::{
 use crate::config::values::{WORKER_NAME_CHARS_MAX, WORKER_NAME_CHARS_MAX_AZURE};
 use crate::handler::log::LogLimits;
 use crate::handler::{self, DynHandler, command, environment, hooks, http, program};
-use crate::host::containment::{ContainmentConfig, ResourceLimits};
-use crate::host::program_path::find_program;
-use crate::host::resources;
-use crate::redact;
 use crate::source::taskcluster::{self, Api};
 use crate::worker::{ExitPolicy, MinResources, Worker, WorkerConfig};
+use journeyman_platform::host::containment::{ContainmentConfig, ResourceLimits};
+use journeyman_platform::host::program_path::find_program;
+use journeyman_platform::host::resources;
+use journeyman_platform::redact;
 
 /// The worker's names in its queues.
 #[derive(Debug, Clone, PartialEq, Eq)]

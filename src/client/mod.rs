@@ -15,9 +15,9 @@ use lapin::types::ShortString;
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, timeout_at};
 
-use crate::amqp::{self, Broker, NameTooLong};
-use crate::domain::refusal::{CallError, Refusal};
-use crate::limits::{CALL_BODY_BYTES_MAX, CALLS_MAX, RPC_EXPIRED_REPLY_WAIT};
+use journeyman_domain::limits::{CALL_BODY_BYTES_MAX, CALLS_MAX, RPC_EXPIRED_REPLY_WAIT};
+use journeyman_domain::refusal::{CallError, Refusal};
+use journeyman_platform::amqp::{self, Broker, NameTooLong};
 use session::Session;
 
 /// A request.

@@ -11,8 +11,8 @@ use tokio::time::{Instant, timeout_at};
 
 use super::session::{Session, parse_reply, publish_confirmed, request_properties};
 use super::{ReplyPosition, RpcError, RpcReply, RpcRequest};
-use crate::amqp::{self, Broker};
-use crate::limits::{REPLY_QUEUE_RETENTION, RPC_EXPIRED_REPLY_WAIT};
+use journeyman_domain::limits::{REPLY_QUEUE_RETENTION, RPC_EXPIRED_REPLY_WAIT};
+use journeyman_platform::amqp::{self, Broker};
 
 /// The `type` of a note.
 const NOTE: &str = "journeyman-sent";

@@ -16,9 +16,9 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::{ReplyPosition, RpcError, RpcReply, RpcRequest};
-use crate::amqp::{self, Broker, headers};
-use crate::domain::refusal::CallError;
-use crate::limits::{CALLS_MAX, EXCHANGE_CACHE_TTL, REPLIES_QUEUED_MAX};
+use journeyman_domain::limits::{CALLS_MAX, EXCHANGE_CACHE_TTL, REPLIES_QUEUED_MAX};
+use journeyman_domain::refusal::CallError;
+use journeyman_platform::amqp::{self, Broker, headers};
 
 /// The pseudo-queue of direct replies.
 const DIRECT_REPLY_TO: &str = "amq.rabbitmq.reply-to";

@@ -13,7 +13,7 @@ use toml::{Table, Value};
 
 use super::environment::variable;
 use super::problem::{Document, Problem, ValueOrigin, holds_password, is_secret_name, suggest, without_path};
-use crate::limits::{CONFIG_DEPTH_MAX, CONFIG_PROBLEMS_MAX};
+use journeyman_domain::limits::{CONFIG_DEPTH_MAX, CONFIG_PROBLEMS_MAX};
 
 /// A value that a variable or a flag sets.
 #[derive(Debug, Clone)]

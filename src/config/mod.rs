@@ -28,12 +28,11 @@ pub use load::Setting;
 use load::{Loader, NAME_EXPECTED, VARIABLE_EXPECTED, is_name, is_variable, join};
 use schema::{Handler, RequestSource, Source};
 
+use crate::committed_schema;
+
 /// The schema of a configuration, as JSON Schema (2020-12) without references.
-pub static SCHEMA: LazyLock<serde_json::Value> = LazyLock::new(|| {
-    let settings =
-        schemars::generate::SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true);
-    serde_json::Value::from(settings.into_generator().into_root_schema_for::<Config>())
-});
+pub static SCHEMA: LazyLock<serde_json::Value> =
+    LazyLock::new(|| committed_schema::parse(include_str!("config.schema.json")));
 
 /// A valid configuration and the origin of its values.
 #[derive(Debug, Clone)]

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::values::MASK;
-use crate::limits::CONFIG_PROBLEMS_MAX;
+use journeyman_domain::limits::CONFIG_PROBLEMS_MAX;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Severity {

@@ -7,9 +7,9 @@ use super::pool::{DemandConfig, PoolConfig, PoolDriver, QueueType};
 use super::problem::{Problem, ValueOrigin, suggest};
 use super::schema::{Bridge, COMMAND, Config, ScrewdriverSource, Source, TaskclusterSource, ZooKeeperSource};
 use super::values::WORKER_NAME_CHARS_MAX_AZURE;
-use crate::limits::AMQP_NAME_BYTES_MAX;
 use crate::source::taskcluster::{ArtifactStorage, Dialect};
 use crate::source::zookeeper;
+use journeyman_domain::limits::AMQP_NAME_BYTES_MAX;
 
 /// What an id and a suffix leave of the 63 that the name of a pod may have.
 const PREFIX_BYTES_MAX: usize = 36;

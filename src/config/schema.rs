@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
-use schemars::JsonSchema;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -12,26 +11,27 @@ use super::values::{
     AttemptRate, File, Filter, Listen, OptionalSpan, Queue as TaskQueue, SecretFile, ServiceAddress, Size, Span, Url,
     WebhookUrl, WorkerName,
 };
-use crate::domain::lane::retry::OnExhausted;
-use crate::host::containment::Requirement;
-use crate::host::termination_notice::MetadataProvider;
-use crate::limits::{
-    CLAIM_TIMEOUT_MIN_MS, LAUNCHED_MAX, NOTIFIER_ATTEMPTS_PER_ENDPOINT, NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX,
-    NOTIFIER_SHARDS_MAX, RUN_TIME_MIN_MS, SERVICE_PROBE_INTERVAL_MIN_MS, SERVICE_STARTUP_TIMEOUT_MIN_MS,
-    STATUS_POLL_MIN_MS, TASK_LOG_BYTES_MIN, WEBHOOK_TIMEOUT_MAX,
-};
 use crate::notifier::Format;
 use crate::queue::Auth;
 use crate::source::amqp::OnAttemptsExhausted;
 use crate::source::taskcluster::{ArtifactStorage, Dialect};
 use crate::source::zookeeper;
+use journeyman_domain::lane::retry::OnExhausted;
+use journeyman_domain::limits::{
+    CLAIM_TIMEOUT_MIN_MS, LAUNCHED_MAX, NOTIFIER_ATTEMPTS_PER_ENDPOINT, NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX,
+    NOTIFIER_SHARDS_MAX, RUN_TIME_MIN_MS, SERVICE_PROBE_INTERVAL_MIN_MS, SERVICE_STARTUP_TIMEOUT_MIN_MS,
+    STATUS_POLL_MIN_MS, TASK_LOG_BYTES_MIN, WEBHOOK_TIMEOUT_MAX,
+};
+use journeyman_platform::host::containment::Requirement;
+use journeyman_platform::host::termination_notice::MetadataProvider;
 
 /// A time that a task may run.
 pub type RunTime = Span<RUN_TIME_MIN_MS>;
 
 /// A whole configuration.
-#[derive(Debug, Clone, Default, Serialize, JsonSchema)]
-#[schemars(deny_unknown_fields)]
+#[derive(Debug, Clone, Default, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(deny_unknown_fields))]
 pub struct Config {
     /// This worker.
     pub worker: Worker,
@@ -66,7 +66,8 @@ pub struct Config {
 }
 
 /// This worker.
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Worker {
     /// Worker id, unique within the group. `{hostname}` and `{pid}` are replaced. At most 38 characters, 22 with `dialect = "azure"`.
@@ -74,11 +75,11 @@ pub struct Worker {
     /// Worker group, often a region. At most 38 characters, 22 with `dialect = "azure"`.
     pub group: WorkerName,
     /// Maximum number of tasks that run at once.
-    #[schemars(range(min = 1, max = 16384))]
+    #[cfg_attr(test, schemars(range(min = 1, max = 16384)))]
     #[serde(deserialize_with = "capacity")]
     pub capacity: u16,
     /// Maximum number of tasks beside these whose work runs elsewhere.
-    #[schemars(range(max = 100_000))]
+    #[cfg_attr(test, schemars(range(max = 100_000)))]
     #[serde(deserialize_with = "launched_max")]
     pub launched_max: u32,
     /// Directory for the files of running tasks. Two workers cannot share one.
@@ -139,10 +140,12 @@ fn capacity<'de, D: Deserializer<'de>>(from: D) -> Result<u16, D::Error> {
 }
 
 /// The host that the worker runs on.
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Host {
     /// Metadata service that announces the termination of a spot or preemptible host. `auto` tries all three at start and stops after a minute without an answer.
+    #[cfg_attr(test, schemars(with = "platform_enums::MetadataProvider"))]
     pub metadata_service: MetadataProvider,
     /// What happens to running tasks on a termination notice. With `finish` they are released 15 s before the termination, or earlier if `termination_grace` and the reports need more. Tasks that have not started are released at once.
     pub on_termination_notice: OnTerminationNotice,
@@ -155,6 +158,7 @@ pub struct Host {
     /// Stop claiming below this available memory. Tasks of a poll in flight are released, which costs them a retry.
     pub min_free_memory: Size,
     /// How the processes of a task are contained.
+    #[cfg_attr(test, schemars(with = "platform_enums::Requirement"))]
     pub containment: Requirement,
     /// Memory limit of all processes of a task. Needs control groups with the memory controller.
     pub task_memory: Option<Size>,
@@ -182,7 +186,8 @@ impl Default for Host {
 }
 
 /// What happens to running tasks on a termination notice.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum OnTerminationNotice {
     /// They may finish while there is time.
@@ -192,7 +197,8 @@ pub enum OnTerminationNotice {
 }
 
 /// The control socket.
-#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Control {
     /// Path of the socket, usable by the user and group that own it [built-in: `control.sock` in `worker.work_dir`; for a controller `controller.sock` in `state_dir` of its first pool].
@@ -200,7 +206,8 @@ pub struct Control {
 }
 
 /// Health checks, metrics and a status page over HTTP.
-#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Http {
     /// Address of `/livez`, `/readyz`, `/metrics` and the status page [built-in: none]. With port 0 the system chooses a port.
@@ -212,7 +219,8 @@ pub struct Http {
 }
 
 /// A queue that the worker claims from.
-#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Source {
     /// Taskcluster and the embedded queue.
@@ -226,7 +234,8 @@ pub enum Source {
 }
 
 /// Tasks of a Taskcluster deployment.
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct TaskclusterSource {
     /// How tasks are claimed: through Azure-style queues, or by `claimWork`.
@@ -254,7 +263,8 @@ pub struct TaskclusterSource {
 }
 
 /// Requests of an AMQP queue.
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct RequestSource {
     /// Queue to consume [built-in: `POOL-req-KEY`, or `WORKER_REQUESTS_QUEUE`]. The worker never declares it and waits until it exists.
@@ -276,7 +286,8 @@ pub struct RequestSource {
 }
 
 /// Requests or tasks that are nodes of a ZooKeeper.
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ZooKeeperSource {
     /// Whose layout the queue has: the merge jobs or the builds of a Zuul, or one node a task.
@@ -314,7 +325,8 @@ const fn session_timeout() -> Span {
 }
 
 /// Builds of a Screwdriver, from the queues of its worker for build clusters.
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct ScrewdriverSource {
     /// Queue of the messages that start and stop builds and clear caches. The worker never declares it.
@@ -419,7 +431,8 @@ fn set_memory_classes<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<Str
 }
 
 /// How often builds are tried and looked at. The built-in values are the existing worker's.
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct BuildLimits {
     /// How often the start of a build is tried again after an error of the cluster.
@@ -507,11 +520,12 @@ impl RequestSource {
 }
 
 const fn max_attempts() -> u32 {
-    crate::limits::AMQP_ATTEMPTS_MAX
+    journeyman_domain::limits::AMQP_ATTEMPTS_MAX
 }
 
 /// The AMQP broker and this worker's identity there.
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Amqp {
     /// Where the URI of the broker is read, such as `amqps://user:password@broker.example.com/vhost` [built-in: RabbitMQ on this host, as guest]. The variables `JOURNEYMAN_AMQP_URI` and `WORKER_AMQP_URI` take precedence.
@@ -589,7 +603,8 @@ fn command_name() -> String {
 }
 
 /// A bridge from one source to another.
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Bridge {
     /// Name of the source whose tasks or requests are claimed.
@@ -606,9 +621,10 @@ fn bridge_run_time() -> RunTime {
 }
 
 /// A handler that runs payloads.
-#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "kind", rename_all = "kebab-case")]
-#[schemars(extend("x-default-kind" = "program"))]
+#[cfg_attr(test, schemars(extend("x-default-kind" = "program")))]
 pub enum Handler {
     /// Runs the command lines of the task.
     Command(CommandHandler),
@@ -639,7 +655,8 @@ impl Handler {
 }
 
 /// A handler that runs the command lines of the task.
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct CommandHandler {
     /// Variables of the worker's environment that a payload sees.
@@ -658,7 +675,8 @@ impl Default for CommandHandler {
 }
 
 /// A handler that runs a program.
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ProgramHandler {
     /// The program and its arguments. With `http`, the worker starts it as a sidecar that serves `url`, checks its health and restarts it.
@@ -683,7 +701,8 @@ pub struct ProgramHandler {
 }
 
 /// Work that a program launches elsewhere.
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct StagedProgram {
     /// Interval of its `verify` calls, unless the program says otherwise, at least 1 s.
@@ -721,7 +740,8 @@ impl ProgramHandler {
 }
 
 /// A handler that forwards tasks to an HTTP service.
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct HttpHandler {
     /// The program and its arguments. With `http`, the worker starts it as a sidecar that serves `url`, checks its health and restarts it.
@@ -749,7 +769,8 @@ pub struct HttpHandler {
 }
 
 /// A handler that runs each task as a pod.
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct KubernetesHandler {
     /// Namespace of the pods.
@@ -798,7 +819,8 @@ impl Default for KubernetesHandler {
 }
 
 /// A volume that pods share with the worker.
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct WorkVolume {
     /// Where the worker has it mounted; `worker.work_dir` is below.
@@ -834,7 +856,8 @@ pub(super) fn program<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>,
 }
 
 /// Programs that run before and after each task.
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Hooks {
     /// Program and arguments to run before a payload [built-in: none]. If it fails, the payload does not run, and the task is released as for a fault of this host.
@@ -854,7 +877,8 @@ impl Default for Hooks {
 }
 
 /// The embedded queue.
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Queue {
     /// Database file. The content of artifacts is in the directory of the same name with `-artifacts` appended.
@@ -885,7 +909,8 @@ impl Default for Queue {
 }
 
 /// A client of the embedded queue.
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Client {
     /// File with the client's access token, readable by its owner only.
@@ -900,7 +925,8 @@ fn every_scope() -> Vec<String> {
 }
 
 /// Delivers events as webhooks.
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Notifier {
     /// Database file.
@@ -964,7 +990,8 @@ impl Default for Notifier {
 }
 
 /// The database of several notifiers.
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct NotifierPostgres {
     /// File with the URL of the database, such as `postgres://user:password@db.example.com/notifier?sslmode=require`.
@@ -974,7 +1001,8 @@ pub struct NotifierPostgres {
 }
 
 /// A table in PostgreSQL that an application writes events to, in its own transactions. `journeyman notifier setup` makes it.
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct NotifierOutbox {
     /// File with the URL of the database.
@@ -991,13 +1019,14 @@ fn outbox_table() -> String {
 }
 
 /// The queues from which the notifier takes events, at the broker of `[amqp]`. `journeyman notifier setup` makes them.
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct NotifierAmqp {
     /// Exchange that events are published to, with their key as the routing key. The names of its queues begin with it.
     pub queue: String,
     /// Number of queues over which the exchange spreads the keys. It cannot be changed later. More than one needs RabbitMQ 4.3, or its plugin `rabbitmq_sharding`.
-    #[schemars(range(min = 1, max = 256))]
+    #[cfg_attr(test, schemars(range(min = 1, max = 256)))]
     #[serde(deserialize_with = "up_to::<_, NOTIFIER_SHARDS_MAX>")]
     pub shards: u16,
 }
@@ -1015,7 +1044,8 @@ fn up_to<'de, D: Deserializer<'de>, const MAX: u16>(from: D) -> Result<u16, D::E
 }
 
 /// A vhost with a queue for each workflow execution and URL, at the broker of `[amqp]`. Needs `amqp.management_url` and `notifier.seal_key_files`.
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct NotifierMistral {
     /// Vhost of the queues, made if it is missing.
@@ -1037,7 +1067,8 @@ fn mistral_delete_after() -> OptionalSpan {
 }
 
 /// A receiver of webhooks.
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct NotifierEndpoint {
     /// Where its webhooks are sent. Messages and `config show` have no more of it than its origin.
@@ -1057,10 +1088,10 @@ pub struct NotifierEndpoint {
     pub format: Format,
     /// What happens to an event that was tried for 5 days.
     #[serde(default)]
-    #[schemars(with = "String", extend("enum" = ["block", "skip", "park"]))]
+    #[cfg_attr(test, schemars(with = "String", extend("enum" = ["block", "skip", "park"])))]
     pub on_exhausted: OnExhausted,
     /// How many attempts may be under way at once.
-    #[schemars(range(min = 1, max = 64))]
+    #[cfg_attr(test, schemars(range(min = 1, max = 64)))]
     #[serde(default = "webhook_attempts_max", deserialize_with = "up_to::<_, NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX>")]
     pub attempts_max: u16,
     /// How many attempts may begin within a second, a minute or an hour, such as `10/s` [built-in: no limit].
@@ -1081,7 +1112,8 @@ fn timeout_within_limit<'de, D: Deserializer<'de>>(from: D) -> Result<Span<1_000
 }
 
 /// Tells a notifier which tasks of an embedded queue were resolved, which claims of a worker have ended, and which requests a controller has put aside.
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Notify {
     /// Address of the notifier, such as `http://127.0.0.1:7090` [built-in: none].
@@ -1107,7 +1139,8 @@ fn webhook_timeout() -> Span<1_000> {
 }
 
 /// Logs.
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Log {
     /// Format of the log: `auto` is `human` on a terminal and `json` otherwise.
@@ -1126,13 +1159,14 @@ impl Default for Log {
             format: LogFormat::Auto,
             level: built_in("info"),
             task_log_max: built_in("64MiB"),
-            redact_env: crate::redact::SECRET_NAME_PATTERNS.map(str::to_owned).to_vec(),
+            redact_env: journeyman_platform::redact::SECRET_NAME_PATTERNS.map(str::to_owned).to_vec(),
         }
     }
 }
 
 /// Format of the log.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum LogFormat {
     /// `human` on a terminal, `json` otherwise.
@@ -1146,4 +1180,35 @@ pub enum LogFormat {
 #[expect(clippy::expect_used, reason = "every built-in value is parsed by a test")]
 pub(super) fn built_in<T: std::str::FromStr<Err = String>>(text: &str) -> T {
     text.parse().expect("a built-in value is valid")
+}
+
+/// The schemas of enums of another crate, which derives none: the attribute `with` names what describes a field.
+#[cfg(test)]
+#[expect(dead_code, reason = "they are described, and have no values")]
+mod platform_enums {
+    #[derive(schemars::JsonSchema)]
+    #[schemars(rename_all = "kebab-case")]
+    pub(super) enum MetadataProvider {
+        /// The first that answers.
+        Auto,
+        /// EC2.
+        Aws,
+        /// Compute Engine.
+        Gcp,
+        /// Azure.
+        Azure,
+        /// None.
+        Off,
+    }
+
+    #[derive(schemars::JsonSchema)]
+    #[schemars(rename_all = "kebab-case")]
+    pub(super) enum Requirement {
+        /// The strongest method that the host offers.
+        Auto,
+        /// A control group for each task, with every configured limit; otherwise the worker does not start.
+        Cgroup,
+        /// A process group for each task.
+        Group,
+    }
 }

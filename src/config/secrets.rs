@@ -10,7 +10,7 @@ use secrecy::zeroize::Zeroizing;
 use super::Environment;
 use super::schema::{Amqp, TaskclusterSource};
 use super::values::{Secret, SecretFile};
-use crate::limits::SECRET_BYTES_MAX;
+use journeyman_domain::limits::SECRET_BYTES_MAX;
 
 /// Why a secret cannot be read.
 #[derive(Debug, thiserror::Error)]

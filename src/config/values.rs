@@ -1,6 +1,5 @@
 //! The types of configuration values: text in a file, the environment or a flag, and a validated type in the code.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 use std::net::SocketAddr;
@@ -9,14 +8,13 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::domain::lane::dispatcher::Rate;
-use crate::limits::WEBHOOK_RATE_ATTEMPTS_MAX;
-use crate::redact;
+use journeyman_domain::lane::dispatcher::Rate;
+use journeyman_domain::limits::WEBHOOK_RATE_ATTEMPTS_MAX;
+use journeyman_platform::redact;
 
 /// A value that is written as text.
 trait Text: Sized {
@@ -24,7 +22,8 @@ trait Text: Sized {
     fn read(text: &str) -> Result<Self, String>;
     /// Writes the text that [`Text::read`] parses.
     fn write(&self) -> String;
-    /// What the reference adds to the kind of the value.
+    /// What the schema adds to the kind of the value.
+    #[cfg(test)]
     fn bounds() -> String {
         String::new()
     }
@@ -62,13 +61,14 @@ macro_rules! text_value {
                 }
             }
 
-            impl $(<const $min: u64>)? JsonSchema for $name {
-                fn schema_name() -> Cow<'static, str> {
+            #[cfg(test)]
+            impl $(<const $min: u64>)? schemars::JsonSchema for $name {
+                fn schema_name() -> std::borrow::Cow<'static, str> {
                     stringify!($name).into()
                 }
 
-                fn json_schema(_: &mut SchemaGenerator) -> Schema {
-                    json_schema!({ "type": "string", "title": format!("{}{}", $kind, Self::bounds()) })
+                fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+                    schemars::json_schema!({ "type": "string", "title": format!("{}{}", $kind, Self::bounds()) })
                 }
 
                 fn inline_schema() -> bool {
@@ -144,6 +144,7 @@ impl<const MIN_MS: u64> Text for Span<MIN_MS> {
         write_span(self.0)
     }
 
+    #[cfg(test)]
     fn bounds() -> String {
         if MIN_MS == 0 { String::new() } else { format!(", from {}", write_span(Duration::from_millis(MIN_MS))) }
     }
@@ -162,6 +163,7 @@ impl<const MIN_MS: u64> Text for OptionalSpan<MIN_MS> {
         write_span(self.0.unwrap_or_default())
     }
 
+    #[cfg(test)]
     fn bounds() -> String {
         format!("{}, or 0s", Span::<MIN_MS>::bounds())
     }
@@ -204,6 +206,7 @@ impl<const MIN: u64> Text for Size<MIN> {
         write_size(self.0)
     }
 
+    #[cfg(test)]
     fn bounds() -> String {
         if MIN == 0 { String::new() } else { format!(", from {}", write_size(MIN)) }
     }

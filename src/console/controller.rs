@@ -16,7 +16,7 @@ use crate::controller::status::{
     DemandStatus, ErrorStatus, GroupPhase, GroupStatus, PauseStatus, PoolStatus, Role, ScaleStatus, WorkerActivity,
     WorkerStatus,
 };
-use crate::limits::PAGE_GROUPS_MAX;
+use journeyman_domain::limits::PAGE_GROUPS_MAX;
 
 /// Of the page, in commands.
 const AUTHOR: &str = "the page";

@@ -11,13 +11,13 @@ use super::openmetrics::{self, Metric, by_label, each, histogram, metrics, sampl
 use super::page::{self, Commands, PageContent};
 use super::rows::{Action, Cell, Headline, Level, NONE, Section, Table, Value, cell};
 use super::text::cut;
-use crate::domain::lane::ErrorClass;
-use crate::domain::lane::retry::MessageOutcome;
-use crate::domain::staged::Stamp;
 use crate::notifier::{
     AttemptRow, BOUNDS_SECONDS, Console, Counted, EndpointCondition, EndpointStatus, LaneRow, Shown, Status,
     outcome_text,
 };
+use journeyman_domain::lane::ErrorClass;
+use journeyman_domain::lane::retry::MessageOutcome;
+use journeyman_domain::staged::Stamp;
 
 /// Each refresh reads the store.
 const REFRESH_SECONDS: u8 = 5;

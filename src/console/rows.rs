@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::Value as Json;
 
 use super::text::cut;
-use crate::worker::snapshot::{format_bytes, format_duration};
+use journeyman_domain::units::{format_bytes, format_duration};
 
 /// A lease with less time left is marked.
 const LEASE_SHORT_SECONDS: f64 = 30.0;

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use super::controller_api::PoolHandles;
 use super::worker_api::ApiError;
 use crate::controller::poison_queue::{PoisonAction, PoisonList, PoisonOutcome, PoisonSelection};
-use crate::limits::CONTROLLER_POISON_TIMEOUT;
+use journeyman_domain::limits::CONTROLLER_POISON_TIMEOUT;
 
 pub type Inventories = BTreeMap<String, PoisonList>;
 

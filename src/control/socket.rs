@@ -15,10 +15,12 @@ use tokio::net::{UnixListener, UnixSocket, UnixStream};
 use tokio::task::JoinSet;
 
 use super::{CommandReply, short_socket_path};
-use crate::host::file_lock::FileLock;
-use crate::host::process;
-use crate::http::{self, Limits};
-use crate::limits::{CONTROL_BACKLOG, CONTROL_BODY_BYTES_MAX, CONTROL_CONNECTIONS_MAX, CONTROL_HEAD_TIMEOUT};
+use journeyman_domain::limits::{
+    CONTROL_BACKLOG, CONTROL_BODY_BYTES_MAX, CONTROL_CONNECTIONS_MAX, CONTROL_HEAD_TIMEOUT,
+};
+use journeyman_platform::host::file_lock::FileLock;
+use journeyman_platform::host::process;
+use journeyman_platform::http::{self, Limits};
 
 #[derive(Debug)]
 pub struct Socket {

@@ -4,11 +4,11 @@ use serde::{Deserialize, Serialize};
 
 use super::status::{self, Role};
 use super::{Controller, scale_limits};
-use crate::domain::group::Key;
-use crate::domain::group::overrides::{Pause, ScaleOverride};
-use crate::domain::group::pool::Event;
-use crate::domain::time::Instant;
-use crate::limits::{COMMAND_DURATION_MAX, CONTROLLER_GROUPS_MAX};
+use journeyman_domain::group::Key;
+use journeyman_domain::group::overrides::{Pause, ScaleOverride};
+use journeyman_domain::group::pool::Event;
+use journeyman_domain::limits::{COMMAND_DURATION_MAX, CONTROLLER_GROUPS_MAX};
+use journeyman_domain::time::Instant;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]

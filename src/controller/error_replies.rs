@@ -7,8 +7,8 @@ use lapin::{BasicProperties, Channel, Confirmation};
 use tokio::time::timeout;
 
 use super::queue_names::QueueNames;
-use crate::amqp::headers;
-use crate::limits::{AMQP_CALL_TIMEOUT, CONTROLLER_HOPS_MAX};
+use journeyman_domain::limits::{AMQP_CALL_TIMEOUT, CONTROLLER_HOPS_MAX};
+use journeyman_platform::amqp::headers;
 
 pub(super) const DIED_IN: &str = "x-first-death-queue";
 const EXPIRED: &str = "expired";

@@ -5,17 +5,17 @@ use tokio::time::sleep;
 
 use super::Controller;
 use super::session::{SessionError, SessionEvent};
-use crate::domain::group::Key;
-use crate::domain::group::load::Load;
-use crate::domain::group::pool::Event;
-use crate::domain::refusal::Refusal;
-use crate::limits::{DEMAND_CLAIMED_MAX, DEMAND_INTERVAL, TASK_LIST_PAGES_MAX};
 use crate::source::CallError;
 use crate::source::taskcluster::Api;
 #[cfg(feature = "zookeeper")]
 use crate::source::zookeeper::Dialect;
 #[cfg(feature = "zookeeper")]
 use crate::zookeeper::{ConnectConfig, Session, job_queue::JobQueue};
+use journeyman_domain::group::Key;
+use journeyman_domain::group::load::Load;
+use journeyman_domain::group::pool::Event;
+use journeyman_domain::limits::{DEMAND_CLAIMED_MAX, DEMAND_INTERVAL, TASK_LIST_PAGES_MAX};
+use journeyman_domain::refusal::Refusal;
 
 #[derive(Clone)]
 pub struct DemandSource {

@@ -9,9 +9,9 @@ use super::Controller;
 use super::held_orphans::HeldOrphan;
 use super::queue_names::QueueNames;
 use super::session::SessionError;
-use crate::amqp::headers;
-use crate::domain::group::Key;
-use crate::limits::CONTROLLER_HOPS_MAX;
+use journeyman_domain::group::Key;
+use journeyman_domain::limits::CONTROLLER_HOPS_MAX;
+use journeyman_platform::amqp::headers;
 
 pub(super) const PERSISTENT: u8 = 2;
 const HOPS: &str = "x-journeyman-hops";

@@ -8,15 +8,15 @@ use super::dead_letters::RejectedOrphan;
 use super::error_replies::DeadLetterReason;
 use super::forwarding;
 use super::queue_names::QueueNames;
-use crate::amqp::headers;
-use crate::domain::group::Key;
-use crate::domain::group::pool::{Event, Pool};
-use crate::domain::time::Instant;
-use crate::limits::{
+use journeyman_domain::group::Key;
+use journeyman_domain::group::pool::{Event, Pool};
+use journeyman_domain::limits::{
     CONTROLLER_BIND_ATTEMPTS_MAX, CONTROLLER_FORWARDS_MAX, CONTROLLER_GROUPS_MAX, CONTROLLER_HEADERS_BYTES_MAX,
     CONTROLLER_ORPHAN_TIMEOUT, CONTROLLER_QUEUE_DECLARE_SLOW, CONTROLLER_QUEUE_FULL_WAITING_MAX,
     CONTROLLER_RECONCILE_INTERVAL,
 };
+use journeyman_domain::time::Instant;
+use journeyman_platform::amqp::headers;
 
 pub(super) fn is_group_limit_reached(pool: &Pool, key: &Key) -> bool {
     pool.tracker().desired(key).is_none() && pool.tracker().groups().count() >= CONTROLLER_GROUPS_MAX

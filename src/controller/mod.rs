@@ -1,5 +1,5 @@
 //! The controller: declares the queues of a pool, starts workers by demand, and removes both when idle. Decisions are in
-//! [`crate::domain::group`]. The exclusive lock queue of a pool elects one active controller; others are on standby.
+//! [`journeyman_domain::group`]. The exclusive lock queue of a pool elects one active controller; others are on standby.
 
 pub mod commands;
 mod dead_letters;
@@ -30,20 +30,19 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use crate::amqp::Broker;
-use crate::amqp::management::Management;
 use crate::config::pool::PoolConfig;
-use crate::domain::backoff::Backoff;
-use crate::domain::group::overrides::Overrides;
-use crate::domain::group::pool::{Event, Pool};
-use crate::domain::group::scale::ScaleLimits;
-use crate::domain::group::tracker::TrackerPolicy;
-use crate::domain::jitter::Jitter;
-use crate::domain::poll::POLL_RETRY;
-use crate::domain::time::Instant;
-use crate::host::clock::Clock;
-use crate::limits::{CONTROLLER_STATUS_REQUESTS_MAX, CONTROLLER_WORKERS_TIMEOUT};
 use crate::notifier::Announcer;
+use crate::retry::Retry;
+use journeyman_domain::group::overrides::Overrides;
+use journeyman_domain::group::pool::{Event, Pool};
+use journeyman_domain::group::scale::ScaleLimits;
+use journeyman_domain::group::tracker::TrackerPolicy;
+use journeyman_domain::limits::{CONTROLLER_STATUS_REQUESTS_MAX, CONTROLLER_WORKERS_TIMEOUT};
+use journeyman_domain::poll::POLL_RETRY;
+use journeyman_domain::time::Instant;
+use journeyman_platform::amqp::Broker;
+use journeyman_platform::amqp::management::Management;
+use journeyman_platform::host::clock::Clock;
 
 pub use external_demand::{DemandQueue, DemandSource};
 pub use queue_names::QueueNames;
@@ -157,7 +156,7 @@ struct Controller {
     clock: Clock,
     pool: Pool,
     workers: WorkerSet,
-    backoff: Backoff,
+    retry: Retry,
     role: Role,
     role_since: Instant,
     session: SessionState,
@@ -172,13 +171,12 @@ struct Controller {
 
 pub async fn run(settings: ControllerConfig, inbox: ControllerInbox, stop: CancellationToken) -> io::Result<()> {
     let clock = Clock::boot();
-    let seed = uuid::Uuid::new_v4().as_u64_pair().0;
     let counters = SharedCounters::default();
     let ControllerInbox(requests) = inbox;
     let mut controller = Controller {
-        pool: Pool::new(tracker_policy(&settings.settings), seed),
+        pool: Pool::new(tracker_policy(&settings.settings), uuid::Uuid::new_v4().as_u64_pair().0),
         workers: WorkerSet::open(&settings, counters.clone(), clock)?,
-        backoff: Backoff::NEW,
+        retry: Retry::new(POLL_RETRY),
         role: Role::Disconnected,
         role_since: clock.now(),
         session: SessionState::default(),
@@ -193,10 +191,9 @@ pub async fn run(settings: ControllerConfig, inbox: ControllerInbox, stop: Cance
         clock,
     };
     let controlling = async {
-        let mut jitter = Jitter::seeded(seed);
         loop {
             let over = Box::pin(session::run_session(&mut controller)).await;
-            let again = controller.on_disconnected(over, &mut jitter);
+            let again = controller.on_disconnected(over);
             controller.run_while(clock.sleep_until(again)).await;
         }
     };
@@ -207,24 +204,20 @@ pub async fn run(settings: ControllerConfig, inbox: ControllerInbox, stop: Cance
 }
 
 impl Controller {
-    fn on_disconnected(&mut self, over: SessionError, jitter: &mut Jitter) -> Instant {
+    fn on_disconnected(&mut self, over: SessionError) -> Instant {
         let (SessionError { reason: why }, now) = (over, self.clock.now());
         self.pool.handle(Event::Disconnected, now);
         self.session = SessionState::default();
         self.counters.lock().orphans_held = 0;
         self.set_role(Role::Disconnected);
-        if self.backoff.tries() == 0 {
+        if self.retry.failures() == 0 {
             self.counters.lock().values.broker_disconnects += 1;
-            tracing::warn!(
-                pool = self.config.pool,
-                "lost connection to the broker: {why}; workers keep running, reconnecting"
-            );
-        } else {
-            tracing::debug!(pool = self.config.pool, "still not connected to the broker: {why}");
         }
+        let what = format!("pool {}: lost connection to the broker; workers keep running", self.config.pool);
+        let wait = self.retry.on_failure(&what, why.clone());
         self.record_error(format!("broker: {why}"));
         self.disconnect_reason = Some(why);
-        now.plus(self.backoff.wait(POLL_RETRY, None, jitter))
+        now.plus(wait)
     }
 
     fn record_error(&mut self, message: String) {

@@ -13,9 +13,11 @@ use super::error_replies::DeadLetterReason;
 use super::forwarding::{PERSISTENT, integer, without_user_id};
 use super::queue_names::QueueNames;
 use super::session::SessionError;
-use crate::amqp::headers;
-use crate::limits::{CONTROLLER_HEADERS_BYTES_MAX, CONTROLLER_LOG_TAIL_LINES_MAX, DRIVER_EXIT_REASON_CHARS_MAX};
-use crate::redact;
+use journeyman_domain::limits::{
+    CONTROLLER_HEADERS_BYTES_MAX, CONTROLLER_LOG_TAIL_LINES_MAX, DRIVER_EXIT_REASON_CHARS_MAX,
+};
+use journeyman_platform::amqp::headers;
+use journeyman_platform::redact;
 
 const ID: &str = "x-journeyman-poison-id";
 const KEY: &str = "x-journeyman-key";
@@ -235,7 +237,7 @@ fn properties(from: &BasicProperties) -> BTreeMap<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::amqp;
+    use journeyman_platform::amqp;
 
     fn copied(key: &str, table: FieldTable) -> Delivery {
         let mut delivery = Delivery::mock(1, "".into(), key.into(), false, b"1234".to_vec());

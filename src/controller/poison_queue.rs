@@ -13,8 +13,8 @@ use tokio::time::timeout;
 
 use super::poison_message::{self, PoisonedRequest};
 use super::queue_names::QueueNames;
-use crate::amqp::{self, Broker};
-use crate::limits::{AMQP_CALL_TIMEOUT, AMQP_CLOSE_TIMEOUT, CONTROLLER_POISON_MAX};
+use journeyman_domain::limits::{AMQP_CALL_TIMEOUT, AMQP_CLOSE_TIMEOUT, CONTROLLER_POISON_MAX};
+use journeyman_platform::amqp::{self, Broker};
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoisonList {

@@ -6,9 +6,9 @@ use tokio::time::timeout;
 use super::queue_names::QueueNames;
 use super::topology::message_ttl_ms;
 use super::{Controller, ControllerConfig};
-use crate::amqp::management::{BrokerPolicy, Management, escape_regex};
 use crate::config::pool::PoolConfig;
-use crate::limits::CONTROLLER_POLICIES_TIMEOUT;
+use journeyman_domain::limits::CONTROLLER_POLICIES_TIMEOUT;
+use journeyman_platform::amqp::management::{BrokerPolicy, Management, escape_regex};
 
 const PRIORITY: i64 = 10;
 

@@ -10,10 +10,12 @@ use tokio::time::timeout;
 
 use super::session::SessionError;
 use super::topology::{Owner, PRECONDITION_FAILED, Topology};
-use crate::amqp;
-use crate::domain::group::Key;
-use crate::domain::group::pool::{QueueStep, StepResult};
-use crate::limits::{AMQP_CALL_TIMEOUT, CONTROLLER_QUEUE_CHECKS_CONCURRENT_MAX, CONTROLLER_QUEUE_STEPS_CONCURRENT_MAX};
+use journeyman_domain::group::Key;
+use journeyman_domain::group::pool::{QueueStep, StepResult};
+use journeyman_domain::limits::{
+    AMQP_CALL_TIMEOUT, CONTROLLER_QUEUE_CHECKS_CONCURRENT_MAX, CONTROLLER_QUEUE_STEPS_CONCURRENT_MAX,
+};
+use journeyman_platform::amqp;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum QueueJob {

@@ -3,9 +3,9 @@
 use lapin::message::Delivery;
 
 use super::error_replies::DIED_IN;
-use crate::amqp::{REPLACEMENT_CHAR, headers};
-use crate::domain::group::Key;
-use crate::limits::AMQP_NAME_BYTES_MAX;
+use journeyman_domain::group::Key;
+use journeyman_domain::limits::AMQP_NAME_BYTES_MAX;
+use journeyman_platform::amqp::{REPLACEMENT_CHAR, headers};
 
 #[derive(Debug, Clone)]
 pub struct QueueNames {

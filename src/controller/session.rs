@@ -25,20 +25,20 @@ use super::status::Role;
 use super::topology::{ArgumentSource, PRECONDITION_FAILED, Topology};
 use super::unacknowledged_counts::{self, CountResult, UnacknowledgedCounts};
 use super::{Controller, ControllerConfig};
-use crate::amqp::management::Management;
-use crate::amqp::{self, headers};
-use crate::domain::group::Key;
-use crate::domain::group::load::Load;
-use crate::domain::group::pool::{Event, StepResult};
-use crate::domain::group::scale::{GroupWorker, WorkerActivity};
-use crate::domain::time::Instant;
-use crate::host::clock::or_pending;
-use crate::limits::{
+use journeyman_domain::group::Key;
+use journeyman_domain::group::load::Load;
+use journeyman_domain::group::pool::{Event, StepResult};
+use journeyman_domain::group::scale::{GroupWorker, WorkerActivity};
+use journeyman_domain::limits::{
     AMQP_CALL_TIMEOUT, CONTROLLER_COUNTS_INTERVAL, CONTROLLER_DEAD_LETTERS_MAX, CONTROLLER_ORPHANS_MAX,
     CONTROLLER_PLAN_DEBOUNCE, CONTROLLER_POLICIES_INTERVAL, CONTROLLER_QUEUE_CHECK_RETRY_DELAY,
     CONTROLLER_QUIET_QUEUE_INTERVAL, CONTROLLER_RECONCILE_INTERVAL, CONTROLLER_REPORTS_BATCH_MAX,
     CONTROLLER_SESSION_EVENTS_MAX, CONTROLLER_STANDBY_INTERVAL,
 };
+use journeyman_domain::time::Instant;
+use journeyman_platform::amqp::management::Management;
+use journeyman_platform::amqp::{self, headers};
+use journeyman_platform::host::clock::or_pending;
 
 pub(super) struct SessionError {
     pub(super) reason: String,
@@ -110,7 +110,7 @@ async fn run_active(
         topology.argument_source = ArgumentSource::Policy;
     }
     declare_requests_exchange(controller, topology).await?;
-    controller.backoff.reset();
+    controller.retry.on_success();
     controller.disconnect_reason = None;
     controller.set_role(Role::Active);
     tracing::info!(
@@ -424,7 +424,7 @@ async fn acquire_lock(
                     tracing::info!("another controller holds the pool; standing by");
                     controller.set_role(Role::Standby);
                     controller.disconnect_reason = None;
-                    controller.backoff.reset();
+                    controller.retry.on_success();
                 }
                 controller.run_while(sleep(CONTROLLER_STANDBY_INTERVAL)).await;
             }

@@ -9,10 +9,10 @@ use super::status::{
     WorkerStatus,
 };
 use super::{Controller, RecordedError};
-use crate::domain::group::overrides::Pause;
-use crate::domain::group::scale::GroupWorker;
-use crate::domain::group::{self, Key};
-use crate::domain::time::Instant;
+use journeyman_domain::group::overrides::Pause;
+use journeyman_domain::group::scale::GroupWorker;
+use journeyman_domain::group::{self, Key};
+use journeyman_domain::time::Instant;
 
 impl Controller {
     pub(super) fn snapshot(&self, now: Instant) -> PoolStatus {
@@ -31,7 +31,7 @@ impl Controller {
             broker: BrokerStatus {
                 address: self.config.broker.display_url().to_owned(),
                 error: lost,
-                consecutive_failures: self.backoff.tries(),
+                consecutive_failures: self.retry.failures(),
             },
             max_total: self.config.settings.max_total,
             paused: self.overrides.pool_pause().map(|pause| pause_status(pause, now)),

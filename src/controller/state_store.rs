@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 use rusqlite::Connection;
 use serde::{Deserialize, Serialize};
 
-use crate::domain::group::Key;
-use crate::limits::CONTROLLER_STORE_TIMEOUT;
+use journeyman_domain::group::Key;
+use journeyman_domain::limits::CONTROLLER_STORE_TIMEOUT;
 
 const FILE: &str = "state.db";
 
@@ -41,7 +41,7 @@ pub(super) struct WorkerPid {
 
 impl WorkerRecord {
     pub(super) fn new(id: &str, key: &Key, cgroup: Option<PathBuf>) -> Self {
-        let crate::domain::journal::BootId(boot) = crate::host::journal::current_boot();
+        let journeyman_domain::journal::BootId(boot) = journeyman_platform::host::journal::current_boot();
         Self { id: id.to_owned(), key: key.as_str().to_owned(), boot: boot.into(), process: None, cgroup }
     }
 }
@@ -102,7 +102,10 @@ impl StateStore {
     }
 
     pub(super) fn workers(&self) -> io::Result<Vec<WorkerRecord>> {
-        self.texts("SELECT record FROM worker")?.iter().map(|json| Ok(serde_json::from_str(json)?)).collect()
+        self.texts("SELECT record FROM worker")?
+            .iter()
+            .map(|json| Ok(serde_json::from_slice(json.as_bytes())?))
+            .collect()
     }
 
     pub(super) fn stop_requests(&self) -> io::Result<BTreeSet<String>> {

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::named_enum::named_enum;
+use journeyman_domain::named_enum;
 
-pub use crate::domain::group::scale::WorkerActivity;
+pub use journeyman_domain::group::scale::WorkerActivity;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PoolStatus {

@@ -8,11 +8,11 @@ use tokio::time::{sleep, timeout};
 
 use super::queue_names::QueueNames;
 use super::session::{SessionError, declare_timed_out};
-use crate::amqp;
 use crate::config::pool::{PoolConfig, QueueType};
-use crate::domain::group::Key;
-use crate::domain::group::pool::{QueueStep, StepResult};
-use crate::limits::{AMQP_CALL_TIMEOUT, CONTROLLER_TOPOLOGY_INTERVAL};
+use journeyman_domain::group::Key;
+use journeyman_domain::group::pool::{QueueStep, StepResult};
+use journeyman_domain::limits::{AMQP_CALL_TIMEOUT, CONTROLLER_TOPOLOGY_INTERVAL};
+use journeyman_platform::amqp;
 
 pub(super) fn message_ttl_ms(pool: &PoolConfig) -> Option<u32> {
     pool.message_ttl.0.map(|ttl| u32::try_from(ttl.as_millis()).unwrap_or(u32::MAX))

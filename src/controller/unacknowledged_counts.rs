@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::queue_names::QueueNames;
-use crate::amqp::management::Management;
-use crate::domain::group::Key;
-use crate::domain::time::Instant;
-use crate::limits::CONTROLLER_COUNTS_TTL;
+use journeyman_domain::group::Key;
+use journeyman_domain::limits::CONTROLLER_COUNTS_TTL;
+use journeyman_domain::time::Instant;
+use journeyman_platform::amqp::management::Management;
 
 /// Unacknowledged requests by key.
 pub(super) type CountResult = Result<BTreeMap<Key, u32>, String>;

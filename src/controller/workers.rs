@@ -12,15 +12,15 @@ use super::driver::{
 };
 use super::poison_message::ExitedWorker;
 use super::{ControllerConfig, RecordedError, SharedCounters, scale_limits};
-use crate::domain::group::Key;
-use crate::domain::group::load::Load;
-use crate::domain::group::overrides::Overrides;
-use crate::domain::group::restart_backoff::{RestartBackoff, WorkerEnd};
-use crate::domain::group::scale::{GroupInput, GroupWorker, ScaleDecision, Scaler, WorkerActivity};
-use crate::domain::group::tracker::Tracker;
-use crate::domain::time::Instant;
-use crate::host::clock::Clock;
-use crate::limits::CONTROLLER_WORKER_STABLE_AFTER;
+use journeyman_domain::group::Key;
+use journeyman_domain::group::load::Load;
+use journeyman_domain::group::overrides::Overrides;
+use journeyman_domain::group::restart_backoff::{RestartBackoff, WorkerEnd};
+use journeyman_domain::group::scale::{GroupInput, GroupWorker, ScaleDecision, Scaler, WorkerActivity};
+use journeyman_domain::group::tracker::Tracker;
+use journeyman_domain::limits::CONTROLLER_WORKER_STABLE_AFTER;
+use journeyman_domain::time::Instant;
+use journeyman_platform::host::clock::Clock;
 
 pub(super) struct WorkerSet {
     pool: String,

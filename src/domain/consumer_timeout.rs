@@ -31,17 +31,17 @@ mod tests {
 
     #[test]
     fn a_claim_that_is_extended_again_and_again_ends_a_margin_before_the_timeout() {
-        use crate::domain::jitter::Jitter;
-        use crate::domain::lease::Lease;
-        use crate::domain::time::Instant;
+        use crate::jitter::Jitter;
+        use crate::lease::{Granted, Lease};
+        use crate::time::Instant;
         let (max, grace) = (Duration::from_secs(600), Duration::from_secs(10));
         for seconds in [10, 60, 300, 1800, 86_400] {
             let (timeout, mut jitter) = (Duration::from_secs(seconds), Jitter::seeded(seconds));
-            let mut lease = Lease::granted(Instant::ORIGIN, timeout.min(max), grace);
+            let mut lease = Lease::new(Granted { sent_at: Instant::ORIGIN, length: timeout.min(max) }, grace);
             let mut now = lease.reclaim_at(&mut jitter);
             while lease.is_usable(now) {
                 let length = extension_length(now.since(Instant::ORIGIN), Some(timeout), max);
-                let extended = lease.or_later(Lease::granted(now, length, grace));
+                let extended = lease.or_later(Lease::new(Granted { sent_at: now, length }, grace));
                 // A reclaim that gains nothing is sent again after a while.
                 now = if extended == lease {
                     now.plus(lease.attempt_timeout())

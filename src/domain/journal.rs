@@ -124,7 +124,10 @@ pub struct RecoveryPlan {
 pub const fn is_left_to_next_process(end: ClaimEnd) -> bool {
     match end {
         ClaimEnd::NotGranted => true,
-        ClaimEnd::Lost(loss) | ClaimEnd::Unconfirmed { loss, .. } => matches!(loss, LossReason::ShutdownDeadline),
+        // A reclaim without an answer may have extended the lease.
+        ClaimEnd::Lost(loss) | ClaimEnd::Unconfirmed { loss, .. } => {
+            matches!(loss, LossReason::ShutdownDeadline | LossReason::LeaseExpired | LossReason::GrantedTooLate)
+        }
         ClaimEnd::Reported(_) | ClaimEnd::AlreadyResolved(_) | ClaimEnd::ReportRejected(_) => false,
     }
 }

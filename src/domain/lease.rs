@@ -23,6 +23,15 @@ pub const MARGIN_MIN: Duration = Duration::from_secs(30);
 pub const KILL_SLACK: Duration = Duration::from_millis(500);
 pub const RECLAIM_TIMEOUT_MAX: Duration = Duration::from_secs(30);
 
+/// What a queue grants with a claim, or with its renewal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Granted {
+    /// When the request was sent, on the worker's clock.
+    pub sent_at: Instant,
+    /// How long the claim lasts from then on.
+    pub length: Duration,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Lease {
     sent_at: Instant,
@@ -32,11 +41,16 @@ pub struct Lease {
 }
 
 impl Lease {
-    pub fn granted(sent_at: Instant, length: Duration, termination_grace: Duration) -> Self {
+    pub fn new(granted: Granted, termination_grace: Duration) -> Self {
+        let Granted { sent_at, length } = granted;
         let grace = termination_grace.min(length / 10);
         let needed = clock_error(length) + grace + KILL_SLACK.min(length / 40);
         let margin = margin(length).max(needed + Duration::from_millis(1));
         Self { sent_at, length, grace, margin }
+    }
+
+    pub const fn length(&self) -> Duration {
+        self.length
     }
 
     /// The earliest time at which the queue may give the run to another worker.

@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 use rustix::fs::{Dir, FileType};
 
-use crate::limits::{ARTIFACT_BYTES_MAX, ARTIFACT_DEPTH_MAX, ARTIFACT_MESSAGE_BYTES_MAX, ARTIFACTS_MAX};
 use crate::task::{Artifact, ArtifactBody, ArtifactErrorReason};
+use journeyman_domain::limits::{ARTIFACT_BYTES_MAX, ARTIFACT_DEPTH_MAX, ARTIFACT_MESSAGE_BYTES_MAX, ARTIFACTS_MAX};
 
 use super::artifact::{self, ArtifactDeclaration, ArtifactKind, Optionality};
 use super::log;

@@ -11,22 +11,23 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use tokio::time::Instant;
 
+use crate::committed_schema;
 use crate::config::Environment;
 use crate::config::schema::CommandHandler;
-use crate::host::program_path::find_program;
-use crate::redact;
+use journeyman_platform::host::host_errors;
+use journeyman_platform::host::program_path::find_program;
+use journeyman_platform::redact;
 
 use super::artifact::{ArtifactDeclaration, ArtifactKind, Artifacts, Optionality, expires_after_task};
 use super::environment::{self, Variables};
 use super::log::{self, AddSecretError};
 use super::process::{Launch, ProcessEnd, RunLimits, format_seconds};
 use super::program_messages::{ProgramRun, run_command};
-use super::{Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError, host_errors};
+use super::{Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError};
 
 /// Holds the request without its body, as JSON.
 const REQUEST_VARIABLE: &str = "REQUEST";
@@ -39,17 +40,18 @@ pub struct Command {
 }
 
 /// The payload of the `command` handler.
-#[derive(Debug, Clone, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct CommandPayload {
     /// Programs with their arguments, run one after the other until one fails.
-    #[schemars(length(min = 1), inner(length(min = 1)))]
+    #[cfg_attr(test, schemars(length(min = 1), inner(length(min = 1))))]
     pub command: Vec<Vec<String>>,
     /// Variables for all commands.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
     /// Time limit for all commands together, in seconds.
-    #[schemars(range(min = 1, max = 4_294_967_295_u64))]
+    #[cfg_attr(test, schemars(range(min = 1, max = 4_294_967_295_u64)))]
     pub max_run_time: Option<u32>,
     /// Files to upload as artifacts.
     #[serde(default)]
@@ -77,7 +79,8 @@ pub struct CommandPayload {
 }
 
 /// The names of the log's artifacts.
-#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct LogNames {
     /// `public/logs/live.log`
@@ -87,14 +90,15 @@ pub struct LogNames {
 }
 
 /// A file or directory to upload.
-#[derive(Debug, Clone, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PayloadArtifact {
     /// The kind of artifact.
     #[serde(rename = "type")]
     pub kind: PayloadArtifactType,
     /// Path below the task directory.
-    #[schemars(length(min = 1))]
+    #[cfg_attr(test, schemars(length(min = 1)))]
     pub path: String,
     /// Name of the artifact; by default the path.
     pub name: Option<String>,
@@ -110,7 +114,8 @@ pub struct PayloadArtifact {
 }
 
 /// The kind of artifact.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum PayloadArtifactType {
     /// One regular file.
@@ -120,7 +125,8 @@ pub enum PayloadArtifactType {
 }
 
 /// How a file may be compressed in transfer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum ContentEncoding {
     /// Not at all.
@@ -130,12 +136,13 @@ pub enum ContentEncoding {
 }
 
 /// Exit statuses with a special meaning.
-#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct OnExitStatus {
     /// Exit statuses that retry the task.
     #[serde(default)]
-    #[schemars(inner(range(min = 1, max = 255)))]
+    #[cfg_attr(test, schemars(inner(range(min = 1, max = 255))))]
     pub retry: BTreeSet<i32>,
     /// Exit statuses that purge the task's caches, of which there are none.
     #[serde(default)]
@@ -179,6 +186,10 @@ impl PayloadHandler for Command {
 
     fn describe(&self) -> String {
         "command".to_owned()
+    }
+
+    fn payload_schema(&self) -> Value {
+        committed_schema::parse(include_str!("command.schema.json"))
     }
 
     async fn prepare(&self, payload: CommandPayload, context: &Context) -> Result<PreparedCommands, PrepareError> {

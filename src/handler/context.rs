@@ -4,27 +4,29 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 
-use crate::domain::id::{LocalToken, Run, TaskId};
-use crate::domain::time::Instant;
-use crate::domain::trace_context::TraceParent;
-use crate::host::clock::{Clock, or_pending};
-use crate::host::containment::ProcessScope;
-use crate::host::work_dir::{self, WorkDirLock};
-use crate::limits::PROGRESS_CHARS_MAX;
-use crate::redact;
-
-use crate::domain::refusal::{CallError, Refusal};
 use crate::task::{Definition, Reply, ReplyError, Results, cannot_pause};
+use journeyman_domain::claim::CancelCause;
+use journeyman_domain::id::{LocalToken, Run, TaskId};
+use journeyman_domain::lease::{Granted, Lease};
+use journeyman_domain::limits::PROGRESS_CHARS_MAX;
+use journeyman_domain::refusal::{CallError, Refusal};
+use journeyman_domain::time::Instant;
+use journeyman_domain::trace_context::TraceParent;
+use journeyman_platform::host::clock::{Clock, or_pending};
+use journeyman_platform::host::containment::ProcessScope;
+use journeyman_platform::host::work_dir::{self, WorkDirLock};
+use journeyman_platform::redact;
 
 use super::artifact::Artifacts;
 use super::log::{LogLimits, TaskLog};
 
 /// The lease that a handler sees without a claim.
-const NO_LEASE: std::time::Duration = std::time::Duration::from_secs(20 * 60);
+const NO_LEASE: Duration = Duration::from_secs(20 * 60);
 
 /// The task as a handler sees it.
 #[derive(Debug, Clone)]
@@ -41,32 +43,6 @@ pub struct TaskInfo {
     pub trace: Option<TraceParent>,
 }
 
-/// Why a payload has to end early. Of several causes the greatest applies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum CancelCause {
-    /// The worker shuts down. Reported as `worker-shutdown`.
-    Shutdown,
-    /// An operator released the claim. Reported as `worker-shutdown`.
-    Released,
-    /// An operator canceled the task on this worker. Reported as `internal-error`.
-    Canceled,
-    /// The claim is over: the task was canceled, its deadline has passed, another worker has it, or the lease expired.
-    /// Nothing is reported.
-    ClaimLost,
-}
-
-impl CancelCause {
-    /// Describes the cause for the task's log.
-    pub(crate) const fn message(self) -> &'static str {
-        match self {
-            Self::ClaimLost => "stopped: the task was canceled, its deadline has passed, or its claim was lost",
-            Self::Shutdown => "stopped: the worker is shutting down",
-            Self::Released => "stopped: released by an operator",
-            Self::Canceled => "stopped: canceled by an operator",
-        }
-    }
-}
-
 /// A request to end the payload early.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cancellation {
@@ -75,12 +51,12 @@ pub struct Cancellation {
     /// When the worker kills the payload, on the worker's clock.
     pub deadline: Instant,
     /// The time between the request and the deadline.
-    pub termination_grace: std::time::Duration,
+    pub termination_grace: Duration,
 }
 
 impl Cancellation {
     /// Ends a payload within its grace, for a shutdown.
-    pub(crate) fn shutdown(termination_grace: std::time::Duration, clock: Clock) -> Self {
+    pub(crate) fn shutdown(termination_grace: Duration, clock: Clock) -> Self {
         Self { cause: CancelCause::Shutdown, deadline: clock.now().plus(termination_grace), termination_grace }
     }
 }
@@ -106,7 +82,7 @@ struct ContextInner {
     artifacts: OnceLock<Artifacts>,
     progress: Mutex<Option<String>>,
     cancel: watch::Receiver<Option<Cancellation>>,
-    expires_at: watch::Receiver<Instant>,
+    lease: watch::Receiver<Option<Lease>>,
     clock: Clock,
 }
 
@@ -153,11 +129,11 @@ impl Context {
         workdir: PathBuf,
         log: TaskLog,
         cancel: watch::Receiver<Option<Cancellation>>,
-        expires_at: watch::Receiver<Instant>,
+        lease: watch::Receiver<Option<Lease>>,
         clock: Clock,
     ) -> Self {
         let files = OnceLock::from(TaskFiles { workdir, log });
-        Self::with_files(task, files, None, ProcessScope::without_cookie(), cancel, expires_at, clock)
+        Self::with_files(task, files, None, ProcessScope::without_cookie(), cancel, lease, clock)
     }
 
     /// The context of a claim.
@@ -166,10 +142,10 @@ impl Context {
         names: FileNames,
         scope: ProcessScope,
         cancel: watch::Receiver<Option<Cancellation>>,
-        expires_at: watch::Receiver<Instant>,
+        lease: watch::Receiver<Option<Lease>>,
         clock: Clock,
     ) -> Self {
-        Self::with_files(task, OnceLock::new(), Some(names), scope, cancel, expires_at, clock)
+        Self::with_files(task, OnceLock::new(), Some(names), scope, cancel, lease, clock)
     }
 
     fn with_files(
@@ -178,7 +154,7 @@ impl Context {
         names: Option<FileNames>,
         scope: ProcessScope,
         cancel: watch::Receiver<Option<Cancellation>>,
-        expires_at: watch::Receiver<Instant>,
+        lease: watch::Receiver<Option<Lease>>,
         clock: Clock,
     ) -> Self {
         let inner = ContextInner {
@@ -190,7 +166,7 @@ impl Context {
             artifacts: OnceLock::new(),
             progress: Mutex::default(),
             cancel,
-            expires_at,
+            lease,
             clock,
         };
         Self { inner: Arc::new(inner), scope, results: None }
@@ -209,16 +185,16 @@ impl Context {
         let task = TaskInfo { run, source: name.to_owned(), definition, env: Arc::default(), trace: None };
         let (cancel, canceled) = watch::channel(None);
         // Without a claim there is no lease, so the sender is dropped.
-        let (_, expires_at) = watch::channel(clock.now().plus(NO_LEASE));
-        Ok((Self::new(task, workdir, log, canceled, expires_at, clock), cancel))
+        let lease = Lease::new(Granted { sent_at: clock.now(), length: NO_LEASE }, Duration::ZERO);
+        let (_, lease) = watch::channel(Some(lease));
+        Ok((Self::new(task, workdir, log, canceled, lease, clock), cancel))
     }
 
     /// The same task, for what runs after its payload was stopped.
     pub(super) fn without_cancellation(&self) -> Self {
-        let ContextInner { task, expires_at, clock, .. } = &*self.inner;
+        let ContextInner { task, lease, clock, .. } = &*self.inner;
         let (workdir, never) = (self.workdir_path().to_owned(), watch::channel(None).1);
-        Self::new(task.clone(), workdir, self.log().clone(), never, expires_at.clone(), *clock)
-            .in_scope(self.scope.clone())
+        Self::new(task.clone(), workdir, self.log().clone(), never, lease.clone(), *clock).in_scope(self.scope.clone())
     }
 
     /// Removes the task directory and the log file, if they exist. Blocks. Removes nothing if the worker has lost its work
@@ -394,12 +370,12 @@ impl Context {
     /// Returns when the claim expires unless it is reclaimed, on the worker's clock.
     #[must_use]
     pub fn expires_at(&self) -> Instant {
-        *self.inner.expires_at.borrow()
+        self.inner.lease.borrow().map_or(Instant::ORIGIN, |lease| lease.expires_at())
     }
 
     /// Returns the time until `deadline`; zero if it has passed.
     #[must_use]
-    pub fn time_until(&self, deadline: Instant) -> std::time::Duration {
+    pub fn time_until(&self, deadline: Instant) -> Duration {
         deadline.since(self.inner.clock.now())
     }
 

@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::host::clock::Clock;
-use crate::limits::{AMQP_MESSAGE_BYTES_MAX, AMQP_NAME_BYTES_MAX};
 use crate::task::{PartialReplySink, Reply, ReplyFuture, ReplyLimits, Results};
+use journeyman_domain::limits::{AMQP_MESSAGE_BYTES_MAX, AMQP_NAME_BYTES_MAX};
+use journeyman_platform::host::clock::Clock;
 
 use super::artifact_collector::CollectedArtifact;
 use super::log::{LogLimits, TaskLog};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use crate::host::program_path::PATH_DEFAULT;
+use journeyman_platform::host::program_path::PATH_DEFAULT;
 
 use super::Context;
 

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, WaitId, WaitIdOptions};
 use tokio::io::unix::AsyncFd;
 
-use crate::host::process::{PROCESS_POLL_INTERVAL, ProcessStat, ProcessState, open_pidfd, wait_for_exit};
+use journeyman_platform::host::process::{PROCESS_POLL_INTERVAL, ProcessStat, ProcessState, open_pidfd, wait_for_exit};
 
 #[derive(Debug)]
 pub(super) struct ExitWatcher {

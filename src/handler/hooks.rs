@@ -7,7 +7,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::config::schema::Hooks;
-use crate::domain::outcome::Outcome;
+use journeyman_domain::outcome::Outcome;
 
 use super::environment::{self, Variables};
 use super::process::{EndCause, Launch, ProcessStatus, RunLimits, RunningProcess, format_seconds};

@@ -21,11 +21,11 @@ use parking_lot::Mutex;
 use rustix::fs::OFlags;
 use tokio::sync::watch;
 
-use crate::host::work_dir::{self, WorkDirLock};
-use crate::limits::{
+use journeyman_domain::limits::{
     LOG_HEAD_BYTES, LOG_NOTE_BYTES_MAX, LOG_TAIL_BYTES, REDACT_SECRET_CHARS_MIN, REDACT_TASK_BYTES_MAX,
 };
-use crate::redact::{self, RedactFilter, SecretSet};
+use journeyman_platform::host::work_dir::{self, WorkDirLock};
+use journeyman_platform::redact::{self, RedactFilter, SecretSet};
 
 /// The name of the artifact that holds a task's log.
 pub const BACKING_NAME: &str = "public/logs/live_backing.log";

@@ -18,8 +18,6 @@ mod exit_watcher;
 #[doc(hidden)]
 pub mod hooks;
 #[doc(hidden)]
-pub mod host_errors;
-#[doc(hidden)]
 pub mod http;
 #[cfg(feature = "kubernetes")]
 #[doc(hidden)]
@@ -50,9 +48,13 @@ use serde::de::DeserializeOwned;
 
 use payload_schema::PayloadSchema;
 
-pub use crate::domain::outcome::{ExecuteFailure, PrepareFailure};
+use journeyman_platform::host::host_errors;
+
 pub use crate::task::Request;
-pub use context::{CancelCause, Cancellation, Context, TaskInfo};
+pub use context::{Cancellation, Context, TaskInfo};
+pub use journeyman_domain::claim::{CancelCause, CancelCommand};
+pub use journeyman_domain::lease::{Granted, Lease};
+pub use journeyman_domain::outcome::{ExecuteFailure, PrepareFailure};
 pub use sidecar::{Sidecar, SidecarContext};
 
 /// Why a payload is not started.
@@ -153,15 +155,21 @@ fn use_absolute_program(argv: &mut [String]) {
 ///
 /// A panic in any method is reported as `internal-error` and affects no other task.
 pub trait PayloadHandler: Send + Sync + 'static {
-    /// The shape of the payload. The worker validates a payload against its JSON Schema before it calls `prepare`;
-    /// `journeyman handler schema` prints the schema.
-    type Payload: DeserializeOwned + schemars::JsonSchema + Send + 'static;
+    /// The shape of the payload.
+    type Payload: DeserializeOwned + Send + 'static;
     /// What `prepare` passes to `execute`; often the payload itself.
     type Prepared: Send + 'static;
 
     /// Describes the handler on one line, for `journeyman status`.
     fn describe(&self) -> String {
         std::any::type_name::<Self>().to_owned()
+    }
+
+    /// Returns the JSON Schema of the payload, such as one that is derived from its type; by default any payload is valid.
+    ///
+    /// The worker validates a payload against it before it calls `prepare`, and reports each violation with its place.
+    fn payload_schema(&self) -> serde_json::Value {
+        true.into()
     }
 
     /// Checks and fetches what the payload declares, before any task code runs.
@@ -242,7 +250,7 @@ pub type PreparedPayload = Box<dyn for<'a> FnOnce(&'a Context) -> HandlerFuture<
 
 /// Erases the payload types of a [`PayloadHandler`].
 pub fn erase<H: PayloadHandler>(handler: H) -> Arc<dyn DynHandler> {
-    let schema = PayloadSchema::new(schemars::schema_for!(H::Payload).into());
+    let schema = PayloadSchema::new(handler.payload_schema());
     Arc::new(ErasedHandler { handler: Arc::new(handler), schema })
 }
 
@@ -310,8 +318,8 @@ mod tests {
 
     use super::*;
     use crate::handler::log::{LogLimits, TaskLog};
-    use crate::host::clock::Clock;
     use crate::task::{Definition, RequestMessage};
+    use journeyman_platform::host::clock::Clock;
 
     struct Message(Request);
 
@@ -353,10 +361,8 @@ mod tests {
         let (workdir, log) =
             (folder.path().join("task"), TaskLog::new(folder.path().join("log"), LogLimits::default()));
         let (context, _cancel) = Context::without_claim("t", definition, workdir, log, Clock::boot()).unwrap();
-        let handler = ErasedHandler {
-            handler: Arc::new(Keep(Mutex::default())),
-            schema: PayloadSchema::new(schemars::schema_for!(Request).into()),
-        };
+        let handler =
+            ErasedHandler { handler: Arc::new(Keep(Mutex::default())), schema: PayloadSchema::new(Request::schema()) };
         assert!(handler.prepare_task(&context).await.is_ok());
         let kept = handler.handler.0.lock().unwrap().take().unwrap();
         assert_eq!(kept.body.as_ptr(), request.body.as_ptr());

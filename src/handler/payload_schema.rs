@@ -5,7 +5,7 @@
 
 use serde_json::Value;
 
-use crate::limits::{VIOLATION_BYTES_MAX, VIOLATIONS_MAX};
+use journeyman_domain::limits::{VIOLATION_BYTES_MAX, VIOLATIONS_MAX};
 
 use super::log::{printable, truncate_at_char};
 use super::{PrepareError, PrepareFailure};

@@ -21,18 +21,18 @@ use tokio::net::unix::pipe;
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::time::{sleep, timeout};
 
-use crate::host::clock::or_pending;
-use crate::host::containment::children::{self, ChildRegistration, StartedChild};
-use crate::host::containment::{
-    COOKIE_VARIABLE, LaunchMethod, LimitExceeded, ProcessScope, SHIM_NAME, ScopedProcess, ShimError,
-};
-use crate::host::containment::{encode_environment, is_larger_than, wait_larger_than};
-use crate::host::crash_points::crash_point;
-use crate::host::program_path::find_program;
-use crate::limits::{
+use journeyman_domain::limits::{
     DISK_USAGE_INTERVAL, PROCESS_KILL_MARGIN, PROCESS_KILL_TIMEOUT, PROCESS_OUTPUT_DRAIN, PROCESS_READ_BYTES,
     PROCESS_START_TIMEOUT, REDACT_HOLD_MAX, SHIM_MESSAGE_BYTES_MAX,
 };
+use journeyman_platform::host::clock::or_pending;
+use journeyman_platform::host::containment::children::{self, ChildRegistration, StartedChild};
+use journeyman_platform::host::containment::{
+    COOKIE_VARIABLE, LaunchMethod, LimitExceeded, ProcessScope, SHIM_NAME, ScopedProcess, ShimError,
+};
+use journeyman_platform::host::containment::{encode_environment, is_larger_than, wait_larger_than};
+use journeyman_platform::host::crash_points::crash_point;
+use journeyman_platform::host::program_path::find_program;
 
 use super::environment::Variables;
 use super::exit_watcher::{self, ExitWatcher};

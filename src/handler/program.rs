@@ -37,8 +37,8 @@ use serde_json::{Value, json};
 
 use crate::config::Environment;
 use crate::config::schema::ProgramHandler;
-use crate::host::program_path::find_program;
-use crate::limits::PROGRAM_CHECK_TIMEOUT;
+use journeyman_domain::limits::PROGRAM_CHECK_TIMEOUT;
+use journeyman_platform::host::program_path::find_program;
 
 use super::environment::{self, Variables};
 use super::payload_schema::PayloadSchema;

@@ -21,12 +21,12 @@ use tokio::process::ChildStdin;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::domain::refusal::Refusal;
-use crate::limits::{
+use crate::task::{Reply, ReplyStatus};
+use journeyman_domain::limits::{
     PROCESS_OUTPUT_DRAIN, PROGRAM_IGNORED_NOTES_MAX, PROGRAM_LINE_BYTES_MAX, PROGRAM_REASONS_MAX,
     STAGED_CHECK_IN_SECONDS_MAX, STAGED_HANDLE_BYTES_MAX,
 };
-use crate::task::{Reply, ReplyStatus};
+use journeyman_domain::refusal::Refusal;
 
 use super::artifact::{ArtifactDeclaration, ArtifactKind, Optionality, expires_after_task};
 use super::process::{Launch, ProcessEnd, RunLimits, RunningProcess};

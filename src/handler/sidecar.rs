@@ -9,14 +9,14 @@ use tokio::sync::watch;
 use super::HandlerFuture;
 use super::context::{Cancellation, Context};
 use super::log::{LogLimits, TaskLog};
-use crate::domain::journal::EntryId;
-use crate::host::clock::Clock;
-use crate::host::containment::Containment;
-use crate::host::journal::{FirstRecord, Journal, ProcessRecorder};
-use crate::host::work_dir;
-use crate::limits::SERVICE_LOG_BYTES_MAX;
+use journeyman_domain::journal::EntryId;
+use journeyman_domain::limits::SERVICE_LOG_BYTES_MAX;
+use journeyman_platform::host::clock::Clock;
+use journeyman_platform::host::containment::Containment;
+use journeyman_platform::host::journal::{FirstRecord, Journal, ProcessRecorder};
+use journeyman_platform::host::work_dir;
 
-pub use crate::domain::service_supervisor::ServiceAvailability;
+pub use journeyman_domain::service_supervisor::ServiceAvailability;
 
 /// A long-running part of a handler.
 #[expect(missing_debug_implementations, reason = "it is a closure")]

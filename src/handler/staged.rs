@@ -6,21 +6,24 @@
 use std::future::{Future, pending, ready};
 use std::time::Duration;
 
-use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
-use crate::domain::id::Run;
-use crate::domain::jitter::Jitter;
-pub(crate) use crate::domain::staged::StagedEnd;
-use crate::domain::staged::{StagedAction, StagedEvent, StagedState};
-use crate::host::clock::or_pending;
-use crate::limits::{STAGED_CALL_TIMEOUT, STAGED_DEFER_WAIT_MIN};
 use crate::task::{Deferral, Results};
+use journeyman_domain::id::Run;
+use journeyman_domain::jitter::Jitter;
+use journeyman_domain::limits::{STAGED_CALL_TIMEOUT, STAGED_DEFER_WAIT_MIN};
+pub(crate) use journeyman_domain::staged::StagedEnd;
+use journeyman_domain::staged::{StagedAction, StagedEvent, StagedState};
+use journeyman_platform::host::clock::or_pending;
 
-use super::{CancelCause, Context, ExecuteError, ExecuteFailure, HandlerFuture, PayloadHandler, PrepareError};
+use super::{
+    CancelCause, CancelCommand, Context, ExecuteError, ExecuteFailure, HandlerFuture, PayloadHandler, PrepareError,
+};
 
-pub use crate::domain::staged::{FailureClass, PhaseLimit, Progress, StagedAnswer, StagedPolicy, StagedRecord, Stamp};
+pub use journeyman_domain::staged::{
+    FailureClass, PhaseLimit, Progress, StagedAnswer, StagedPolicy, StagedRecord, Stamp,
+};
 
 /// A piece of work as its handler sees it.
 #[derive(Debug)]
@@ -48,11 +51,16 @@ impl<P> Work<'_, P> {
 /// A call that takes longer than [`STAGED_CALL_TIMEOUT`] is dropped and counts as unknown.
 pub trait StagedHandler: Send + Sync + 'static {
     /// As [`PayloadHandler::Payload`].
-    type Payload: DeserializeOwned + JsonSchema + Send + Sync + 'static;
+    type Payload: DeserializeOwned + Send + Sync + 'static;
 
     /// As [`PayloadHandler::describe`].
     fn describe(&self) -> String {
         std::any::type_name::<Self>().to_owned()
+    }
+
+    /// As [`PayloadHandler::payload_schema`].
+    fn payload_schema(&self) -> serde_json::Value {
+        true.into()
     }
 
     /// How long phases may last, and how often the work is launched again.
@@ -113,6 +121,10 @@ impl<H: StagedHandler> PayloadHandler for Staged<H> {
 
     fn describe(&self) -> String {
         self.0.describe()
+    }
+
+    fn payload_schema(&self) -> serde_json::Value {
+        self.0.payload_schema()
     }
 
     async fn prepare(&self, payload: H::Payload, context: &Context) -> Result<H::Payload, PrepareError> {
@@ -193,9 +205,11 @@ pub(crate) async fn drive_to_end<H: StagedHandler>(
         let canceled = context.cancellation().map(|cancellation| cancellation.cause);
         let is_left = match canceled {
             // The work is still wanted, and the next worker goes on with it.
-            Some(CancelCause::Shutdown | CancelCause::Released) => deferral.is_some() || handler.is_handed_over(),
-            Some(CancelCause::ClaimLost) => deferral.is_some(),
-            Some(CancelCause::Canceled) | None => false,
+            Some(CancelCause::Shutdown | CancelCause::Command(CancelCommand::Release)) => {
+                deferral.is_some() || handler.is_handed_over()
+            }
+            Some(CancelCause::ClaimLost(_)) => deferral.is_some(),
+            Some(CancelCause::Command(CancelCommand::Cancel)) | None => false,
         };
         if is_left {
             state.handle(event, clock.now(), &mut actions);

@@ -28,7 +28,7 @@ use super::program::{Program, status};
 use super::program_messages::{ProgramRun, WorkMessage};
 use super::staged::{FailureClass, PhaseLimit, Progress, StagedAnswer, StagedHandler, StagedPolicy, Stamp, Work};
 use crate::config::schema::StagedProgram;
-use crate::limits::STAGED_CALL_TIMEOUT;
+use journeyman_domain::limits::STAGED_CALL_TIMEOUT;
 
 /// Between two starts, unless the program says otherwise.
 const START_RETRY: Duration = Duration::from_secs(30);

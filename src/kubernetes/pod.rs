@@ -1,9 +1,9 @@
 //! What a pod does, or what it waits for, by its status.
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ContainerState, ContainerStateTerminated, ContainerStatus, Pod, PodStatus};
 
-use crate::limits::{DRIVER_EXIT_REASON_CHARS_MAX, KUBERNETES_START_GRACE};
+use super::object::{ContainerState, ContainerStateTerminated, ContainerStatus, Pod, PodStatus};
+use journeyman_domain::limits::{DRIVER_EXIT_REASON_CHARS_MAX, KUBERNETES_START_GRACE_SECONDS};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PodState {
@@ -45,8 +45,8 @@ pub(crate) fn pod_state(pod: &Pod, container: &str, now: Timestamp) -> PodState 
         }
         Some((_, reason, message)) => {
             let why = short(&joined(reason, message));
-            let created = pod.metadata.creation_timestamp.as_ref().map_or(now, |created| created.0);
-            let is_old = now.duration_since(created) >= KUBERNETES_START_GRACE;
+            let created = pod.metadata.creation_timestamp.unwrap_or(now);
+            let is_old = now.duration_since(created).as_secs() >= KUBERNETES_START_GRACE_SECONDS;
             if is_old { PodState::CannotRun(why) } else { PodState::Waiting(why) }
         }
         None => {

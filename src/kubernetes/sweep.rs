@@ -4,14 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::SignedDuration;
-use k8s_openapi::api::core::v1::Pod;
-use kube::ResourceExt as _;
-use kube::api::{DeleteParams, ListParams};
+use serde_json::json;
 use tokio::time::interval;
 
+use super::object::{PODS, Pod};
 use super::work::ended_at;
-use super::{KubernetesClient, KubernetesError, existing};
-use crate::limits::POD_SWEEP_INTERVAL;
+use super::{KubernetesClient, KubernetesError};
+use journeyman_domain::limits::POD_SWEEP_INTERVAL;
 
 /// Removes the pods of a label selector that have ended so long ago, until it is dropped.
 pub(crate) async fn sweep_ended(client: Arc<KubernetesClient>, selector: String, kept: Duration) {
@@ -25,9 +24,8 @@ pub(crate) async fn sweep_ended(client: Arc<KubernetesClient>, selector: String,
 }
 
 async fn remove_ended(client: &KubernetesClient, selector: &str, kept: Duration) -> Result<(), KubernetesError> {
-    let api = client.api::<Pod>().await?;
-    let params = ListParams::default().labels(selector).fields("status.phase!=Running");
-    let pods = client.check("list the pods of", selector, api.list(&params)).await?;
+    let query = [("labelSelector", selector), ("fieldSelector", "status.phase!=Running")];
+    let pods = client.list::<Pod>(&PODS, ("the pods of", selector), &query).await?;
     let ended_before = client.now() - SignedDuration::try_from(kept).unwrap_or_default();
     // The cluster ends a pod that is not wanted any more once it has a node.
     let has_ended = |pod: &&Pod| {
@@ -35,9 +33,8 @@ async fn remove_ended(client: &KubernetesClient, selector: &str, kept: Duration)
         let has_node = pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
         (phase != Some("Pending") || !has_node) && ended_at(pod).is_some_and(|ended| ended < ended_before)
     };
-    for pod in pods.items.iter().filter(has_ended) {
-        let name = pod.name_any();
-        existing(client.check("delete pod", &name, api.delete(&name, &DeleteParams::default())).await.map(drop))?;
+    for pod in pods.items.iter().flatten().filter(has_ended) {
+        client.delete(&PODS, &pod.metadata.name, &json!({})).await?;
     }
     Ok(())
 }

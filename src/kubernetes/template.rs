@@ -3,9 +3,9 @@
 use minijinja::value::Serde;
 use minijinja::{AutoEscape, Environment, UndefinedBehavior, Value};
 use serde::Serialize;
-use serde::de::DeserializeOwned;
 
-use crate::limits::{POD_TEMPLATE_FUEL, POD_TEMPLATE_RECURSION_MAX};
+use super::yaml;
+use journeyman_domain::limits::{POD_TEMPLATE_FUEL, POD_TEMPLATE_RECURSION_MAX};
 
 const NAME: &str = "pod template";
 
@@ -23,11 +23,10 @@ impl PodTemplate {
     }
 
     /// The pod with these values filled in. An error does not quote them.
-    pub(crate) fn render<T: DeserializeOwned>(&self, values: impl Serialize) -> Result<T, String> {
+    pub(crate) fn render(&self, values: impl Serialize) -> Result<serde_json::Value, String> {
         let template = self.0.get_template(NAME).map_err(|error| error.to_string())?;
         let text = template.render(Value::from(Serde(values))).map_err(|error| error.to_string())?;
-        // A snippet would show what the values are.
-        serde_saphyr::from_str(&text).map_err(|error| format!("it makes no pod: {}", error.without_snippet()))
+        yaml::from_str(&text).map_err(|error| format!("it makes no pod: {error}"))
     }
 }
 

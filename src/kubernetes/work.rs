@@ -5,11 +5,10 @@
 use core::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStateWaiting, ContainerStatus, Pod, PodStatus};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use crate::domain::staged::{FailureClass, Progress, StagedAnswer, Stamp};
-use crate::limits::DRIVER_EXIT_REASON_CHARS_MAX;
+use super::object::{ContainerStateTerminated, ContainerStateWaiting, ContainerStatus, Pod, PodStatus};
+use journeyman_domain::limits::DRIVER_EXIT_REASON_CHARS_MAX;
+use journeyman_domain::staged::{FailureClass, Progress, StagedAnswer, Stamp};
 
 /// Phases of the work, whose limits are apart.
 pub(crate) const UNSCHEDULED: &str = "unscheduled";
@@ -154,7 +153,7 @@ pub(crate) fn judge(pod: &Pod, container: &str, graces: StartGraces, now: Stamp)
     let scheduled =
         condition(status, "PodScheduled").filter(|(status, ..)| *status == "True").map(|(_, since, _)| since);
     let Some(scheduled) = scheduled else {
-        let created = pod.metadata.creation_timestamp.as_ref().map(stamp);
+        let created = pod.metadata.creation_timestamp.map(stamp);
         return PodVerdict::Phase { name: UNSCHEDULED, since: created };
     };
     let since = scheduled.unwrap_or(now);
@@ -185,7 +184,7 @@ pub(crate) fn judge(pod: &Pod, container: &str, graces: StartGraces, now: Stamp)
     }
     let running = own.and_then(|one| one.state.as_ref()?.running.as_ref());
     match running {
-        Some(running) => PodVerdict::Phase { name: RUNNING, since: running.started_at.as_ref().map(stamp) },
+        Some(running) => PodVerdict::Phase { name: RUNNING, since: running.started_at.map(stamp) },
         None => PodVerdict::Phase { name: PULLING, since: Some(since) },
     }
 }
@@ -201,14 +200,14 @@ fn disruption(pod: &Pod, status: &PodStatus) -> Option<String> {
         return Some(joined(Some(reason), status.message.as_deref()));
     }
     // By a user, or because its node is drained.
-    pod.metadata.deletion_timestamp.as_ref().map(|_| "the pod was deleted".to_owned())
+    pod.metadata.deletion_timestamp.map(|_| "the pod was deleted".to_owned())
 }
 
 /// Status, last transition and reason of a condition.
 fn condition<'a>(status: &'a PodStatus, kind: &str) -> Option<(&'a str, Option<Stamp>, String)> {
     let one = status.conditions.iter().flatten().find(|one| one.type_ == kind)?;
     let why = joined(one.reason.as_deref(), one.message.as_deref());
-    Some((&one.status, one.last_transition_time.as_ref().map(stamp), why))
+    Some((&one.status, one.last_transition_time.map(stamp), why))
 }
 
 /// An init container that runs beside the others does not have to end before them.
@@ -265,8 +264,8 @@ pub(crate) fn has_started(pod: &Pod, container: &str) -> bool {
 /// When the last container of a pod has ended; when it was created, if none has run.
 pub(crate) fn ended_at(pod: &Pod) -> Option<Timestamp> {
     let ends = pod.status.iter().flat_map(|status| statuses(&status.container_statuses)).filter_map(terminated);
-    let last = ends.filter_map(|end| end.finished_at.as_ref()).map(|time| time.0).max();
-    last.or_else(|| pod.metadata.creation_timestamp.as_ref().map(|time| time.0))
+    let last = ends.filter_map(|end| end.finished_at).max();
+    last.or(pod.metadata.creation_timestamp)
 }
 
 /// Why a pod has no node, or a container does not start, in the words of the cluster.
@@ -295,8 +294,8 @@ fn short(text: &str) -> String {
     text.chars().take(DRIVER_EXIT_REASON_CHARS_MAX).collect()
 }
 
-fn stamp(time: &Time) -> Stamp {
-    Stamp(Timestamp::as_millisecond(time.0))
+fn stamp(time: Timestamp) -> Stamp {
+    Stamp(time.as_millisecond())
 }
 
 #[cfg(test)]

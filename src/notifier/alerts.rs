@@ -4,10 +4,10 @@ use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::event::{Event, OWN_TYPES};
-use super::stamp;
 use super::store::Head;
-use crate::domain::lane::endpoint::{DISABLE_ATTEMPTS_MIN, DisableReason, EndpointHealth};
-use crate::domain::lane::retry::{HeadVerdict, MessageOutcome};
+use journeyman_domain::lane::endpoint::{DISABLE_ATTEMPTS_MIN, DisableReason, EndpointHealth};
+use journeyman_domain::lane::retry::{HeadVerdict, MessageOutcome};
+use journeyman_platform::host::clock::stamp;
 
 /// What one attempt has changed of its endpoint.
 pub(super) struct Change<'a> {
@@ -100,9 +100,9 @@ fn event(what: &str, id: &str, endpoint: &str, data: &serde_json::Value) -> Even
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::lane::dispatcher::LaneId;
-    use crate::domain::lane::retry::HeadState;
-    use crate::domain::staged::Stamp;
+    use journeyman_domain::lane::dispatcher::LaneId;
+    use journeyman_domain::lane::retry::HeadState;
+    use journeyman_domain::staged::Stamp;
 
     const AGAIN: HeadVerdict = HeadVerdict::TryAgain { at: Stamp(9) };
 

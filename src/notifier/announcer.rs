@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use super::event::Event;
 use super::pattern::TypePattern;
 use super::publisher::{CallError, Publisher};
-use crate::limits::{
+use journeyman_domain::limits::{
     NOTIFY_BATCH_MAX, NOTIFY_CLOSE_TIMEOUT, NOTIFY_DENIED_WAIT, NOTIFY_EVENTS_WAITING_MAX, NOTIFY_REPORT_INTERVAL,
 };
 

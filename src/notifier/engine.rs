@@ -18,22 +18,21 @@ use super::delivery::{AttemptResult, DeliveryRequest, Sender, SigningKey};
 use super::format::{self, Format};
 use super::intake::Intake;
 use super::registry::Registry;
-use super::stamp;
 use super::store::{
     AttemptRecord, Committed, DueLane, EndpointChange, EndpointState, Head, Lease, Store, StoreFailure,
 };
-use crate::domain::jitter::Jitter;
-use crate::domain::lane::Reply;
-use crate::domain::lane::dispatcher::{AttemptLimits, Dispatcher, EndpointLimits, LaneId, NextAttempt};
-use crate::domain::lane::partitions::Partition;
-use crate::domain::lane::retry::RetryPolicy;
-use crate::domain::staged::Stamp;
-use crate::domain::time::Instant;
-use crate::host::clock::Clock;
-use crate::host::crash_points::crash_point;
-use crate::limits::{
+use journeyman_domain::jitter::Jitter;
+use journeyman_domain::lane::Reply;
+use journeyman_domain::lane::dispatcher::{AttemptLimits, Dispatcher, EndpointLimits, LaneId, NextAttempt};
+use journeyman_domain::lane::partitions::Partition;
+use journeyman_domain::lane::retry::RetryPolicy;
+use journeyman_domain::limits::{
     NOTIFIER_LANES_WAITING_MAX, NOTIFIER_LEASE_RENEWAL, NOTIFIER_REFILL_INTERVAL, NOTIFIER_STORE_RETRY,
 };
+use journeyman_domain::staged::Stamp;
+use journeyman_domain::time::Instant;
+use journeyman_platform::host::clock::{Clock, stamp};
+use journeyman_platform::host::crash_points::crash_point;
 
 /// An endpoint, as it is configured.
 pub(crate) struct Endpoint {

@@ -2,7 +2,6 @@
 
 use jiff::Timestamp;
 use reqwest::header::HeaderValue;
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
@@ -10,7 +9,8 @@ use super::delivery::WebhookId;
 use super::store::Head;
 
 /// What an endpoint gets of an event.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
     /// The JSON of Standard Webhooks: `type`, `timestamp` and `data`.
@@ -70,9 +70,9 @@ pub(super) fn webhook_id(source: &str, event_id: &str) -> WebhookId {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::lane::dispatcher::LaneId;
-    use crate::domain::lane::retry::HeadState;
-    use crate::domain::staged::Stamp;
+    use journeyman_domain::lane::dispatcher::LaneId;
+    use journeyman_domain::lane::retry::HeadState;
+    use journeyman_domain::staged::Stamp;
 
     #[test]
     fn each_format_has_the_data_byte_for_byte() {

@@ -51,14 +51,15 @@ pub(crate) use self::registry::{EndpointSettings, Endpoints};
 pub(crate) use self::seal::SealKeys;
 pub(crate) use self::store::{AttemptRow, LaneRow, outcome_text};
 use self::store::{Postgres, PostgresError, Store, StoreFailure};
-use crate::domain::lane::dispatcher::AttemptLimits;
-use crate::domain::staged::Stamp;
-use crate::http::{self, Limits};
-use crate::limits::{
+use journeyman_domain::lane::dispatcher::AttemptLimits;
+use journeyman_domain::limits::{
     HTTP_CONNECTIONS_MAX, HTTP_HEAD_TIMEOUT, NOTIFIER_ATTEMPTS_MAX, NOTIFIER_ATTEMPTS_PER_ENDPOINT,
     NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX, NOTIFIER_STOP_TIMEOUT, NOTIFIER_UPKEEP_INTERVAL, NOTIFIER_UPKEEP_PAUSE,
 };
-use crate::sqlite::{Db, OpenError, StoreStatus, store_ended};
+use journeyman_domain::staged::Stamp;
+use journeyman_platform::host::clock::stamp;
+use journeyman_platform::http::{self, Limits};
+use journeyman_platform::sqlite::{Db, OpenError, StoreStatus, store_ended};
 
 pub(crate) enum Database {
     /// For one node.
@@ -227,8 +228,4 @@ async fn clean_up(store: &Store, retention: Duration) {
             tokio::time::sleep(NOTIFIER_UPKEEP_PAUSE).await;
         }
     }
-}
-
-fn stamp() -> Stamp {
-    Stamp(jiff::Timestamp::now().as_millisecond())
 }

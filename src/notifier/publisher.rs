@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use reqwest::header::RETRY_AFTER;
 use reqwest::{Client, RequestBuilder, StatusCode, Url};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -10,10 +9,11 @@ use tokio::time::{Instant, timeout_at};
 
 use super::event::Event;
 use crate::config::values::Secret;
-use crate::domain::backoff::{Backoff, Policy};
-use crate::domain::jitter::Jitter;
-use crate::http::client::{client_builder, read_body, root_cause};
-use crate::limits::{NOTIFIER_ROWS_BYTES_MAX, NOTIFY_CALL_TIMEOUT, NOTIFY_CONNECT_TIMEOUT};
+use crate::retry::Retry;
+use journeyman_domain::backoff::Policy;
+use journeyman_domain::limits::{NOTIFIER_ROWS_BYTES_MAX, NOTIFY_CALL_TIMEOUT, NOTIFY_CONNECT_TIMEOUT};
+use journeyman_platform::host::clock::stamp;
+use journeyman_platform::http::client::{client_builder, read_body, retry_after, root_cause};
 
 const RETRY: Policy = Policy { first: Duration::from_millis(500), max: Duration::from_secs(30) };
 
@@ -77,7 +77,7 @@ impl NotifierClient {
         let call = request.bearer_auth(self.token.reveal()).send();
         let mut answer = call.await.map_err(|error| self.unavailable(root_cause(&error.without_url())))?;
         let status = answer.status();
-        let asked = answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+        let retry_after = retry_after(answer.headers(), stamp());
         let body = read_body(&mut answer, NOTIFIER_ROWS_BYTES_MAX).await;
         let body = body.map_err(|_| self.unavailable("its answer broke off or is too long"))?;
         if status.is_success() {
@@ -90,7 +90,7 @@ impl NotifierClient {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(CallError::Denied(why)),
             StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => {
                 let origin = self.base.origin().ascii_serialization();
-                Err(CallError::Unavailable { origin, why, retry_after: asked.map(Duration::from_secs) })
+                Err(CallError::Unavailable { origin, why, retry_after })
             }
             StatusCode::BAD_REQUEST | StatusCode::PAYLOAD_TOO_LARGE | StatusCode::UNPROCESSABLE_ENTITY => {
                 Err(CallError::Refused(why))
@@ -105,14 +105,12 @@ impl NotifierClient {
 /// Hands events over, and repeats that as long as it may.
 pub(crate) struct Publisher {
     client: NotifierClient,
-    backoff: Backoff,
-    jitter: Jitter,
+    retry: Retry,
 }
 
 impl Publisher {
     pub(crate) fn new(client: NotifierClient) -> Self {
-        let jitter = Jitter::seeded(uuid::Uuid::new_v4().as_u64_pair().0);
-        Self { client, backoff: Backoff::NEW, jitter }
+        Self { client, retry: Retry::new(RETRY) }
     }
 
     /// Makes one call.
@@ -142,14 +140,14 @@ impl Publisher {
         loop {
             match timeout_at(deadline, self.publish(events)).await {
                 Ok(Ok(())) => {
-                    self.backoff.reset();
+                    self.retry.on_success();
                     return Ok(());
                 }
                 Ok(Err(error)) => last = error,
                 Err(_) => return Err(last),
             }
             let CallError::Unavailable { retry_after, .. } = &last else { return Err(last) };
-            let wait = self.backoff.wait(RETRY, *retry_after, &mut self.jitter);
+            let wait = self.retry.next_wait(*retry_after);
             if deadline.duration_since(Instant::now()) <= wait {
                 return Err(last);
             }

@@ -15,9 +15,9 @@ use super::pattern::TypePattern;
 use super::seal::{SealError, SealKeys};
 use super::store::EndpointState;
 use crate::config::values::WebhookUrl;
-use crate::domain::lane::dispatcher::EndpointLimits;
-use crate::domain::lane::retry::{OnExhausted, RetryPolicy};
-use crate::limits::{NOTIFIER_ATTEMPTS_PER_ENDPOINT, WEBHOOK_TIMEOUT_MAX};
+use journeyman_domain::lane::dispatcher::EndpointLimits;
+use journeyman_domain::lane::retry::{OnExhausted, RetryPolicy};
+use journeyman_domain::limits::{NOTIFIER_ATTEMPTS_PER_ENDPOINT, WEBHOOK_TIMEOUT_MAX};
 
 /// By name, each with the types of events that it wants.
 pub(crate) type Endpoints = BTreeMap<Arc<str>, (Endpoint, Vec<TypePattern>)>;

@@ -16,8 +16,8 @@ use tracing_subscriber::{EnvFilter, Layer, Registry, fmt, reload};
 
 use crate::config::Environment;
 use crate::config::schema::{Log, LogFormat};
-use crate::limits::{LOG_LINES_QUEUED_MAX, LOG_WRITE_BYTES};
-use crate::redact;
+use journeyman_domain::limits::{LOG_LINES_QUEUED_MAX, LOG_WRITE_BYTES};
+use journeyman_platform::redact;
 
 /// A second call has no effect.
 pub fn start(settings: &Log, environment: &Environment) {

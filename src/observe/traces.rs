@@ -19,14 +19,14 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Environment;
-use crate::domain::claim::{ClaimEnd, LossReason};
-use crate::domain::outcome::Outcome;
-use crate::domain::time::Instant;
-use crate::limits::{
-    TRACES_BATCH_DELAY, TRACES_BATCH_MAX, TRACES_CLOSE_TIMEOUT, TRACES_EXPORT_TIMEOUT, TRACES_QUEUED_MAX,
-};
 use crate::worker::timeline::{ClaimPhase, PhaseTiming};
 use crate::worker::trace_recorder::{FinishedClaim, SpanCounts, TraceRecorder};
+use journeyman_domain::claim::ClaimEnd;
+use journeyman_domain::limits::{
+    TRACES_BATCH_DELAY, TRACES_BATCH_MAX, TRACES_CLOSE_TIMEOUT, TRACES_EXPORT_TIMEOUT, TRACES_QUEUED_MAX,
+};
+use journeyman_domain::outcome::Outcome;
+use journeyman_domain::time::Instant;
 
 /// The collector's URL by OpenTelemetry's variables; `None` if traces are not exported.
 ///
@@ -113,7 +113,7 @@ impl Export {
         worker_group: &str,
     ) -> Result<Self, String> {
         hide_headers(environment);
-        crate::host::crypto_provider::install_crypto_provider();
+        journeyman_platform::host::crypto_provider::install_crypto_provider();
         // A redirect would send the headers, often a token, to another host.
         let client = reqwest::Client::builder()
             .redirect(reqwest::redirect::Policy::none())
@@ -155,7 +155,7 @@ fn hide_headers(environment: &Environment) {
     for name in ["OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS"] {
         let headers = environment.get(name).unwrap_or_default().split(',').filter_map(|pair| pair.split_once('='));
         for value in headers.filter_map(|(_, value)| urlencoding::decode(value.trim()).ok()) {
-            crate::redact::hide([&*value]).until_exit();
+            journeyman_platform::redact::hide([&*value]).until_exit();
         }
     }
 }
@@ -264,12 +264,12 @@ fn spans(ended: &EndedClaim) -> Vec<SpanData> {
             KeyValue::new("journeyman.task", record.run.task.as_str().to_owned()),
             KeyValue::new("journeyman.run", i64::from(record.run.run)),
             KeyValue::new("journeyman.source", record.source.clone()),
-            KeyValue::new("journeyman.end", end_text(record.end)),
+            KeyValue::new("journeyman.end", record.end.to_string()),
         ],
         status: if matches!(record.end, ClaimEnd::Reported(Outcome::Completed | Outcome::Deferred)) {
             Status::Unset
         } else {
-            Status::error(end_text(record.end))
+            Status::error(record.end.to_string())
         },
         ..base("task", claim_span, trace.parent.map_or(SpanId::INVALID, SpanId::from))
     };
@@ -293,34 +293,16 @@ fn random_span_id() -> u64 {
     uuid::Uuid::new_v4().as_u64_pair().1.max(1)
 }
 
-fn end_text(end: ClaimEnd) -> String {
-    let lost = |loss| match loss {
-        LossReason::Revoked => "revoked by the queue",
-        LossReason::Canceled => "canceled",
-        LossReason::DeadlineExceeded => "deadline exceeded",
-        LossReason::LeaseExpired => "lease expired",
-        LossReason::GrantedTooLate => "granted too late",
-        LossReason::ShutdownDeadline => "shutdown deadline",
-    };
-    match end {
-        ClaimEnd::Reported(outcome) => outcome.to_string(),
-        ClaimEnd::AlreadyResolved(outcome) => format!("superseded, own outcome {outcome}"),
-        ClaimEnd::ReportRejected(outcome) => format!("report rejected, own outcome {outcome}"),
-        ClaimEnd::Unconfirmed { outcome, loss } => format!("unconfirmed, own outcome {outcome}: {}", lost(loss)),
-        ClaimEnd::Lost(loss) => format!("lost: {}", lost(loss)),
-        ClaimEnd::NotGranted => "not granted".to_owned(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::domain::id::{Run, TaskId};
-    use crate::domain::trace_context::TraceParent;
     use crate::worker::timeline::Timeline;
     use crate::worker::trace_recorder::SpanContext;
+    use journeyman_domain::claim::LossReason;
+    use journeyman_domain::id::{Run, TaskId};
+    use journeyman_domain::trace_context::TraceParent;
 
     fn record() -> FinishedClaim {
         let at = |secs| Instant::at(Duration::from_secs(secs));

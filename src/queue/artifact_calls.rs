@@ -18,7 +18,7 @@ use super::store::StoreError;
 use super::store::artifacts::Artifact;
 use super::store::tx::Tx;
 use super::task_calls::ok;
-use crate::limits::{QUEUE_CLOCK_DRIFT_MAX, QUEUE_GET_URL_TTL, QUEUE_LINKS_MAX, QUEUE_PUT_URL_TTL};
+use journeyman_domain::limits::{QUEUE_CLOCK_DRIFT_MAX, QUEUE_GET_URL_TTL, QUEUE_LINKS_MAX, QUEUE_PUT_URL_TTL};
 
 #[derive(Deserialize)]
 #[serde(tag = "storageType", rename_all = "lowercase", rename_all_fields = "camelCase", deny_unknown_fields)]

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest as _, Sha256};
 use tempfile::TempPath;
 
-use crate::host::work_dir::ignore_missing;
+use journeyman_platform::host::work_dir::ignore_missing;
 
 /// An artifact name may hold any character, so the file name is its digest.
 pub(crate) fn relative_path(task: &str, run: u32, name: &str) -> String {

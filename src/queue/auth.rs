@@ -13,7 +13,6 @@ use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use hawk::mac::Mac;
 use hawk::{Bewit, Header, Key, PayloadHasher, RequestBuilder, SHA256};
-use schemars::JsonSchema;
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
 use url::Url;
@@ -24,11 +23,12 @@ use super::clock::UnixMillis;
 use super::queue_error::{QueueError, QueueErrorCode};
 use super::scopes::{satisfies, satisfies_all};
 use super::task_state::WorkerIdentity;
-use crate::limits::{QUEUE_CERTIFICATE_DRIFT, QUEUE_CERTIFICATE_TTL_MAX, QUEUE_CLOCK_DRIFT_MAX};
 use crate::source::taskcluster::formats::new_task_id;
+use journeyman_domain::limits::{QUEUE_CERTIFICATE_DRIFT, QUEUE_CERTIFICATE_TTL_MAX, QUEUE_CLOCK_DRIFT_MAX};
 
 /// Whether callers of the embedded queue have to sign their calls.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Auth {
     /// A client signs every call.

@@ -19,7 +19,7 @@ use super::queue_error::QueueError;
 use super::store::messages::{DeleteResult, ReceivedMessage};
 use super::task_calls::ok;
 use super::task_state::Priority;
-use crate::limits::{POLL_MESSAGES_MAX, QUEUE_POLL_URL_TTL, QUEUE_VISIBILITY_TIMEOUT_MAX};
+use journeyman_domain::limits::{POLL_MESSAGES_MAX, QUEUE_POLL_URL_TTL, QUEUE_VISIBILITY_TIMEOUT_MAX};
 
 /// pollTaskUrls: the signed URLs of a task queue, highest priority first.
 pub(crate) async fn poll_task_urls(app: App, call: Call) -> ReplyResult {

@@ -13,7 +13,7 @@ mod field_types;
 mod origins;
 mod queue_error;
 mod response_json;
-mod scopes;
+pub(crate) mod scopes;
 mod store;
 mod task_calls;
 mod task_definition;
@@ -35,19 +35,19 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 pub use self::auth::{Auth, RegisteredClient};
 pub use self::clock::QueueClock;
 pub use self::task_state::Priority;
-pub use crate::sqlite::{Db, OpenError};
+pub use journeyman_platform::sqlite::{Db, OpenError};
 
 use self::auth::Keyring;
 use self::clock::UnixMillis;
-use self::store::{QueueStore, Store};
-use crate::http::{self, Limits};
-use crate::limits::{
+use self::store::{QueueStore, Store, outbox};
+use crate::notifier::{Publisher, hand_over};
+use journeyman_domain::limits::{
     NOTIFIER_STORE_RETRY, QUEUE_ARTIFACT_BYTES_MAX, QUEUE_BACKLOG, QUEUE_BODIES_BYTES_MAX, QUEUE_CLAIM_DELAY,
     QUEUE_CLAIM_TIMEOUT, QUEUE_CONNECTION_IDLE_MAX, QUEUE_CONNECTIONS_MAX, QUEUE_LONG_POLL_WAIT, QUEUE_LONG_POLLS_MAX,
     QUEUE_STOP_TIMEOUT, QUEUE_VISIBILITY_TIMEOUT,
 };
-use crate::notifier::{Publisher, hand_over};
-use crate::sqlite::{Database, RunningStore, StoreStatus, store_ended};
+use journeyman_platform::http::{self, Limits};
+use journeyman_platform::sqlite::{Database, RunningStore, StoreStatus, store_ended};
 
 /// Start from [`Config::new`] and change what differs.
 #[derive(Debug, Clone)]
@@ -246,7 +246,7 @@ impl RunningQueue {
 
     /// Resolves due claims and deadlines now; for tests with a manual clock.
     pub async fn tick(&self) {
-        self.store.tick().await;
+        store::tick(&self.store).await;
     }
 
     /// Hands the events of resolved tasks to a notifier. Never resolves.
@@ -258,14 +258,14 @@ impl RunningQueue {
         let (store, announced) = (self.store.clone(), Arc::clone(&self.announced));
         async move {
             loop {
-                let handed = match store.outbox().await {
+                let handed = match outbox::read(&store).await {
                     Ok(outbox) if outbox.events.is_empty() => {
                         announced.notified().await;
                         continue;
                     }
                     Ok(outbox) => {
                         hand_over(&mut publisher, &outbox.events).await;
-                        store.clear_outbox(&outbox).await
+                        outbox::clear(&store, &outbox).await
                     }
                     Err(error) => Err(error),
                 };

@@ -15,7 +15,7 @@ use super::QueueState;
 use super::api::{Params, header_str};
 use super::auth::Auth;
 use super::queue_error::{QueueError, QueueErrorCode};
-use crate::http::is_loopback_host;
+use journeyman_platform::http::is_loopback_host;
 
 pub(super) async fn check(State(app): State<Arc<QueueState>>, request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();

@@ -10,7 +10,7 @@ use serde_json::json;
 use super::api::Params;
 use super::clock::UnixMillis;
 use super::task_state::RunError;
-use crate::limits::QUEUE_RUNS_MAX;
+use journeyman_domain::limits::QUEUE_RUNS_MAX;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(crate) enum QueueErrorCode {

@@ -24,6 +24,7 @@ mod tests {
         assert!(satisfies(&held(&["*"]), "anything"));
         assert!(!satisfies(&held(&["queue:claim-work:p"]), "queue:claim-work:p/w"));
         assert!(!satisfies(&held(&["queue:*:p"]), "queue:claim-work:p"));
+        assert!(!satisfies(&held(&["queue:claim-work:p/*"]), "queue:claim-work:q/w"));
         assert!(!satisfies(&held(&["queue:a"]), "queue:*"));
         assert!(satisfies_all(&held(&["queue:*"]), &held(&["queue:a*", "queue:b"])));
     }

@@ -11,11 +11,11 @@ use super::clock::UnixMillis;
 use super::field_types::{Identifier, Integer, SlugId};
 use super::queue_error::{QueueError, QueueErrorCode, json_response};
 use super::response_json;
-use super::store::StoreError;
 use super::store::tx::{ClaimedRun, TaskFilter, TaskRow, Tx};
+use super::store::{self, StoreError};
 use super::task_definition;
 use super::task_state::{ResolvedReason, RunError, TaskRecord, WorkerIdentity};
-use crate::limits::QUEUE_OVERLOADED_POLL_WAIT;
+use journeyman_domain::limits::QUEUE_OVERLOADED_POLL_WAIT;
 
 /// The body of `claimWork`, and of `claimTask`, which ignores `tasks`.
 #[derive(Deserialize)]
@@ -144,14 +144,14 @@ async fn wait_for_work(
     // Above the limit, the call returns after a short wait.
     let permit = app.long_poll_permits.try_acquire().ok();
     let cancel = app.stop.child_token();
-    let mut answer = app.store.wait_for_work(queue, worker, limit, cancel.clone()).await?;
+    let mut answer = store::wait_for_work(&app.store, queue, worker, limit, cancel.clone()).await?;
     let wait = if permit.is_some() { app.config.long_poll } else { QUEUE_OVERLOADED_POLL_WAIT };
     if let Ok(Some(found)) = timeout(wait, cancel.run_until_cancelled(&mut answer)).await {
         return found.map_err(|_| QueueError::internal(&uuid::Uuid::new_v4()));
     }
     // Claims of the batch in flight are returned, not lost.
     cancel.cancel();
-    app.store.tick().await;
+    store::tick(&app.store).await;
     Ok(answer.try_recv().unwrap_or_default())
 }
 

@@ -11,7 +11,7 @@ use super::clock::UnixMillis;
 use super::field_types::{Identifier, Integer, Printable, SlugId, TaskName, TaskQueueId, body_error};
 use super::queue_error::{QueueError, QueueErrorCode};
 use super::task_state::{Priority, TaskRecord};
-use crate::limits::{
+use journeyman_domain::limits::{
     QUEUE_CLOCK_DRIFT_MAX, QUEUE_DEADLINE_MAX, QUEUE_DEPENDENCIES_MAX, QUEUE_NESTING_MAX, QUEUE_TASK_RETENTION,
 };
 
@@ -111,7 +111,7 @@ pub(crate) fn parse_create_task(task_id: &str, body: &[u8]) -> Result<NewTask, Q
     let group = definition.task_group_id.get_or_insert_with(|| SlugId(task_id.to_owned())).0.clone();
     let expires = *definition.expires.get_or_insert_with(|| definition.deadline.plus(QUEUE_TASK_RETENTION));
     definition.extra =
-        Some(definition.extra.map_or_else(|| serde_json::from_str("{}"), Ok).map_err(|error| body_error(&error))?);
+        Some(definition.extra.map_or_else(|| serde_json::from_slice(b"{}"), Ok).map_err(|error| body_error(&error))?);
     let json = serde_json::to_string(&definition).map_err(|error| body_error(&error))?;
     let task = TaskRecord {
         task_id: task_id.to_owned(),

@@ -7,8 +7,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::clock::UnixMillis;
-use crate::limits::{QUEUE_LATE_ARTIFACTS_WINDOW, QUEUE_RUNS_MAX};
-use crate::named_enum::named_enum;
+use journeyman_domain::limits::{QUEUE_LATE_ARTIFACTS_WINDOW, QUEUE_RUNS_MAX};
+use journeyman_domain::named_enum;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

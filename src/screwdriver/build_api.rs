@@ -1,16 +1,18 @@
 //! What Screwdriver's API is told of a build, with the token of the build's message.
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
 use reqwest::{Client, StatusCode};
 use serde_json::{Value, json};
 
 use super::message::Build;
 use super::rules::WAITING_FOR_RESOURCES;
 use crate::config::values::Url;
-use crate::http::client::{client_builder, read_body, root_cause};
-use crate::limits::{CONNECT_TIMEOUT, ERROR_BODY_BYTES_MAX, REFUSAL_TEXT_BYTES_MAX, SCREWDRIVER_API_TIMEOUT};
-use crate::redact;
+use crate::kubernetes::Pod;
+use journeyman_domain::limits::{
+    CONNECT_TIMEOUT, ERROR_BODY_BYTES_MAX, REFUSAL_TEXT_BYTES_MAX, SCREWDRIVER_API_TIMEOUT,
+};
+use journeyman_platform::http::client::{client_builder, read_body, root_cause};
+use journeyman_platform::redact;
 
 pub(crate) struct BuildApi {
     http: Client,
@@ -48,9 +50,9 @@ impl Update {
         let status = pod.status.as_ref();
         let scheduled =
             status.and_then(|status| status.conditions.iter().flatten().find(|one| one.type_ == "PodScheduled"));
-        let since = scheduled.and_then(|one| one.last_transition_time.as_ref());
-        let since = since.or_else(|| status?.start_time.as_ref()).or(pod.metadata.creation_timestamp.as_ref());
-        Self::Node { name, assigned_at: since.map(|time| time.0) }
+        let since = scheduled.and_then(|one| one.last_transition_time);
+        let since = since.or_else(|| status?.start_time).or(pod.metadata.creation_timestamp);
+        Self::Node { name, assigned_at: since }
     }
 
     fn body(&self) -> Value {

@@ -5,10 +5,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
-use k8s_openapi::api::core::v1::{Pod, Secret};
-use kube::ResourceExt as _;
-use kube::api::{DeleteParams, ListParams, PostParams};
 use parking_lot::Mutex;
+use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio::time::interval;
@@ -19,17 +17,18 @@ use super::message::{Build, Message};
 use super::pod::{BUILD_LABEL, BuildTemplate, build_label, pod_name, token_secret};
 use super::rules::{self, Decision};
 use crate::config::schema::ScrewdriverSource;
-use crate::domain::staged::{FailureClass, Progress, StagedAnswer, StagedPolicy, StagedRecord, Stamp};
 use crate::handler::staged::{StagedEnd, StagedHandler, Work, drive_to_end};
 use crate::handler::{Context, ExecuteError, ExecuteFailure, HandlerConfigError, PayloadHandler, PrepareError};
-use crate::host::crash_points::crash_point;
 use crate::kubernetes::{
-    FailureCause, KubernetesClient, KubernetesError, PodVerdict, RUNNING, StartGraces, existing, judge, sweep_ended,
-};
-use crate::limits::{
-    POD_SWEEP_INTERVAL, SCREWDRIVER_START_RETRY, SCREWDRIVER_TOMBSTONE_KEPT, SCREWDRIVER_TOMBSTONES_PAGE,
+    FailureCause, KubernetesClient, KubernetesError, PODS, Pod, PodVerdict, RUNNING, SECRETS, StartGraces, existing,
+    judge, sweep_ended,
 };
 use crate::task::{Deferral, Results};
+use journeyman_domain::limits::{
+    POD_SWEEP_INTERVAL, SCREWDRIVER_START_RETRY, SCREWDRIVER_TOMBSTONE_KEPT, SCREWDRIVER_TOMBSTONES_PAGE,
+};
+use journeyman_domain::staged::{FailureClass, Progress, StagedAnswer, StagedPolicy, StagedRecord, Stamp};
+use journeyman_platform::host::crash_points::crash_point;
 
 /// Of the Secrets that keep a build from starting after it was stopped.
 const STOPPED: &str = "journeyman/stopped-build";
@@ -186,8 +185,8 @@ impl BuildPods {
         build_label(&self.config.prefix, build_id)
     }
 
-    fn selector(&self, build_id: u64) -> ListParams {
-        ListParams::default().labels(&format!("{BUILD_LABEL}={}", self.label(build_id)))
+    fn selector(&self, build_id: u64) -> String {
+        format!("{BUILD_LABEL}={}", self.label(build_id))
     }
 
     fn tombstone(&self, build_id: u64) -> String {
@@ -240,39 +239,32 @@ impl BuildPods {
     }
 
     async fn is_stopped(&self, build_id: u64) -> Result<bool, KubernetesError> {
-        let (api, name) = (self.client.api::<Secret>().await?, self.tombstone(build_id));
-        let found = self.client.check("read Secret", &name, api.get_metadata_opt(&name)).await?;
-        Ok(found.is_some())
+        let found = self.client.get_metadata(&SECRETS, &self.tombstone(build_id)).await;
+        existing(found).map(|found| found.is_some())
     }
 
     /// A start that comes later finds the build stopped, on any host.
     async fn stop(&self, build_id: u64) -> Result<(), KubernetesError> {
-        let (secrets, name) = (self.client.api::<Secret>().await?, self.tombstone(build_id));
-        let metadata = json!({ "name": name, "labels": { STOPPED: self.label(build_id) } });
-        let tombstone: Secret = serde_json::from_value(json!({ "metadata": metadata })).unwrap_or_default();
-        match self.client.check("create Secret", &name, secrets.create(&PostParams::default(), &tombstone)).await {
+        let metadata = json!({ "name": self.tombstone(build_id), "labels": { STOPPED: self.label(build_id) } });
+        let tombstone = json!({ "apiVersion": "v1", "kind": "Secret", "metadata": metadata });
+        match self.client.create::<IgnoredAny>(&SECRETS, &tombstone).await {
             Ok(_) | Err(KubernetesError::Conflict(_)) => {}
             Err(error) => return Err(error),
         }
-        let (pods, what) = (self.client.api::<Pod>().await?, self.label(build_id));
-        let (params, selector) = (DeleteParams::default(), self.selector(build_id));
-        let deleting = pods.delete_collection(&params, &selector);
-        self.client.check("delete the pods of build", &what, deleting).await?;
-        Ok(())
+        let subject = ("the pods of build", &*self.label(build_id));
+        self.client.delete_all(&PODS, subject, &self.selector(build_id)).await
     }
 
     async fn pods(&self, build_id: u64) -> Result<Vec<Pod>, KubernetesError> {
-        let (api, what) = (self.client.api::<Pod>().await?, self.label(build_id));
-        let selector = self.selector(build_id);
-        let listing = api.list(&selector);
-        Ok(self.client.check("list the pods of build", &what, listing).await?.items)
+        let subject = ("the pods of build", &*self.label(build_id));
+        let list = self.client.list(&PODS, subject, &[("labelSelector", &self.selector(build_id))]).await?;
+        Ok(list.items.unwrap_or_default())
     }
 
     /// The token, which a pod names and does not contain.
     async fn create_secret(&self, pod: &Pod, build: &Build) -> Result<(), KubernetesError> {
         let secret = token_secret(pod, build);
-        let api = self.client.api::<Secret>().await?;
-        match self.client.check("create Secret", &pod.name_any(), api.create(&PostParams::default(), &secret)).await {
+        match self.client.create::<IgnoredAny>(&SECRETS, &secret).await {
             Ok(_) | Err(KubernetesError::Conflict(_)) => Ok(()),
             Err(error) => Err(error),
         }
@@ -285,7 +277,7 @@ impl BuildPods {
             return Ok(StagedAnswer::Canceled);
         }
         let pods = self.pods(build.id()).await?;
-        if let Some(own) = pods.iter().find(|pod| pod.name_any() == pod_name(&self.config.prefix, build.id(), 0)) {
+        if let Some(own) = pods.iter().find(|pod| pod.metadata.name == pod_name(&self.config.prefix, build.id(), 0)) {
             self.create_secret(own, build).await?;
         }
         match self.most_advanced(&pods) {
@@ -300,12 +292,12 @@ impl BuildPods {
             Ok(pod) => pod,
             Err(error) => return refused(error.to_string()).await,
         };
-        let (api, name) = (self.client.api::<Pod>().await?, pod.name_any());
-        let pod = match self.client.check("create pod", &name, api.create(&PostParams::default(), &pod)).await {
+        let pod = match self.client.create(&PODS, &pod).await {
             Ok(pod) => pod,
             Err(KubernetesError::Conflict(_)) => {
-                let pod = self.client.check("read pod", &name, api.get(&name)).await?;
-                if pod.labels().get(BUILD_LABEL) != Some(&self.label(build.id())) {
+                let name = pod_name(&self.config.prefix, build.id(), 0);
+                let pod: Pod = self.client.get(&PODS, &name).await?;
+                if pod.metadata.label(BUILD_LABEL) != Some(self.label(build.id()).as_str()) {
                     return refused(format!("there is a pod {name} that is not of this build")).await;
                 }
                 pod
@@ -343,7 +335,7 @@ impl BuildPods {
         };
         let check_in = Some(self.config.limits.delay.0);
         let progress = Progress { phase: phase.into(), since, observed_at: self.now(), check_in };
-        Ok(StagedAnswer::Started { handle: pod.name_any().into(), progress })
+        Ok(StagedAnswer::Started { handle: pod.metadata.name.as_str().into(), progress })
     }
 
     fn judge(&self, pod: &Pod) -> PodVerdict {
@@ -354,7 +346,7 @@ impl BuildPods {
 
     /// The container of the build, by its name.
     fn container(&self, pod: &Pod) -> String {
-        pod.labels().get(BUILD_LABEL).cloned().unwrap_or_default()
+        pod.metadata.label(BUILD_LABEL).unwrap_or_default().to_owned()
     }
 
     /// Of several pods, which only the existing worker makes, the one that has come furthest.
@@ -470,19 +462,18 @@ async fn sweep_tombstones(client: Arc<KubernetesClient>) {
 }
 
 async fn remove_tombstones(client: &KubernetesClient) -> Result<(), KubernetesError> {
-    let secrets = client.api::<Secret>().await?;
-    let mut params = ListParams::default().labels(STOPPED).limit(SCREWDRIVER_TOMBSTONES_PAGE);
+    let (limit, mut next_page) = (SCREWDRIVER_TOMBSTONES_PAGE.to_string(), String::new());
     loop {
-        let listing = secrets.list_metadata(&params);
-        let page = client.check("list the Secrets of", "stopped builds", listing).await?;
+        let query = [("labelSelector", STOPPED), ("limit", limit.as_str()), ("continue", next_page.as_str())];
+        let page = client.list_metadata(&SECRETS, ("the Secrets of", "stopped builds"), &query).await?;
         let before = client.now() - jiff::SignedDuration::try_from(SCREWDRIVER_TOMBSTONE_KEPT).unwrap_or_default();
-        for old in page.items.iter().filter(|one| one.creation_timestamp().is_some_and(|at| at.0 < before)) {
-            let (name, params) = (old.name_any(), DeleteParams::default());
-            let deleting = secrets.delete(&name, &params);
-            existing(client.check("delete Secret", &name, deleting).await.map(drop))?;
+        for old in page.items.iter().flatten().map(|one| &one.metadata) {
+            if old.creation_timestamp.is_some_and(|at| at < before) {
+                client.delete(&SECRETS, &old.name, &json!({})).await?;
+            }
         }
-        params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
-        if params.continue_token.is_none() {
+        next_page = page.metadata.next_page.unwrap_or_default();
+        if next_page.is_empty() {
             return Ok(());
         }
     }

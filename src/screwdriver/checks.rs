@@ -1,16 +1,16 @@
 //! Checks of builds: messages to the retry queue that the existing worker can read as well.
 
 use bytes::Bytes;
-use jiff::Timestamp;
 use lapin::BasicProperties;
 use lapin::message::Delivery;
 use lapin::types::{AMQPValue, FieldTable};
 
 use super::message::{Message, RetryHeaders};
-use crate::amqp::headers;
-use crate::domain::staged::{StagedRecord, Stamp};
 use crate::source::amqp::{Check, CheckFormat};
 use crate::task::NextCheck;
+use journeyman_domain::staged::StagedRecord;
+use journeyman_platform::amqp::headers;
+use journeyman_platform::host::clock::stamp;
 
 /// Carries what the existing worker does not know.
 const RECORD: &str = "jm-work";
@@ -28,7 +28,7 @@ impl BuildChecks {
     fn headers(&self, properties: &BasicProperties) -> (RetryHeaders, Option<StagedRecord>) {
         let none = FieldTable::default();
         let table = properties.headers().as_ref().unwrap_or(&none);
-        let own = headers::text(table, RECORD).and_then(|text| serde_json::from_str(text).ok());
+        let own = headers::text(table, RECORD).and_then(|text| serde_json::from_slice(text.as_bytes()).ok());
         (RetryHeaders::read(table, &self.queue), own)
     }
 
@@ -64,7 +64,7 @@ impl BuildChecks {
             Some(_) if self.record(properties).phase != next.phase => 1,
             Some(count) => count.saturating_add(1),
         };
-        let started_at = found.started_at.unwrap_or_else(|| Stamp(Timestamp::now().as_millisecond()));
+        let started_at = found.started_at.unwrap_or_else(stamp);
         RetryHeaders { started_at: Some(started_at), retry_count: Some(retry_count), rejected: 0 }
     }
 }
@@ -116,7 +116,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::amqp::header_table;
+    use journeyman_domain::staged::Stamp;
+    use journeyman_platform::amqp::header_table;
 
     fn checks(is_retry_queue: bool) -> BuildChecks {
         let queue = if is_retry_queue { "sdRetryQueue" } else { "sdQueue" };

@@ -3,13 +3,12 @@
 use std::fmt;
 
 use lapin::types::{AMQPValue, FieldTable};
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use crate::amqp::headers;
 use crate::config::values::{Secret, Url};
-use crate::domain::staged::Stamp;
+use journeyman_domain::staged::Stamp;
+use journeyman_platform::amqp::headers;
 
 const START_TIME: &str = "x-build-start-time";
 const RETRY_COUNT: &str = "x-retry-count";
@@ -26,9 +25,10 @@ pub(crate) enum Message {
 }
 
 /// A build, as its message describes it.
-#[derive(Deserialize, JsonSchema)]
+#[derive(Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(try_from = "Value")]
-#[schemars(with = "Value")]
+#[cfg_attr(test, schemars(with = "Value"))]
 pub(crate) struct Build {
     pub(super) known: KnownFields,
     /// All of it, token included: published again for the existing worker, and shown to the template.
@@ -259,7 +259,7 @@ fn number(table: &FieldTable, name: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::amqp::header_table;
+    use journeyman_platform::amqp::header_table;
 
     /// What is recorded as JSON, as the broker sends it.
     fn to_amqp(value: &Value) -> AMQPValue {

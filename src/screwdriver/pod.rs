@@ -3,16 +3,15 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use k8s_openapi::api::core::v1::{Pod, Secret};
 use serde::Serialize;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::message::Build;
 use crate::config::schema::ScrewdriverSource;
-use crate::config::values::Url;
-use crate::kubernetes::PodTemplate;
-use crate::limits::OBJECT_NAME_BYTES_MAX;
+use crate::config::values::{Url, merge_json};
+use crate::kubernetes::{Pod, PodTemplate};
+use journeyman_domain::limits::OBJECT_NAME_BYTES_MAX;
 
 const BUILT_IN: &str = include_str!("pod.yaml.jinja");
 /// By which Screwdriver's own worker finds the pods of a build.
@@ -93,15 +92,17 @@ impl BuildTemplate {
     /// # Errors
     ///
     /// If it uses a value that does not exist, or does not make a pod with the container of the build.
-    pub(crate) fn pod(&self, build: &Build, source: &ScrewdriverSource, launch: u32) -> Result<Pod, TemplateError> {
+    pub(crate) fn pod(&self, build: &Build, source: &ScrewdriverSource, launch: u32) -> Result<Value, TemplateError> {
         let name = pod_name(&source.prefix, build.id(), launch);
         let container = build_label(&source.prefix, build.id());
         let failed = |message: String| TemplateError { place: self.place.clone(), message };
-        let mut pod: Pod = self.template.render(values(build, source, &name, &container)).map_err(failed)?;
-        pod.metadata.name = Some(name);
-        pod.metadata.labels.get_or_insert_default().insert(BUILD_LABEL.to_owned(), container.clone());
-        let containers = pod.spec.as_ref().map_or(&[][..], |spec| &spec.containers);
-        if !containers.iter().any(|one| one.name == container) {
+        let mut pod = self.template.render(values(build, source, &name, &container)).map_err(failed)?;
+        let metadata = json!({ "name": name, "labels": { BUILD_LABEL: container } });
+        merge_json(&mut pod, json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata }));
+        let Some(containers) = pod["spec"]["containers"].as_array() else {
+            return Err(failed("it makes no pod: spec.containers is no list".to_owned()));
+        };
+        if !containers.iter().any(|one| one["name"] == container.as_str()) {
             return Err(failed("no container has the name {{ container }}".to_owned()));
         }
         Ok(pod)
@@ -121,13 +122,12 @@ pub(crate) fn pod_name(prefix: &str, build_id: u64, launch: u32) -> String {
 }
 
 /// Holds the token of a build, for its pod. The cluster deletes it together with the pod.
-pub(crate) fn token_secret(pod: &Pod, build: &Build) -> Secret {
-    let (name, uid) = (pod.metadata.name.clone(), pod.metadata.uid.clone());
+pub(crate) fn token_secret(pod: &Pod, build: &Build) -> Value {
+    let (name, uid) = (&pod.metadata.name, &pod.metadata.uid);
     let owner = json!({ "apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid });
     let metadata = json!({ "name": name, "ownerReferences": [owner] });
-    let mut secret: Secret = serde_json::from_value(json!({ "metadata": metadata })).unwrap_or_default();
-    secret.string_data = Some([("token".to_owned(), build.known.token.reveal().to_owned())].into());
-    secret
+    let data = json!({ "token": build.known.token.reveal() });
+    json!({ "apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": data })
 }
 
 fn values<'a>(
@@ -273,13 +273,13 @@ mod tests {
         json!({ "buildId": 7, "container": "scn/a:1", "apiUri": "http://127.0.0.1:28081", "token": "<jwt>", "pipeline": { "id": 1 } })
     }
 
-    fn made(build: &Build, source: &ScrewdriverSource) -> Pod {
+    fn made(build: &Build, source: &ScrewdriverSource) -> Value {
         BuildTemplate::load(None).unwrap().pod(build, source, 0).unwrap()
     }
 
     /// Without what is meant to differ: the suffix of the name, and the token's place.
-    fn comparable(pod: &Pod) -> Value {
-        let mut pod = serde_json::to_value(pod).unwrap();
+    fn comparable(pod: &Value) -> Value {
+        let mut pod = pod.clone();
         let name = pod["metadata"]["name"].as_str().unwrap();
         let (start, suffix) = name.rsplit_once('-').unwrap();
         assert!(suffix.len() == 5 && suffix.bytes().all(|byte| SUFFIX_CHARS.contains(&byte)), "{name}");
@@ -307,10 +307,13 @@ mod tests {
     }
 
     #[track_caller]
-    fn is_the_same(what: &str, ours: &Pod, theirs: &Value) {
-        // As the API server reads it: without a `type` of volumes, which is in the wrong place.
-        let theirs: Pod = serde_json::from_value(theirs.clone()).unwrap();
-        assert_eq!(difference("pod", &comparable(ours), &comparable(&theirs)), None, "{what}");
+    fn is_the_same(what: &str, ours: &Value, theirs: &Value) {
+        let mut theirs = comparable(theirs);
+        // The API server ignores it in the wrong place.
+        for volume in theirs["spec"]["volumes"].as_array_mut().unwrap() {
+            volume.as_object_mut().unwrap().remove("type");
+        }
+        assert_eq!(difference("pod", &comparable(ours), &theirs), None, "{what}");
     }
 
     #[test]
@@ -337,7 +340,7 @@ mod tests {
     #[test]
     fn no_value_of_a_message_changes_the_structure_of_a_pod() {
         let source = source(json!({ "cache_path": "/cache" }));
-        let plain = serde_json::to_value(made(&build(fields()), &source)).unwrap();
+        let plain = made(&build(fields()), &source);
         for odd in [
             "\"",
             "'",
@@ -366,7 +369,7 @@ mod tests {
             fields["container"] = odd.into();
             fields["jobName"] = odd.into();
             fields["pipeline"]["name"] = odd.into();
-            let mut pod = serde_json::to_value(made(&build(fields), &source)).unwrap();
+            let mut pod = made(&build(fields), &source);
             let container = &mut pod["spec"]["containers"][0];
             assert_eq!((container["image"].as_str(), container["env"][4]["value"].as_str()), (Some(odd), Some(odd)));
             container["image"] = "scn/a:1".into();
@@ -384,7 +387,7 @@ mod tests {
         fields["token"] = "eyJhbGciOiJIUzI1NiJ9.e30.c2ln".into();
         fields["apiUri"] = "http://api.example/$(id)/`id`/\"x".into();
         let without_api = ScrewdriverSource { api: None, ..source(json!({})) };
-        let pod = serde_json::to_value(made(&build(fields), &without_api)).unwrap();
+        let pod = made(&build(fields), &without_api);
         assert!(!pod.to_string().contains("eyJ"), "{pod}");
         let container = &pod["spec"]["containers"][0];
         let args = container["args"][0].as_str().unwrap();
@@ -436,9 +439,8 @@ mod tests {
             })
         };
         let pod = of("spec: { containers: [{ name: {{ container }}, image: {{ message.container }} }] }").unwrap();
-        assert_eq!(pod.metadata.name, Some(pod_name("", 7, 0)));
-        assert_eq!(pod.metadata.labels.unwrap()[BUILD_LABEL], "7");
-        assert_eq!(pod.spec.unwrap().containers[0].image.as_deref(), Some("scn/a:1"));
+        assert_eq!(pod["metadata"], json!({ "name": pod_name("", 7, 0), "labels": { BUILD_LABEL: "7" } }));
+        assert_eq!(pod["spec"]["containers"][0]["image"], "scn/a:1");
         for (template, words) in [
             ("spec: {{ message.token }}", "undefined"),
             ("spec: {{ typo }}", "undefined"),

@@ -6,8 +6,8 @@
 use std::time::Duration;
 
 use crate::config::schema::BuildLimits;
-use crate::domain::staged::Stamp;
 use crate::kubernetes::{FailureCause, PULLING, PodVerdict, UNSCHEDULED};
+use journeyman_domain::staged::Stamp;
 
 pub(crate) const WAITING_FOR_RESOURCES: &str = "Waiting for resources to be available.";
 const SCHEDULING_TIMEOUT: &str = "Pod scheduling timeout exceeded";
@@ -109,11 +109,10 @@ fn with_detail(sentence: &str, detail: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::api::core::v1::Pod;
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::kubernetes::{StartGraces, judge};
+    use crate::kubernetes::{Pod, StartGraces, judge};
 
     const NOW: i64 = 1_767_225_600_000;
 

@@ -7,13 +7,13 @@ use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptio
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{Connection, ExchangeKind};
 
-use crate::amqp::management::{Binding, ExchangeRouting, Management, ManagementError, QueueRouting};
-use crate::amqp::{
+use crate::config::schema::ScrewdriverSource;
+use journeyman_domain::limits::SCREWDRIVER_QUEUES_MAX;
+use journeyman_domain::refusal::{CallError, Refusal};
+use journeyman_platform::amqp::management::{Binding, ExchangeRouting, Management, ManagementError, QueueRouting};
+use journeyman_platform::amqp::{
     self, NOT_FOUND, error_text, find_exchange, find_queue, header_table, reply_code, retry_error, to_short_string,
 };
-use crate::config::schema::ScrewdriverSource;
-use crate::domain::refusal::{CallError, Refusal};
-use crate::limits::SCREWDRIVER_QUEUES_MAX;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Finding {

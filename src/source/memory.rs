@@ -15,14 +15,14 @@ use tokio::sync::Notify;
 
 use tasks::{TaskEntry, TaskTable, priority_queue};
 
-use crate::domain::id::{PriorityQueue, Run, TaskId};
-use crate::domain::outcome::{ExceptionReason, Outcome};
-use crate::domain::refusal::Refusal;
-use crate::domain::time::Instant;
 use crate::source::{
-    Artifact, ArtifactBody, CallError, Capabilities, Claim, Grant, LossReason, Message, MessageQueue, OpenResult,
-    PollBatch, Recovery, RecoveryBatch, Source, SourceFuture,
+    Artifact, ArtifactBody, CallError, Capabilities, Claim, Grant, Granted, LossReason, Message, MessageQueue,
+    OpenResult, PollBatch, Recovery, RecoveryBatch, Source, SourceFuture,
 };
+use journeyman_domain::id::{PriorityQueue, Run, TaskId};
+use journeyman_domain::outcome::{ExceptionReason, Outcome};
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::time::Instant;
 
 /// The priorities of tasks, highest first; each has a queue.
 pub const PRIORITIES: [&str; 7] = ["highest", "very-high", "high", "medium", "low", "very-low", "lowest"];
@@ -229,10 +229,10 @@ impl MemorySource {
             None => return Err(gone_error(run, "unknown")),
         };
         tasks.set_lease(run, &self.worker, lease, now);
-        tasks.grant(run, self, now.plus(lease)).ok_or_else(|| gone_error(run, "unknown"))
+        tasks.grant(run, self, Granted { sent_at: now, length: lease }).ok_or_else(|| gone_error(run, "unknown"))
     }
 
-    fn extend_lease(&self, run: &Run) -> Result<Instant, CallError> {
+    fn extend_lease(&self, run: &Run) -> Result<Granted, CallError> {
         let now = self.queue.now();
         let lease = self.queue.0.config.lease;
         let mut tasks = self.queue.expire_leases(now);
@@ -240,13 +240,13 @@ impl MemorySource {
             return Err(gone_error(run, "not running, or not for this worker"));
         }
         tasks.set_lease(run, &self.worker, lease, now);
-        Ok(now.plus(lease))
+        Ok(Granted { sent_at: now, length: lease })
     }
 
     fn take_over_run(&self, run: &Run) -> Result<Grant, CallError> {
-        let expires_at = self.extend_lease(run)?;
-        let granted = self.queue.0.state.lock().grant(run, self, expires_at);
-        granted.ok_or_else(|| gone_error(run, "unknown"))
+        let lease = self.extend_lease(run)?;
+        let grant = self.queue.0.state.lock().grant(run, self, lease);
+        grant.ok_or_else(|| gone_error(run, "unknown"))
     }
 
     fn delete_message(&self, message: &Message) -> Result<(), CallError> {
@@ -396,7 +396,7 @@ impl Claim for MemoryClaim {
         &self.run
     }
 
-    fn renew(&self) -> SourceFuture<'_, Instant> {
+    fn renew(&self) -> SourceFuture<'_, Granted> {
         Box::pin(async { self.source.extend_lease(&self.run) })
     }
 

@@ -1,7 +1,7 @@
 //! The port that every source adapter implements.
 //!
 //! An adapter knows its protocol and nothing of slots, leases or retries: it makes one call for each method, within
-//! the limits of [`crate::limits`], and returns a value or a [`CallError`] that says what the caller must do next.
+//! the limits of [`journeyman_domain::limits`], and returns a value or a [`CallError`] that says what the caller must do next.
 //! Calls are made concurrently.
 
 pub mod amqp;
@@ -18,15 +18,15 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tokio::sync::{Mutex, mpsc};
 
-use crate::domain::id::{PriorityQueue, Run};
-use crate::domain::outcome::Outcome;
-use crate::domain::time::Instant;
+use journeyman_domain::id::{PriorityQueue, Run};
+use journeyman_domain::outcome::Outcome;
 
-pub use crate::domain::claim::{LossReason, RunTerms};
-pub use crate::domain::poll::Capabilities;
-pub use crate::domain::refusal::{CallError, Refusal};
-pub use crate::domain::worker::OpenResult;
 pub use crate::task::{Artifact, ArtifactBody, Deferral, Definition, Results};
+pub use journeyman_domain::claim::{LossReason, RunTerms};
+pub use journeyman_domain::lease::Granted;
+pub use journeyman_domain::poll::Capabilities;
+pub use journeyman_domain::refusal::{CallError, Refusal};
+pub use journeyman_domain::worker::OpenResult;
 
 /// The future of a call to a source.
 pub type SourceFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, CallError>> + Send + 'a>>;
@@ -77,8 +77,8 @@ impl std::fmt::Debug for Message {
 pub struct Grant {
     /// The run.
     pub run: Run,
-    /// When the lease ends, on the worker's clock: the time at which the request was sent plus the granted length.
-    pub expires_at: Instant,
+    /// The length of the lease, and when its request was sent.
+    pub lease: Granted,
     /// The task's deadline and retries, by the service.
     pub terms: RunTerms,
     /// How long the run was pending, by the clock of its queue; `None` where the queue does not say.
@@ -139,9 +139,8 @@ pub trait Claim: Send + Sync {
     /// The run that the claim is for.
     fn run(&self) -> &Run;
 
-    /// Extends the lease and returns its new end; see [`Grant::expires_at`]. New credentials in the answer replace the
-    /// old ones for every later call of the claim.
-    fn renew(&self) -> SourceFuture<'_, Instant>;
+    /// Extends the lease. New credentials in the answer replace the old ones for every later call of the claim.
+    fn renew(&self) -> SourceFuture<'_, Granted>;
 
     /// Reports the outcome. Repeating the same outcome is safe.
     fn report(&self, outcome: Outcome) -> SourceFuture<'_, ()>;

@@ -56,7 +56,7 @@ pub enum ArtifactErrorReason {
     Missing,
     /// The path is not a regular file, or goes through a symbolic link.
     Irregular,
-    /// The file is larger than [`crate::limits::ARTIFACT_BYTES_MAX`].
+    /// The file is larger than [`journeyman_domain::limits::ARTIFACT_BYTES_MAX`].
     TooLarge,
     /// The worker cannot read the file.
     Unreadable,

@@ -5,14 +5,15 @@ use std::collections::BTreeMap;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::limits::REQUEST_JSON_BYTES_MAX;
+use crate::committed_schema;
+use journeyman_domain::limits::REQUEST_JSON_BYTES_MAX;
 
 /// A request: a `PayloadHandler::Payload` in Rust, and the `payload` of the document on
 /// standard input for a program.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(try_from = "RequestJson", into = "RequestJson")]
 pub struct Request {
     /// The requested path, from the header `x-rpc-path`.
@@ -37,6 +38,11 @@ pub struct Request {
 }
 
 impl Request {
+    /// Returns the JSON Schema of a request as a payload.
+    pub fn schema() -> serde_json::Value {
+        committed_schema::parse(include_str!("request.schema.json"))
+    }
+
     /// Returns the body as text, if it is UTF-8.
     pub fn text(&self) -> Option<&str> {
         std::str::from_utf8(&self.body).ok()
@@ -58,9 +64,10 @@ impl Request {
 }
 
 /// A request as JSON: the `payload` of the document on standard input for a program.
-#[derive(Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
-#[schemars(rename = "Request")]
+#[cfg_attr(test, schemars(rename = "Request"))]
 struct RequestJson {
     /// The requested path, from the header `x-rpc-path`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -89,7 +96,7 @@ struct RequestJson {
     #[serde(skip_serializing_if = "Option::is_none")]
     body: Option<String>,
     /// The body in base64, if it is not UTF-8.
-    #[schemars(regex(pattern = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"))]
+    #[cfg_attr(test, schemars(regex(pattern = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$")))]
     #[serde(skip_serializing_if = "Option::is_none")]
     body_base64: Option<String>,
     /// The parsed body, if it is JSON of at most 1 MiB. Without `body` and `bodyBase64`, it is the body.
@@ -114,7 +121,7 @@ impl From<Request> for RequestJson {
             seconds_left,
             body: text.ok().map(str::to_owned),
             body_base64: text.is_err().then(|| STANDARD.encode(&body)),
-            json: parsed.and_then(|text| serde_json::from_str(text).ok()),
+            json: parsed.and_then(|text| serde_json::from_slice(text.as_bytes()).ok()),
         }
     }
 }

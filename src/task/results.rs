@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::domain::refusal::{CallError, Refusal};
-use crate::domain::staged::StagedRecord;
+use journeyman_domain::refusal::{CallError, Refusal};
+use journeyman_domain::staged::StagedRecord;
 
 /// A reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,7 +81,7 @@ pub(crate) fn cannot_pause() -> CallError {
 }
 
 /// Lets go of work that runs elsewhere: a message is scheduled that has any worker look at it. Offered by sources that can
-/// schedule one, which send it once the task has ended as [`Deferred`](crate::domain::outcome::ExecuteFailure::Deferred).
+/// schedule one, which send it once the task has ended as [`Deferred`](journeyman_domain::outcome::ExecuteFailure::Deferred).
 /// Without one, the task's own message is settled without a reply, since another one stands for it.
 #[derive(Debug, Default)]
 pub struct Deferral {
@@ -234,7 +234,7 @@ impl Results {
     /// Sets why there is no successful reply. The first reason applies.
     pub fn set_failure_reason(&self, sentence: &str) {
         let mut why = self.inner.failure_reason.lock();
-        why.get_or_insert_with(|| crate::redact::text(sentence).into_owned());
+        why.get_or_insert_with(|| journeyman_platform::redact::text(sentence).into_owned());
     }
 
     /// The request has not started; a redelivery does not count it as an attempt.

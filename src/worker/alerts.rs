@@ -1,7 +1,7 @@
 //! Logs and counts the alerts of the rules.
 
-use crate::domain::id::SourceId;
-use crate::domain::worker::Alert;
+use journeyman_domain::id::SourceId;
+use journeyman_domain::worker::Alert;
 
 use super::engine::Engine;
 

@@ -7,29 +7,29 @@ use std::time::Duration;
 
 use tokio::sync::{Semaphore, watch};
 
-use crate::domain::claim::{ClaimEvent, UploadStatus};
-use crate::domain::id::{LocalToken, PriorityQueue, Run, SourceId};
-use crate::domain::outcome::{Cleanup, ExecuteFailure, Outcome, PrepareFailure, Verdict};
-use crate::domain::refusal::Refusal;
-use crate::domain::time::Instant;
-use crate::domain::worker::{Event, HostResources};
 use crate::handler::log::TaskLog;
 use crate::handler::sidecar::SidecarStatus;
 use crate::handler::{Context, DynHandler, ExecuteError, PrepareError, PreparedPayload};
-use crate::host::resources;
-use crate::limits::{HOST_RESOURCES_INTERVAL, KILL_SLACK, PROCESS_KILL_TIMEOUT};
 use crate::source::{
     Artifact, CallError, Claim, Grant, Message, OpenResult, PollBatch, RecoveryBatch, Source, SourceEvent, SourceFuture,
 };
+use journeyman_domain::claim::{ClaimEvent, UploadStatus};
+use journeyman_domain::id::{LocalToken, PriorityQueue, Run, SourceId};
+use journeyman_domain::limits::{HOST_RESOURCES_INTERVAL, KILL_SLACK, PROCESS_KILL_TIMEOUT};
+use journeyman_domain::outcome::{Cleanup, ExecuteFailure, Outcome, PrepareFailure, Verdict};
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::time::Instant;
+use journeyman_domain::worker::{Event, HostResources};
+use journeyman_platform::host::resources;
 
 use super::catch_panic::{Panicked, catch_panic};
 use super::host_probe::{HostProbe, blocking_probe};
 use super::uploads::Uploader;
-use crate::host::clock::Clock;
-use crate::host::containment::ProcessScope;
-use crate::host::crash_points::crash_point;
-use crate::host::journal::PendingRecord;
-use crate::host::work_dir::WorkDirLock;
+use journeyman_platform::host::clock::Clock;
+use journeyman_platform::host::containment::ProcessScope;
+use journeyman_platform::host::crash_points::crash_point;
+use journeyman_platform::host::journal::PendingRecord;
+use journeyman_platform::host::work_dir::WorkDirLock;
 
 /// What a call returns: the event of the rules, or what the engine makes it from.
 pub(super) enum CallResult {
@@ -48,12 +48,10 @@ pub(super) enum CallResult {
     },
     Polled {
         source: SourceId,
-        sent_at: Instant,
         answer: Result<PollBatch, CallError>,
     },
     Recovered {
         source: SourceId,
-        sent_at: Instant,
         answer: Result<RecoveryBatch, CallError>,
     },
     ResourcesMeasured {
@@ -74,10 +72,7 @@ pub(super) enum CallResult {
 
 /// What the engine keeps of a call about a claim.
 pub(super) enum Attachment {
-    Grant {
-        grant: Box<Grant>,
-        sent_at: Instant,
-    },
+    Grant(Box<Grant>),
     ClaimRefused(CallError),
     Prepared(PreparedPayload),
     /// Processes of the payload may have survived.
@@ -89,12 +84,12 @@ impl CallResult {
         Self::Claim { claim, event, attachment: None }
     }
 
-    fn claimed(claim: LocalToken, sent_at: Instant, answer: Result<Grant, CallError>) -> Self {
+    fn claimed(claim: LocalToken, answer: Result<Grant, CallError>) -> Self {
         let (answer, attachment) = match answer {
-            Ok(grant) => (Ok(grant.expires_at.since(sent_at)), Attachment::Grant { grant: Box::new(grant), sent_at }),
+            Ok(grant) => (Ok(grant.lease), Attachment::Grant(Box::new(grant))),
             Err(error) => (Err(error.refusal), Attachment::ClaimRefused(error)),
         };
-        Self::Claim { claim, event: ClaimEvent::Claimed { sent_at, answer }, attachment: Some(attachment) }
+        Self::Claim { claim, event: ClaimEvent::Claimed(answer), attachment: Some(attachment) }
     }
 
     fn ended(claim: LocalToken, verdict: Verdict, cleanup: Cleanup) -> Self {
@@ -141,14 +136,12 @@ pub(super) async fn poll(
     queue: PriorityQueue,
     max: u8,
     noted: Option<PendingRecord>,
-    clock: Clock,
 ) -> CallResult {
     if let Some(noted) = noted {
         // The writer has logged a failure.
         noted.stored().await.ok();
     }
-    let sent_at = clock.now();
-    CallResult::Polled { source: id, sent_at, answer: call_guarded("poll", source.poll(queue, max)).await }
+    CallResult::Polled { source: id, answer: call_guarded("poll", source.poll(queue, max)).await }
 }
 
 pub(super) async fn recover(
@@ -156,27 +149,23 @@ pub(super) async fn recover(
     id: SourceId,
     held: Vec<Run>,
     newer_than: Option<Duration>,
-    clock: Clock,
 ) -> CallResult {
-    let sent_at = clock.now();
     let answer = match source.recovery() {
         Some(recovery) => call_guarded("recover", recovery.recover(&held, newer_than)).await,
         None => Ok(RecoveryBatch::default()),
     };
-    CallResult::Recovered { source: id, sent_at, answer }
+    CallResult::Recovered { source: id, answer }
 }
 
-pub(super) async fn claim(source: Arc<dyn Source>, claim: LocalToken, run: Run, clock: Clock) -> CallResult {
-    let sent_at = clock.now();
+pub(super) async fn claim(source: Arc<dyn Source>, claim: LocalToken, run: Run) -> CallResult {
     let answer = match source.message_queue() {
         Some(queue) => call_guarded("claim", queue.claim(&run)).await,
         None => Err(no_messages_error()),
     };
-    CallResult::claimed(claim, sent_at, answer)
+    CallResult::claimed(claim, answer)
 }
 
-pub(super) async fn take_over(source: Arc<dyn Source>, claim: LocalToken, run: Run, clock: Clock) -> CallResult {
-    let sent_at = clock.now();
+pub(super) async fn take_over(source: Arc<dyn Source>, claim: LocalToken, run: Run) -> CallResult {
     let answer = match source.recovery() {
         Some(recovery) => call_guarded("take over", recovery.take_over(&run)).await,
         None => {
@@ -184,7 +173,7 @@ pub(super) async fn take_over(source: Arc<dyn Source>, claim: LocalToken, run: R
             Err(CallError { refusal: Refusal::Gone, message })
         }
     };
-    CallResult::claimed(claim, sent_at, answer)
+    CallResult::claimed(claim, answer)
 }
 
 pub(super) async fn delete(source: Arc<dyn Source>, message: LocalToken, received: Arc<Message>) -> CallResult {
@@ -216,12 +205,10 @@ pub(super) async fn report(
     CallResult::of_claim(token, ClaimEvent::Reported(log_refusal("report", answer)))
 }
 
-pub(super) async fn reclaim(token: LocalToken, claim: Arc<dyn Claim>, timeout: Duration, clock: Clock) -> CallResult {
-    let sent_at = clock.now();
+pub(super) async fn reclaim(token: LocalToken, claim: Arc<dyn Claim>, timeout: Duration) -> CallResult {
     let answer = call_with_timeout(timeout, "reclaim", claim.renew()).await;
     crash_point("reclaimed");
-    let answer = log_refusal("reclaim", answer).map(|expires_at| expires_at.since(sent_at));
-    CallResult::of_claim(token, ClaimEvent::Reclaimed { sent_at, answer })
+    CallResult::of_claim(token, ClaimEvent::Reclaimed(log_refusal("reclaim", answer)))
 }
 
 pub(super) async fn check_status(token: LocalToken, claim: Arc<dyn Claim>) -> CallResult {
@@ -470,9 +457,9 @@ async fn call_guarded<T>(operation: &str, answer: SourceFuture<'_, T>) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::id::TaskId;
     use crate::handler::log::{LogLimits, TaskLog};
     use crate::handler::{PayloadHandler, TaskInfo, erase};
+    use journeyman_domain::id::TaskId;
     use std::path::Path;
     use tokio::sync::watch;
 
@@ -512,8 +499,8 @@ mod tests {
         let (definition, env) = (Default::default(), Default::default());
         let task = TaskInfo { run, source: "s".into(), definition, env, trace: None };
         let log = TaskLog::new(workdir.with_extension("log"), LogLimits::default());
-        let (cancel, lease_ends) = (watch::channel(None).1, watch::channel(Instant::ORIGIN).1);
-        Context::new(task, workdir.to_owned(), log, cancel, lease_ends, Clock::boot())
+        let (cancel, lease) = (watch::channel(None).1, watch::channel(None).1);
+        Context::new(task, workdir.to_owned(), log, cancel, lease, Clock::boot())
     }
 
     async fn prepared(uses: Uses, context: &Context) -> Result<PreparedPayload, PrepareFailure> {

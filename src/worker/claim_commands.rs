@@ -1,11 +1,11 @@
 //! Commands and queries about one claim.
 
-use crate::domain::claim::{CancelCommand, CancelResult, ClaimEvent};
-use crate::domain::id::LocalToken;
-use crate::domain::time::Instant;
-use crate::domain::worker::Event;
 use crate::handler::log::TaskLog;
-use crate::host::containment::ProcessScope;
+use journeyman_domain::claim::{CancelCommand, CancelResult, ClaimEvent};
+use journeyman_domain::id::LocalToken;
+use journeyman_domain::time::Instant;
+use journeyman_domain::worker::Event;
+use journeyman_platform::host::containment::ProcessScope;
 
 use super::engine::Engine;
 use super::snapshot::seconds_between;

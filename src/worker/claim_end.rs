@@ -2,17 +2,17 @@
 
 use serde_json::json;
 
-use crate::domain::claim::{ClaimEnd, LossReason};
-use crate::domain::id::LocalToken;
-use crate::domain::journal::{self, EntryId};
-use crate::domain::outcome::Outcome;
 use crate::handler::Context;
 use crate::handler::log::TaskLog;
-use crate::host::crash_points::crash_point;
 use crate::notifier::Announcement;
+use journeyman_domain::claim::{ClaimEnd, LossReason};
+use journeyman_domain::id::LocalToken;
+use journeyman_domain::journal::{self, EntryId};
+use journeyman_platform::host::crash_points::crash_point;
 
 use super::catch_panic::drop_guarded;
 use super::claim_runtime::ClaimRuntime;
+use super::durations::EndKind;
 use super::engine::Engine;
 use super::history::EndedClaim;
 use super::trace_recorder::FinishedClaim;
@@ -34,17 +34,18 @@ impl Engine {
 
     fn announce_end(&self, live: &ClaimRuntime, end: ClaimEnd) {
         let Some(announcer) = &self.config.announcer else { return };
-        let (event_type, outcome) = match end {
-            // The next process tells its end, and a deferred request has none yet.
-            _ if journal::is_left_to_next_process(end) => return,
-            ClaimEnd::NotGranted | ClaimEnd::Reported(Outcome::Deferred) => return,
-            ClaimEnd::Reported(outcome @ Outcome::Completed) => ("claim.completed", Some(outcome)),
-            ClaimEnd::Reported(outcome @ Outcome::Failed) => ("claim.failed", Some(outcome)),
-            ClaimEnd::Reported(outcome @ Outcome::Exception(_)) => ("claim.exception", Some(outcome)),
-            ClaimEnd::AlreadyResolved(outcome)
-            | ClaimEnd::ReportRejected(outcome)
-            | ClaimEnd::Unconfirmed { outcome, .. } => ("claim.lost", Some(outcome)),
-            ClaimEnd::Lost(_) => ("claim.lost", None),
+        // The next process announces its end.
+        let is_told_later = matches!(
+            end,
+            ClaimEnd::Lost(LossReason::ShutdownDeadline)
+                | ClaimEnd::Unconfirmed { loss: LossReason::ShutdownDeadline, .. }
+        );
+        let Some(kind) = EndKind::of(end).filter(|_| !is_told_later) else { return };
+        let event_type = match kind {
+            EndKind::Completed => "claim.completed",
+            EndKind::Failed => "claim.failed",
+            EndKind::Exception => "claim.exception",
+            EndKind::Lost => "claim.lost",
         };
         let run = &live.run;
         announcer.announce(Announcement {
@@ -56,7 +57,7 @@ impl Engine {
                 "taskId": run.task.to_string(),
                 "runId": run.run,
                 "source": self.source_name(live.source),
-                "outcome": outcome.map(|outcome| outcome.to_string()),
+                "outcome": end.outcome().map(|outcome| outcome.to_string()),
             }),
         });
     }

@@ -8,22 +8,23 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 
-use crate::domain::claim::{self, KillCause};
-use crate::domain::id::{LocalToken, Run, SourceId};
-use crate::domain::time::Instant;
-use crate::domain::trace_context::TraceParent;
 use crate::handler::context::FileNames;
-use crate::handler::{CancelCause, Cancellation, Context, PreparedPayload, TaskInfo};
+use crate::handler::{Cancellation, Context, PreparedPayload, TaskInfo};
 use crate::source::{Claim, Grant, Message, Results};
 use crate::task::Definition;
+use journeyman_domain::claim::CancelCause;
+use journeyman_domain::id::{LocalToken, Run, SourceId};
+use journeyman_domain::lease::Lease;
+use journeyman_domain::time::Instant;
+use journeyman_domain::trace_context::TraceParent;
 
 use super::claim_commands::ClaimCommand;
 use super::live_log::LiveLog;
 use super::timeline::{ClaimPhase, Timeline};
 use super::trace_recorder::SpanContext;
 use super::{SourceBinding, WorkerConfig};
-use crate::host::containment::ProcessScope;
-use crate::host::work_dir::WorkDirLock;
+use journeyman_platform::host::containment::ProcessScope;
+use journeyman_platform::host::work_dir::WorkDirLock;
 
 #[derive(Clone)]
 pub(super) struct PolledMessage {
@@ -46,8 +47,6 @@ pub(super) struct ClaimRuntime {
     pub(super) granted_at: Option<Instant>,
     pub(super) queued_for: Option<Duration>,
     pub(super) reclaimed_at: Option<Instant>,
-    /// When the request was sent that the lease counts from.
-    pub(super) lease_requested_at: Option<Instant>,
     pub(super) reclaims: u32,
     pub(super) timeline: Timeline,
     pub(super) last_command: Option<ClaimCommand>,
@@ -57,10 +56,7 @@ pub(super) struct ClaimRuntime {
     pub(super) payload_error: Option<String>,
     results: Option<Results>,
     cancel: watch::Sender<Option<Cancellation>>,
-    expires_at: watch::Sender<Instant>,
-    report_by: Option<Instant>,
-    /// For uploads that have started.
-    report_by_changes: Option<watch::Sender<Option<Instant>>>,
+    lease: watch::Sender<Option<Lease>>,
 }
 
 impl ClaimRuntime {
@@ -78,7 +74,6 @@ impl ClaimRuntime {
             granted_at: None,
             queued_for: None,
             reclaimed_at: None,
-            lease_requested_at: None,
             reclaims: 0,
             timeline: Timeline::default(),
             last_command: None,
@@ -88,9 +83,7 @@ impl ClaimRuntime {
             payload_error: None,
             results: None,
             cancel: watch::Sender::new(None),
-            expires_at: watch::Sender::new(Instant::ORIGIN),
-            report_by: None,
-            report_by_changes: None,
+            lease: watch::Sender::new(None),
         }
     }
 
@@ -110,15 +103,14 @@ impl ClaimRuntime {
         Arc::clone(claim)
     }
 
-    pub(super) fn on_reclaimed(&mut self, sent_at: Instant, now: Instant) {
-        (self.reclaimed_at, self.lease_requested_at) = (Some(now), Some(sent_at));
+    pub(super) fn on_reclaimed(&mut self, now: Instant) {
+        self.reclaimed_at = Some(now);
         self.reclaims = self.reclaims.saturating_add(1);
     }
 
-    pub(super) fn on_granted(&mut self, grant: Grant, sent_at: Instant, recording: TraceRecording, now: Instant) {
+    pub(super) fn on_granted(&mut self, grant: Grant, recording: TraceRecording, now: Instant) {
         self.granted_at = Some(now);
         self.queued_for = grant.queued_for;
-        self.lease_requested_at = Some(sent_at);
         self.timeline.start(ClaimPhase::Claim, now);
         self.timeline.end(&[ClaimPhase::Claim], now);
         self.definition = grant.task;
@@ -179,21 +171,14 @@ impl ClaimRuntime {
         }
         let (source, trace) = (binding.name.clone(), self.trace);
         let task = TaskInfo { run: run.clone(), source, definition, env, trace };
-        let context =
-            Context::of_claim(task, names, scope, self.cancel.subscribe(), self.expires_at.subscribe(), config.clock)
-                .with_results(self.results.take());
+        let context = Context::of_claim(task, names, scope, self.cancel.subscribe(), self.lease(), config.clock)
+            .with_results(self.results.take());
         self.context = Some(context.clone());
         context
     }
 
     /// Passes the stop on to the handler. The earliest deadline and the greatest cause apply.
-    pub(super) fn kill(&self, cause: KillCause, grace: Duration, now: Instant) {
-        let cause = match cause {
-            KillCause::Shutdown => CancelCause::Shutdown,
-            KillCause::Command(claim::CancelCommand::Release) => CancelCause::Released,
-            KillCause::Command(claim::CancelCommand::Cancel) => CancelCause::Canceled,
-            KillCause::ClaimLost(_) => CancelCause::ClaimLost,
-        };
+    pub(super) fn kill(&self, cause: CancelCause, grace: Duration, now: Instant) {
         let new = Cancellation { cause, deadline: now.plus(grace), termination_grace: grace };
         self.cancel.send_modify(|cancel| {
             *cancel = Some(match *cancel {
@@ -208,17 +193,12 @@ impl ClaimRuntime {
         self.cancel.borrow().is_some()
     }
 
-    pub(super) fn update_lease(&mut self, lease_ends: Instant, report_by: Instant) {
-        self.expires_at.send_replace(lease_ends);
-        self.report_by = Some(report_by);
-        if let Some(changes) = &self.report_by_changes {
-            changes.send_replace(self.report_by);
-        }
+    pub(super) fn update_lease(&self, lease: Lease) {
+        self.lease.send_replace(Some(lease));
     }
 
-    /// When its outcome is reported whatever is still to be stored; `None` is not known.
-    pub(super) fn report_by(&mut self) -> watch::Receiver<Option<Instant>> {
-        self.report_by_changes.get_or_insert_with(|| watch::Sender::new(self.report_by)).subscribe()
+    pub(super) fn lease(&self) -> watch::Receiver<Option<Lease>> {
+        self.lease.subscribe()
     }
 }
 
@@ -262,7 +242,8 @@ fn unique_span_id() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::id::TaskId;
+    use journeyman_domain::claim::LossReason;
+    use journeyman_domain::id::TaskId;
     use tokio::task::JoinSet;
 
     fn run() -> Run {
@@ -272,7 +253,7 @@ mod tests {
     #[test]
     fn of_several_stops_a_lost_claim_and_the_earliest_deadline_apply() {
         let at = |secs| Instant::at(Duration::from_secs(secs));
-        let (lost, shutdown) = (KillCause::ClaimLost(claim::LossReason::Revoked), KillCause::Shutdown);
+        let (lost, shutdown) = (CancelCause::ClaimLost(LossReason::Revoked), CancelCause::Shutdown);
         for (orders, deadline, grace) in [
             ([(shutdown, 0, 30), (lost, 1, 10)], at(11), 10),
             ([(shutdown, 0, 5), (lost, 1, 10)], at(5), 5),
@@ -284,7 +265,7 @@ mod tests {
                 live.kill(cause, Duration::from_secs(grace), at(now));
             }
             let grace = Duration::from_secs(grace);
-            let order = Some(Cancellation { cause: CancelCause::ClaimLost, deadline, termination_grace: grace });
+            let order = Some(Cancellation { cause: lost, deadline, termination_grace: grace });
             assert_eq!(*live.cancel.borrow(), order, "{orders:?}");
         }
     }

@@ -5,8 +5,8 @@ use std::ops::AddAssign;
 
 use parking_lot::Mutex;
 
-use crate::domain::claim::{ClaimEnd, LossReason};
-use crate::domain::outcome::{ExceptionReason, Outcome};
+use journeyman_domain::claim::{ClaimEnd, LossReason};
+use journeyman_domain::outcome::{ExceptionReason, Outcome};
 
 /// The counters of a running worker.
 #[derive(Debug, Default)]

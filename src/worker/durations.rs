@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use crate::domain::claim::ClaimEnd;
-use crate::domain::outcome::Outcome;
-use crate::domain::time::Instant;
 use crate::histogram::Histogram;
-use crate::named_enum::named_enum;
+use journeyman_domain::claim::ClaimEnd;
+use journeyman_domain::named_enum;
+use journeyman_domain::outcome::Outcome;
+use journeyman_domain::time::Instant;
 
 use super::timeline::{ClaimPhase, Timeline};
 
@@ -43,6 +43,22 @@ named_enum! {
 /// The durations of one phase.
 pub type Durations = Histogram<{ BOUNDS_SECONDS.len() + 1 }>;
 
+impl EndKind {
+    /// `None` if the task goes on, or was not claimed.
+    pub(super) const fn of(end: ClaimEnd) -> Option<Self> {
+        Some(match end {
+            ClaimEnd::Reported(Outcome::Completed) => Self::Completed,
+            ClaimEnd::Reported(Outcome::Failed) => Self::Failed,
+            ClaimEnd::Reported(Outcome::Exception(_)) => Self::Exception,
+            ClaimEnd::Reported(Outcome::Deferred) | ClaimEnd::NotGranted => return None,
+            ClaimEnd::AlreadyResolved(_)
+            | ClaimEnd::ReportRejected(_)
+            | ClaimEnd::Unconfirmed { .. }
+            | ClaimEnd::Lost(_) => Self::Lost,
+        })
+    }
+}
+
 /// The histograms of one source.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct TaskDurations([[Durations; EndKind::ALL.len()]; TaskPhase::ALL.len()]);
@@ -62,18 +78,7 @@ impl TaskDurations {
         end: ClaimEnd,
         now: Instant,
     ) {
-        let kind = match end {
-            ClaimEnd::Reported(Outcome::Completed) => EndKind::Completed,
-            ClaimEnd::Reported(Outcome::Failed) => EndKind::Failed,
-            ClaimEnd::Reported(Outcome::Exception(_)) => EndKind::Exception,
-            // The task goes on.
-            ClaimEnd::Reported(Outcome::Deferred) => return,
-            ClaimEnd::AlreadyResolved(_)
-            | ClaimEnd::ReportRejected(_)
-            | ClaimEnd::Unconfirmed { .. }
-            | ClaimEnd::Lost(_)
-            | ClaimEnd::NotGranted => EndKind::Lost,
-        };
+        let Some(kind) = EndKind::of(end) else { return };
         let mut observe =
             |phase: TaskPhase, duration| self.0[phase as usize][kind as usize].observe(&BOUNDS_SECONDS, duration);
         if let Some(queued_for) = queued_for {

@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::domain::claim::ClaimEnd;
-use crate::domain::id::{Run, SourceId};
-use crate::domain::time::Instant;
+use journeyman_domain::claim::ClaimEnd;
+use journeyman_domain::id::{Run, SourceId};
+use journeyman_domain::time::Instant;
 
 use super::counters::{SourceCounts, WorkerCounters};
 use super::durations::TaskDurations;
@@ -13,7 +13,7 @@ use super::recent_outcomes::RecentOutcomes;
 use super::request_summary::RequestSummary;
 use super::status::Note;
 use super::storage_health::StorageHealth;
-use crate::limits::RECENT_RESULTS_MAX;
+use journeyman_domain::limits::RECENT_RESULTS_MAX;
 
 #[derive(Debug)]
 pub(super) struct History {

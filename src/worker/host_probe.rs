@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use tokio::sync::Semaphore;
 
-use crate::domain::host_health::ProbeResult;
-use crate::limits::{HOST_PROBE_BYTES, HOST_PROBE_FILES, HOST_PROBE_TIMEOUT};
+use journeyman_domain::host_health::ProbeResult;
+use journeyman_domain::limits::{HOST_PROBE_BYTES, HOST_PROBE_FILES, HOST_PROBE_TIMEOUT};
 
 use super::catch_panic::catch_panic;
 
@@ -74,7 +74,7 @@ fn probe_host(tasks: &Path) -> io::Result<()> {
 }
 
 fn write_probe_file(folder: &Path) -> io::Result<()> {
-    crate::host::work_dir::create_task_dir(folder)?;
+    journeyman_platform::host::work_dir::create_task_dir(folder)?;
     let mut file = std::fs::File::create(folder.join("file"))?;
     file.write_all(&vec![0; HOST_PROBE_BYTES])?;
     file.sync_data()

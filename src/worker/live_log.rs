@@ -17,8 +17,8 @@ use tokio::io::AsyncReadExt as _;
 use tokio::task::AbortHandle;
 
 use crate::handler::log::{self, TaskLog};
-use crate::limits::CONTROL_READ_BYTES;
 use crate::task::{Artifact, ArtifactBody};
+use journeyman_domain::limits::CONTROL_READ_BYTES;
 
 /// The logs that are served. Clones share them.
 #[derive(Debug, Clone)]

@@ -6,8 +6,8 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::limits::REDACT_READ_BYTES;
-use crate::redact::{self, RedactFilter, SecretSet};
+use journeyman_domain::limits::REDACT_READ_BYTES;
+use journeyman_platform::redact::{self, RedactFilter, SecretSet};
 
 #[derive(Debug)]
 pub(super) struct RedactedCopy {

@@ -1,4 +1,4 @@
-//! The worker's event loop: joins sources, handlers and the rules of [`crate::domain::worker`].
+//! The worker's event loop: joins sources, handlers and the rules of [`journeyman_domain::worker`].
 //!
 //! It decides nothing. One task owns the state machine, performs its effects, and feeds it the results; every call
 //! runs in a task of its own and ends as one event.
@@ -47,23 +47,26 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::domain::claim;
-use crate::domain::time::Instant;
-use crate::domain::worker::WorkerPolicy;
 use crate::handler::DynHandler;
 use crate::handler::log::{LogLimits, TaskLog};
-use crate::limits::{AUTH_FAILURES_MAX, DEQUEUE_ALERT, HANDLER_THREADS_MAX, NOTICE_MARGIN, POLL_INTERVAL_MIN};
 use crate::source::Source;
-
-pub use crate::domain::worker::{
-    ClaimingBlocked, ClaimingState, ExitPolicy, ExitReason, MinResources, OnTerminationNotice,
+use journeyman_domain::claim;
+use journeyman_domain::limits::{
+    AUTH_FAILURES_MAX, DEQUEUE_ALERT, HANDLER_THREADS_MAX, NOTICE_MARGIN, POLL_INTERVAL_MIN,
 };
-use crate::host::clock::Clock;
-use crate::host::containment::{self, Containment};
-use crate::host::termination_notice::{NoticeOrigin, WatchStatus};
+use journeyman_domain::time::Instant;
+use journeyman_domain::units::format_duration;
+use journeyman_domain::worker::WorkerPolicy;
+
 use crate::notifier::Announcer;
 pub use claim_commands::{ClaimSnapshot, CommandResult};
 use counters::{WorkerCounters, WorkerCounts};
+pub use journeyman_domain::worker::{
+    ClaimingBlocked, ClaimingState, ExitPolicy, ExitReason, MinResources, OnTerminationNotice,
+};
+use journeyman_platform::host::clock::Clock;
+use journeyman_platform::host::containment::{self, Containment};
+use journeyman_platform::host::termination_notice::{NoticeOrigin, WatchStatus};
 use live_log::LiveLogs;
 use liveness::Liveness;
 pub use status::{Note, WorkerStatus};
@@ -241,11 +244,11 @@ pub enum Command {
 impl fmt::Display for Command {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let within = |span: &Option<Duration>| {
-            span.map_or_else(String::new, |span| format!(" within {}", snapshot::format_duration(span)))
+            span.map_or_else(String::new, |span| format!(" within {}", format_duration(span)))
         };
         match self {
             Self::Pause { span: None } => out.write_str("pause"),
-            Self::Pause { span: Some(span) } => write!(out, "pause for {}", snapshot::format_duration(*span)),
+            Self::Pause { span: Some(span) } => write!(out, "pause for {}", format_duration(*span)),
             Self::Resume => out.write_str("resume"),
             Self::Drain { within: span } => write!(out, "drain{}", within(span)),
             Self::Release { within: span } => write!(out, "release{}", within(span)),

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::domain::claim::ClaimEnd;
-use crate::domain::time::Instant;
+use journeyman_domain::claim::ClaimEnd;
+use journeyman_domain::time::Instant;
 
 use super::counters::OutcomeCounts;
 
@@ -54,7 +54,7 @@ fn minute_number(now: Instant) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::outcome::Outcome;
+    use journeyman_domain::outcome::Outcome;
 
     #[test]
     fn outcomes_older_than_an_hour_do_not_count() {

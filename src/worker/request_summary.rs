@@ -1,8 +1,8 @@
 //! The requests that ended, as one line of the log a second: they may be thousands.
 
-use crate::domain::claim::ClaimEnd;
-use crate::domain::time::Instant;
-use crate::limits::REQUEST_SUMMARY_INTERVAL;
+use journeyman_domain::claim::ClaimEnd;
+use journeyman_domain::limits::REQUEST_SUMMARY_INTERVAL;
+use journeyman_domain::time::Instant;
 
 use super::counters::OutcomeCounts;
 
@@ -40,7 +40,7 @@ impl RequestSummary {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::outcome::Outcome;
+    use journeyman_domain::outcome::Outcome;
 
     #[test]
     fn c1_requests_that_ended_are_logged_a_second_after_the_first_of_them() {

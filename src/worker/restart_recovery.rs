@@ -1,19 +1,19 @@
 //! Recovers after a previous process: kills its processes, reports its outcomes where the queue still grants the
-//! claim, drops the rest. [`crate::domain::journal`] and the rules decide; this performs and counts.
+//! claim, drops the rest. [`journeyman_domain::journal`] and the rules decide; this performs and counts.
 
 use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::domain::claim::ClaimEnd;
-use crate::domain::journal::{ClaimRecord, EntryId, JournalRecord, RecoveryPlan};
-use crate::domain::outcome::{ExceptionReason, Outcome};
-use crate::host::containment::{kill_recorded_processes, survivors_error};
-use crate::host::crash_points::crash_point;
-use crate::host::journal::{Journal, PreviousJournal};
-use crate::host::work_dir::WorkDirLock;
-use crate::host::worker_id_lock::WorkerIdLock;
+use journeyman_domain::claim::ClaimEnd;
+use journeyman_domain::journal::{ClaimRecord, EntryId, JournalRecord, RecoveryPlan};
+use journeyman_domain::outcome::{ExceptionReason, Outcome};
+use journeyman_platform::host::containment::{kill_recorded_processes, survivors_error};
+use journeyman_platform::host::crash_points::crash_point;
+use journeyman_platform::host::journal::{Journal, PreviousJournal};
+use journeyman_platform::host::work_dir::WorkDirLock;
+use journeyman_platform::host::worker_id_lock::WorkerIdLock;
 
 use super::claim_runtime::ClaimRuntime;
 use super::engine::{ClaimJournal, Engine};
@@ -135,26 +135,18 @@ impl Engine {
     pub(super) fn close_recovered_claim(&mut self, live: &ClaimRuntime, end: ClaimEnd) {
         let run = &live.run;
         self.journal.recovery.pending -= 1;
-        if let ClaimEnd::Reported(_) = end {
+        if let ClaimEnd::Reported(outcome) = end {
             self.history.on_claim_ended(live.source, end, self.config.clock.now());
-        }
-        match end {
-            ClaimEnd::Reported(outcome @ Outcome::Exception(ExceptionReason::WorkerShutdown)) => {
+            if outcome == Outcome::Exception(ExceptionReason::WorkerShutdown) {
                 self.journal.recovery.released += 1;
                 tracing::info!(claim.run = %run, %outcome, "reported; held by a previous process of this worker");
-            }
-            ClaimEnd::Reported(outcome) => {
+            } else {
                 self.journal.recovery.reported += 1;
                 tracing::info!(claim.run = %run, %outcome, "reported; decided by a previous process of this worker");
             }
-            ClaimEnd::AlreadyResolved(_)
-            | ClaimEnd::ReportRejected(_)
-            | ClaimEnd::Unconfirmed { .. }
-            | ClaimEnd::Lost(_)
-            | ClaimEnd::NotGranted => {
-                self.journal.recovery.expired += 1;
-                tracing::info!(claim.run = %run, ?end, "held by a previous process of this worker; not reported");
-            }
+        } else {
+            self.journal.recovery.expired += 1;
+            tracing::info!(claim.run = %run, ?end, "held by a previous process of this worker; not reported");
         }
         self.log_recovery();
     }

@@ -5,9 +5,9 @@ use std::future::Future;
 
 use tokio::task::{AbortHandle, JoinSet};
 
-use crate::domain::id::{LocalToken, Run, SourceId};
-use crate::limits::HANDLERS_DROP_TIMEOUT;
 use crate::source::Claim;
+use journeyman_domain::id::{LocalToken, Run, SourceId};
+use journeyman_domain::limits::HANDLERS_DROP_TIMEOUT;
 
 use super::calls::CallResult;
 use super::claim_runtime::{ClaimRuntime, PolledMessage};

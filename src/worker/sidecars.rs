@@ -9,11 +9,11 @@ use super::SourceBinding;
 use super::catch_panic::{Panicked, catch_panic};
 use super::handler_runtime::HandlerRuntime;
 use super::status::SidecarSummary;
-use crate::domain::id::SourceId;
-use crate::domain::service_supervisor::ServiceAvailability;
 use crate::handler::DynHandler;
 use crate::handler::sidecar::{Sidecar, SidecarContext, SidecarHandle, SidecarStatus};
-use crate::limits::{HANDLERS_DROP_TIMEOUT, SERVICES_STOP_TIMEOUT};
+use journeyman_domain::id::SourceId;
+use journeyman_domain::limits::{HANDLERS_DROP_TIMEOUT, SERVICES_STOP_TIMEOUT};
+use journeyman_domain::service_supervisor::ServiceAvailability;
 
 #[derive(Debug, Default)]
 pub(super) struct Sidecars {

@@ -1,13 +1,13 @@
 //! Builds the status of a worker from the rules and the engine.
 
-use crate::domain::claim::{ClaimEnd, LossReason};
-use crate::domain::id::SourceId;
-use crate::domain::service_supervisor::ServiceAvailability;
-use crate::domain::time::Instant;
-use crate::domain::worker::{ClaimView, ClaimingBlocked, ClaimingState, ExitReason, HostResources, SourceState};
 use crate::handler::Context;
 use crate::handler::log::TaskLog;
-use crate::host::containment::ProcessScope;
+use journeyman_domain::id::SourceId;
+use journeyman_domain::service_supervisor::ServiceAvailability;
+use journeyman_domain::time::Instant;
+use journeyman_domain::units::{format_bytes, format_duration};
+use journeyman_domain::worker::{ClaimView, ClaimingBlocked, ClaimingState, ExitReason, HostResources, SourceState};
+use journeyman_platform::host::containment::ProcessScope;
 
 use super::SourceBinding;
 use super::alerts::duplicate_id_message;
@@ -165,10 +165,7 @@ impl Engine {
             state: claim.state.state_name().to_owned(),
             progress: context.and_then(|context| context.progress()),
             held_seconds: live.granted_at.map_or(0.0, |since| seconds_between(since, now)),
-            lease_seconds: claim.state.lease().map(|lease| {
-                let leased = live.lease_requested_at.unwrap_or(now);
-                seconds_between(leased, lease.granted_until())
-            }),
+            lease_seconds: claim.state.lease().map(|lease| lease.length().as_secs_f64()),
             lease_left_seconds: claim.state.lease().map(|lease| seconds_between(now, lease.expires_at())),
             reclaimed_seconds_ago: live.reclaimed_at.map(|at| seconds_between(at, now)),
             log_bytes: context.and_then(Context::used_log).map_or(0, TaskLog::bytes),
@@ -183,7 +180,7 @@ impl Engine {
             run: ended.run.run,
             name: ended.name.clone(),
             source: self.source_name(ended.source).to_owned(),
-            outcome: outcome_text(ended.end),
+            outcome: ended.end.to_string(),
             held_seconds: seconds_between(ended.granted_at, ended.ended_at),
             seconds_ago: seconds_between(ended.ended_at, now),
         };
@@ -260,18 +257,6 @@ impl Engine {
             ClaimingState::Exited => (LifecycleState::Exited, BlockedReason::Stopping, "exited".to_owned()),
         };
         (state, Some(reason), Some(message))
-    }
-}
-
-fn outcome_text(end: ClaimEnd) -> String {
-    match end {
-        ClaimEnd::Reported(outcome) => outcome.to_string(),
-        ClaimEnd::AlreadyResolved(outcome) => format!("{outcome}, but the queue had another outcome"),
-        ClaimEnd::ReportRejected(outcome) => format!("{outcome}, but the queue rejected the report"),
-        ClaimEnd::Unconfirmed { outcome, .. } => format!("{outcome}, but the queue did not confirm it"),
-        ClaimEnd::Lost(LossReason::Canceled) => "canceled".to_owned(),
-        ClaimEnd::Lost(_) => "claim lost".to_owned(),
-        ClaimEnd::NotGranted => "not granted".to_owned(),
     }
 }
 
@@ -380,47 +365,4 @@ fn hints(
 
 pub(super) fn seconds_between(from: Instant, to: Instant) -> f64 {
     (to.since(from).as_secs_f64() * 1000.0).round() / 1000.0
-}
-
-/// Formats a duration for a reader.
-#[must_use]
-pub fn format_duration(span: std::time::Duration) -> String {
-    let secs = span.as_secs();
-    match (secs / 3600, secs / 60 % 60, secs % 60) {
-        (0, 0, secs) => format!("{secs}s"),
-        (0, minutes, secs) => format!("{minutes}m{secs:02}s"),
-        (hours, minutes, _) => format!("{hours}h{minutes:02}m"),
-    }
-}
-
-/// Formats an amount of bytes for a reader.
-#[must_use]
-pub fn format_bytes(bytes: u64) -> String {
-    const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
-    for (unit, size) in UNITS {
-        if bytes >= size {
-            let tenths = u128::from(bytes) * 10 / u128::from(size);
-            return format!("{}.{} {unit}", tenths / 10, tenths % 10);
-        }
-    }
-    format!("{bytes} B")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn spans_and_sizes_are_short() {
-        let shown = |secs| format_duration(std::time::Duration::from_secs(secs));
-        assert_eq!([shown(4), shown(201), shown(11_520)], ["4s", "3m21s", "3h12m"]);
-        assert_eq!(
-            [format_bytes(17), format_bytes(3 << 30), format_bytes((1 << 20) + (1 << 19))],
-            ["17 B", "3.0 GiB", "1.5 MiB"]
-        );
-        assert_eq!(
-            [format_bytes(100 << 10), format_bytes(252 << 10), format_bytes(u64::MAX)],
-            ["100.0 KiB", "252.0 KiB", "16777215.9 TiB"]
-        );
-    }
 }

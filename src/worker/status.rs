@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::host::termination_notice::WatchStatus;
-use crate::named_enum::named_enum;
+use journeyman_domain::named_enum;
+use journeyman_platform::host::termination_notice::WatchStatus;
 
 use super::counters::{OutcomeCounts, SourceCounts, WorkerCounts};
 use super::durations::TaskDurations;

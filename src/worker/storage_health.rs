@@ -2,8 +2,8 @@
 
 use parking_lot::Mutex;
 
-use crate::domain::time::Instant;
-use crate::limits::STORAGE_WARNING_INTERVAL;
+use journeyman_domain::limits::STORAGE_WARNING_INTERVAL;
+use journeyman_domain::time::Instant;
 
 use super::snapshot::seconds_between;
 use super::status::SourceError;

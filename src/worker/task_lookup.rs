@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::domain::id::{LocalToken, Run};
+use journeyman_domain::id::{LocalToken, Run};
 
 /// Names listed in an error.
 const NAMES_MAX: usize = 20;
@@ -60,7 +60,7 @@ pub(super) fn resolve(name: &str, held: &[(LocalToken, &Run)]) -> Result<LocalTo
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::id::TaskId;
+    use journeyman_domain::id::TaskId;
 
     fn resolved(name: &str, held: &[(&str, u32)]) -> String {
         let run = |(task, run): &(&str, u32)| Run { task: TaskId::parse(task).unwrap(), run: *run };

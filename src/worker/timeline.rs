@@ -1,8 +1,8 @@
 //! When each phase of a claim began and ended.
 
-use crate::domain::claim::{ClaimAction, ClaimEvent};
-use crate::domain::time::Instant;
-use crate::named_enum::named_enum;
+use journeyman_domain::claim::{ClaimAction, ClaimEvent};
+use journeyman_domain::named_enum;
+use journeyman_domain::time::Instant;
 
 named_enum! {
     /// A phase of a claim. Upload and report may overlap.
@@ -48,7 +48,7 @@ impl Timeline {
             ClaimAction::Report { .. } => ClaimPhase::Report,
             ClaimAction::Reclaim { .. }
             | ClaimAction::CheckStatus
-            | ClaimAction::UpdateLease { .. }
+            | ClaimAction::UpdateLease(_)
             | ClaimAction::Close(_) => return,
         };
         self.start(phase, now);
@@ -56,14 +56,14 @@ impl Timeline {
 
     pub(super) fn on_event(&mut self, event: &ClaimEvent, now: Instant) {
         let phases: &[ClaimPhase] = match event {
-            ClaimEvent::Claimed { .. } => &[ClaimPhase::Claim],
+            ClaimEvent::Claimed(_) => &[ClaimPhase::Claim],
             ClaimEvent::Prepared(Ok(())) => &[ClaimPhase::Prepare],
             ClaimEvent::Prepared(Err(_)) => &[ClaimPhase::Prepare, ClaimPhase::Run],
             ClaimEvent::Ended(_) => &[ClaimPhase::Prepare, ClaimPhase::Run, ClaimPhase::End],
             ClaimEvent::Uploaded(_) => &[ClaimPhase::Upload],
             ClaimEvent::Reported(_) => &[ClaimPhase::Report],
             ClaimEvent::Terms(_)
-            | ClaimEvent::Reclaimed { .. }
+            | ClaimEvent::Reclaimed(_)
             | ClaimEvent::StatusChecked(_)
             | ClaimEvent::Lost
             | ClaimEvent::Release { .. }

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use crate::domain::claim::ClaimEnd;
-use crate::domain::id::Run;
-use crate::domain::time::Instant;
-use crate::domain::trace_context::TraceParent;
+use journeyman_domain::claim::ClaimEnd;
+use journeyman_domain::id::Run;
+use journeyman_domain::time::Instant;
+use journeyman_domain::trace_context::TraceParent;
 
 use super::timeline::Timeline;
 

@@ -6,18 +6,19 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::{JoinSet, spawn_blocking};
 
-use crate::domain::backoff::{Backoff, Policy};
-use crate::domain::claim::UploadStatus;
-use crate::domain::jitter::Jitter;
-use crate::domain::refusal::Refusal;
-use crate::domain::time::Instant;
 use crate::handler::Context;
 use crate::handler::artifact::Optionality;
 use crate::handler::artifact_collector::CollectedArtifact;
 use crate::handler::log::{self, FinishedLog, TaskLog};
-use crate::host::clock::{Clock, or_pending};
-use crate::limits::{UPLOAD_FULL_RETRY_MAX, UPLOAD_RETRY_MAX, UPLOADS_CONCURRENT_MAX};
 use crate::source::{Artifact, ArtifactBody, CallError, Claim};
+use journeyman_domain::backoff::{Backoff, Policy};
+use journeyman_domain::claim::UploadStatus;
+use journeyman_domain::jitter::Jitter;
+use journeyman_domain::lease::Lease;
+use journeyman_domain::limits::{UPLOAD_FULL_RETRY_MAX, UPLOAD_RETRY_MAX, UPLOADS_CONCURRENT_MAX};
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::time::Instant;
+use journeyman_platform::host::clock::{Clock, or_pending};
 
 use super::counters::WorkerCounters;
 use super::log_artifacts;
@@ -33,7 +34,8 @@ pub(super) struct Uploader {
     pub(super) storage: Arc<StorageHealth>,
     /// The name of the claim's source.
     pub(super) source: String,
-    pub(super) report_by: watch::Receiver<Option<Instant>>,
+    /// `None` where nothing is reported, or the lease is not known.
+    pub(super) lease: watch::Receiver<Option<Lease>>,
     pub(super) clock: Clock,
 }
 
@@ -72,12 +74,12 @@ impl Uploader {
 
     /// Resolves when the lease ends so soon that the log has to wait no longer.
     async fn report_due(&self) {
-        let mut report_by = self.report_by.clone();
+        let mut lease = self.lease.clone();
         loop {
-            let due = *report_by.borrow_and_update();
+            let due = lease.borrow_and_update().map(|lease| lease.report_by());
             tokio::select! {
                 biased;
-                Ok(()) = report_by.changed() => {}
+                Ok(()) = lease.changed() => {}
                 () = or_pending(due.map(|due| self.clock.sleep_until(due))) => return,
             }
         }

@@ -48,7 +48,7 @@ impl RunnerConfig {
     ///
     /// The text is not a worker-runner configuration. The error contains no value of the file.
     pub fn parse(text: &str) -> Result<Self, RunnerConfigError> {
-        Ok(serde_json::from_str(text)?)
+        Ok(serde_json::from_slice(text.as_bytes())?)
     }
 
     pub fn credentials(&self) -> ClientCredentials {

@@ -2,12 +2,11 @@
 
 use std::future::Future;
 
-use zookeeper_client as zk;
-use zookeeper_client::{Acls, CreateMode, CreateOptions, MultiWriteError, MultiWriteResult, Stat};
-
 use super::Session;
-use crate::domain::refusal::{CallError, Refusal};
-use crate::limits::{ZOOKEEPER_CALL_TIMEOUT, ZOOKEEPER_MULTI_WRITES_MAX, ZOOKEEPER_NODE_BYTES_MAX};
+use super::client as zk;
+use super::client::{Acl, CreateMode, Stat, Write};
+use journeyman_domain::limits::{ZOOKEEPER_CALL_TIMEOUT, ZOOKEEPER_MULTI_WRITES_MAX, ZOOKEEPER_NODE_BYTES_MAX};
+use journeyman_domain::refusal::{CallError, Refusal};
 
 /// A call that failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -31,10 +30,7 @@ impl Error {
 
     /// No server answered: whether the call took effect is unknown. The client gives calls in flight the error of their connection.
     pub const fn is_unanswered(&self) -> bool {
-        matches!(
-            self.cause,
-            zk::Error::ConnectionLoss | zk::Error::Timeout | zk::Error::Throttled | zk::Error::Custom(_)
-        )
+        matches!(self.cause, zk::Error::ConnectionLoss | zk::Error::Timeout | zk::Error::Throttled)
     }
 }
 
@@ -51,17 +47,6 @@ impl From<Error> for CallError {
     }
 }
 
-/// A write of a transaction.
-#[derive(Debug, Clone, Copy)]
-pub enum Write<'a> {
-    /// Creates a node.
-    Create { path: &'a str, data: &'a [u8], mode: CreateMode },
-    /// Sets data, of this version if one is given.
-    Set { path: &'a str, data: &'a [u8], version: Option<i32> },
-    /// Deletes a node, of this version if one is given.
-    Delete { path: &'a str, version: Option<i32> },
-}
-
 /// A transaction that failed as a whole.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{error}")]
@@ -72,10 +57,6 @@ pub struct MultiError {
     pub error: Error,
 }
 
-const fn options(mode: CreateMode) -> CreateOptions<'static> {
-    mode.with_acls(Acls::anyone_all())
-}
-
 impl Session {
     /// Creates a node and returns its path, which a sequential one gets its number in.
     ///
@@ -84,10 +65,7 @@ impl Session {
     /// [`zk::Error::NoNode`] without a parent, [`zk::Error::NodeExists`], [`zk::Error::BadArguments`] if it is too large.
     pub async fn create(&self, path: &str, data: &[u8], mode: CreateMode) -> Result<String, Error> {
         check_size(path, data)?;
-        let created = bounded("create", path, self.client.create(path, data, &options(mode))).await;
-        let (_, sequence) = created?;
-        let is_sequential = matches!(mode, CreateMode::PersistentSequential | CreateMode::EphemeralSequential);
-        Ok(if is_sequential { format!("{path}{sequence}") } else { path.to_owned() })
+        bounded("create", path, self.client.create(path, data, mode, Acl::AnyoneAll)).await
     }
 
     /// Creates a node with its parents, without data. Succeeds if it exists.
@@ -96,7 +74,7 @@ impl Session {
     ///
     /// See [`Error`].
     pub async fn ensure(&self, path: &str) -> Result<(), Error> {
-        bounded("create", path, self.client.mkdir(path, &options(CreateMode::Persistent))).await
+        bounded("create", path, self.client.create_all(path)).await
     }
 
     /// Reads a node; `None` if it does not exist.
@@ -114,12 +92,12 @@ impl Session {
     ///
     /// See [`Error`].
     pub async fn children(&self, path: &str) -> Result<Option<Vec<String>>, Error> {
-        absent_is_none(bounded("list", path, self.client.list_children(path)).await)
+        Ok(self.list(path).await?.map(|(names, _)| names))
     }
 
     /// Lists the names of a node's children, with its stat; `None` if it does not exist.
     pub(super) async fn list(&self, path: &str) -> Result<Option<(Vec<String>, Stat)>, Error> {
-        absent_is_none(bounded("list", path, self.client.get_children(path)).await)
+        absent_is_none(bounded("list", path, self.client.children(path)).await)
     }
 
     /// The stat of a node; `None` if it does not exist.
@@ -128,7 +106,7 @@ impl Session {
     ///
     /// See [`Error`].
     pub async fn stat(&self, path: &str) -> Result<Option<Stat>, Error> {
-        bounded("read", path, self.client.check_stat(path)).await
+        bounded("read", path, self.client.stat(path)).await
     }
 
     /// Sets the data of a node, if it has this version.
@@ -171,49 +149,28 @@ impl Session {
         Ok(())
     }
 
-    /// Performs all writes or none, and returns the stats and paths that they made.
+    /// Performs all writes or none.
     ///
     /// # Errors
     ///
     /// With the index of the write that failed.
-    pub async fn multi(&self, writes: &[Write<'_>]) -> Result<Vec<MultiWriteResult>, MultiError> {
-        let first = writes.first().map_or("", |write| write.path());
-        let unsent = |error| MultiError { index: None, error };
+    pub async fn multi(&self, writes: &[Write<'_>]) -> Result<(), MultiError> {
+        let path = |index: usize| writes.get(index).map_or("", Write::path);
+        let failed = |index: Option<usize>, cause| MultiError {
+            index,
+            error: Error::new("write", path(index.unwrap_or(0)), cause),
+        };
         if writes.len() > ZOOKEEPER_MULTI_WRITES_MAX {
-            return Err(unsent(Error::new("write", first, zk::Error::BadArguments(&"too many writes"))));
+            return Err(failed(None, zk::Error::BadArguments("too many writes")));
         }
-        let mut writer = self.client.new_multi_writer();
         for write in writes {
-            let added = match *write {
-                Write::Create { path, data, mode } => {
-                    check_size(path, data).map_err(unsent)?;
-                    writer.add_create(path, data, &options(mode))
-                }
-                Write::Set { path, data, version } => {
-                    check_size(path, data).map_err(unsent)?;
-                    writer.add_set_data(path, data, version)
-                }
-                Write::Delete { path, version } => writer.add_delete(path, version),
-            };
-            added.map_err(|cause| unsent(Error::new("write", write.path(), cause)))?;
-        }
-        let committed = tokio::time::timeout(ZOOKEEPER_CALL_TIMEOUT, writer.commit()).await;
-        committed.unwrap_or(Err(MultiWriteError::RequestFailed { source: zk::Error::Timeout })).map_err(|failed| {
-            match failed {
-                MultiWriteError::RequestFailed { source } => unsent(Error::new("write", first, source)),
-                MultiWriteError::OperationFailed { index, source } => {
-                    let path = writes.get(index).map_or("", |write| write.path());
-                    MultiError { index: Some(index), error: Error::new("write", path, source) }
-                }
+            if let Write::Create { path, data, .. } | Write::Set { path, data, .. } = write {
+                check_size(path, data).map_err(|error| MultiError { index: None, error })?;
             }
-        })
-    }
-}
-
-impl Write<'_> {
-    const fn path(&self) -> &str {
-        match self {
-            Self::Create { path, .. } | Self::Set { path, .. } | Self::Delete { path, .. } => path,
+        }
+        match tokio::time::timeout(ZOOKEEPER_CALL_TIMEOUT, self.client.multi(writes)).await {
+            Ok(done) => done.map_err(|zk::MultiError { index, cause }| failed(index, cause)),
+            Err(_) => Err(failed(None, zk::Error::Timeout)),
         }
     }
 }
@@ -223,7 +180,7 @@ fn check_size(path: &str, data: &[u8]) -> Result<(), Error> {
         return Ok(());
     }
     let what = format!("{} bytes to {path}", data.len());
-    Err(Error::new("write", &what, zk::Error::BadArguments(&"a node may have 1,000,000 bytes")))
+    Err(Error::new("write", &what, zk::Error::BadArguments("a node may have 1,000,000 bytes")))
 }
 
 pub(super) async fn bounded<T>(

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use zookeeper_client::CreateMode;
 
+use super::client::CreateMode;
 use super::{Error, Session};
 
 /// The newest data formats of a Zuul that this program knows.

@@ -1,13 +1,13 @@
 //! Reads a node as the map says that it is written.
 
 use serde_json::{Value, json};
-use zookeeper_client::Stat;
 
+use super::client::Stat;
 use super::job_queue::JobError;
 use super::map::{self, Encoding, Row};
 use super::shards::decompress;
 use super::{Error, Session};
-use crate::limits::{ZOOKEEPER_NODE_BYTES_MAX, ZOOKEEPER_SHARDED_BYTES_MAX};
+use journeyman_domain::limits::{ZOOKEEPER_NODE_BYTES_MAX, ZOOKEEPER_SHARDED_BYTES_MAX};
 
 /// A node with its data.
 #[derive(Debug)]

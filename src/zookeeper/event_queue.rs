@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
-use zookeeper_client::CreateMode;
 
+use super::client::CreateMode;
 use super::janitor::is_leftover;
 use super::job_queue::JobError;
 use super::submit::unix_seconds;
 use super::{Error, Session};
-use crate::limits::{ZOOKEEPER_EVENT_BYTES_MAX, ZOOKEEPER_EVENTS_QUEUED_MAX};
+use journeyman_domain::limits::{ZOOKEEPER_EVENT_BYTES_MAX, ZOOKEEPER_EVENTS_QUEUED_MAX};
 
 const TENANTS: &str = "/zuul/events/tenant";
 /// Where management events are answered.

@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use futures_util::{StreamExt as _, stream};
-use zookeeper_client as zk;
-use zookeeper_client::Stat;
 
+use super::client as zk;
+use super::client::Stat;
 use super::janitor::{OWNERS, is_leftover};
 use super::lock::{LockMode, may_hold};
 use super::{Error, Session};
-use crate::limits::ZOOKEEPER_READS_CONCURRENT_MAX;
+use journeyman_domain::limits::ZOOKEEPER_READS_CONCURRENT_MAX;
 
 /// The nodes that were seen.
 #[derive(Debug, Clone, Default)]
@@ -173,19 +173,7 @@ mod tests {
     use super::*;
 
     fn walk(nodes: &[(&str, i64, i64)]) -> Walk {
-        let stat = |ctime, ephemeral_owner| Stat {
-            czxid: 0,
-            mzxid: 0,
-            pzxid: 0,
-            ctime,
-            mtime: 0,
-            version: 0,
-            cversion: 0,
-            aversion: 0,
-            ephemeral_owner,
-            data_length: 0,
-            num_children: 2,
-        };
+        let stat = |ctime, ephemeral_owner| Stat { ctime, ephemeral_owner, num_children: 2, ..Stat::default() };
         let nodes = nodes.iter().map(|(path, ctime, owner)| ((*path).to_owned(), stat(*ctime, *owner)));
         Walk { nodes: nodes.collect(), ..Walk::default() }
     }

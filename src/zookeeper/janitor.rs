@@ -8,14 +8,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
-use zookeeper_client::Stat;
 
+use super::client::Stat;
 use super::event_queue::{EventQueue, clean_results};
 use super::job_queue::{JobError, JobQueue, JobRequest, MERGE_COMPLETED, RequestState, merge_event_kind};
 use super::lock::{HeldLock, LockMode};
 use super::{Error, Session};
-use crate::limits::{ZOOKEEPER_CLEAN_INTERVAL, ZOOKEEPER_LEFTOVER_AGE, ZOOKEEPER_SECOND_LOOK_DELAY};
 use crate::source::zookeeper::Dialect;
+use journeyman_domain::limits::{ZOOKEEPER_CLEAN_INTERVAL, ZOOKEEPER_LEFTOVER_AGE, ZOOKEEPER_SECOND_LOOK_DELAY};
 
 /// Folders of a queue whose nodes are removed when that of their owner is gone.
 pub(super) const OWNERS: [(&str, &str); 4] =

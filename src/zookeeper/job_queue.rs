@@ -6,16 +6,16 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use zookeeper_client as zk;
-use zookeeper_client::CreateMode;
 
+use super::client as zk;
+use super::client::CreateMode;
 use super::event_queue::EventQueue;
 use super::json_object::JsonObject;
 use super::lock::{HeldLock, LockMode};
 use super::semaphore::Places;
 use super::shards::ShardError;
 use super::{Error, Session, Write};
-use crate::host::crash_points::crash_point;
+use journeyman_platform::host::crash_points::crash_point;
 
 const FOLDERS: [&str; 6] = ["requests", "locks", "params", "result-data", "results", "waiters"];
 

@@ -27,7 +27,7 @@ impl JsonObject {
     /// Reads a value; `None` if it is absent, null or of another shape.
     pub fn get<T: DeserializeOwned>(&self, key: &str) -> Option<T> {
         let (_, value) = self.0.iter().find(|(name, _)| name == key)?;
-        serde_json::from_str::<Option<T>>(value.get()).ok().flatten()
+        serde_json::from_slice::<Option<T>>(value.get().as_bytes()).ok().flatten()
     }
 
     /// Replaces a value, or adds it at the end.

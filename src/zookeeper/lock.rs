@@ -3,10 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use zookeeper_client::CreateMode;
-
+use super::client::CreateMode;
 use super::{Error, Session};
-use crate::limits::ZOOKEEPER_RETRY_DELAY;
+use journeyman_domain::limits::ZOOKEEPER_RETRY_DELAY;
 
 /// How a contender shares its lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,6 +4,7 @@
 //! answers it by dropping the connection.
 
 pub mod call;
+pub mod client;
 pub mod components;
 pub mod decode;
 pub mod event_queue;
@@ -20,14 +21,14 @@ pub mod submit;
 pub mod watch;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
-use zookeeper_client as zk;
-use zookeeper_client::{SessionState, TlsOptions};
+pub use call::{Error, MultiError};
+pub use client::{CreateMode, Stat, Write};
 
-pub use call::{Error, MultiError, Write};
-
-use crate::limits::{ZOOKEEPER_CONNECT_TIMEOUT, ZOOKEEPER_CREDENTIALS_BYTES_MAX};
+use client as zk;
+use journeyman_platform::host::tls_config::client_config;
 
 /// How an ensemble is reached.
 #[derive(Debug, Clone)]
@@ -71,31 +72,26 @@ impl Session {
     /// Cancel safe: the session ends with its client.
     pub async fn connect(config: &ConnectConfig) -> Result<Self, Error> {
         let failed = |cause| Error::new("connect to", &config.servers, cause);
-        let mut connector = zk::Client::connector().with_session_timeout(config.session_timeout);
-        if let Some(files) = &config.tls {
-            connector = connector.with_tls(tls_options(files).await.map_err(failed)?);
-        }
-        let connecting = async {
-            match config.tls {
-                Some(_) => connector.secure_connect(&config.servers).await,
-                None => connector.connect(&config.servers).await,
-            }
+        let tls = match config.tls.clone() {
+            Some(files) => Some(Arc::new(read_tls(files).await.map_err(failed)?)),
+            None => None,
         };
-        let connected = tokio::time::timeout(ZOOKEEPER_CONNECT_TIMEOUT, connecting).await;
-        let no_answer = || {
-            let why = "no answer; are host and port right, with TLS or without it, and do the certificates fit?";
-            Err(zk::Error::UnexpectedError(why.to_owned()))
-        };
-        let client = connected.unwrap_or_else(|_| no_answer()).map_err(failed)?;
+        let (servers, session_timeout) = (config.servers.clone(), config.session_timeout);
+        let options = zk::ConnectOptions { servers, session_timeout, tls, auth: None };
+        let client = zk::Client::connect(&options).await.map_err(|cause| {
+            let hint = "are host and port right, with TLS or without it, and do the certificates fit?";
+            let zk::Error::Connect(why) = &cause else { return failed(cause) };
+            failed(zk::Error::Connect(format!("{why}; {hint}")))
+        })?;
         let Some(chroot) = &config.chroot else { return Ok(Self { client }) };
         Self { client: client.clone() }.ensure(chroot).await?;
-        let client = client.chroot(chroot.clone());
-        client.map(|client| Self { client }).map_err(|_| Error::new("use", chroot, zk::Error::BadArguments(&"chroot")))
+        let client = client.chroot(chroot).map_err(|cause| Error::new("use", chroot, cause))?;
+        Ok(Self { client })
     }
 
     /// The id that ephemeral nodes carry as their owner.
     pub fn id(&self) -> i64 {
-        self.client.session_id().0
+        self.client.session_id()
     }
 
     /// The timeout that the server granted.
@@ -114,31 +110,17 @@ impl Session {
     ///
     /// Cancel safe.
     pub async fn ended(&self) {
-        let mut states = self.client.state_watcher();
-        let mut state = states.state();
-        while !state.is_terminated() {
-            state = states.changed().await;
-        }
+        self.client.ended().await;
     }
 
     /// Whether a server answers at the moment.
     pub fn is_connected(&self) -> bool {
-        self.client.state() == SessionState::SyncConnected
+        self.client.state() == zk::SessionState::Connected
     }
 }
 
-async fn tls_options(files: &TlsFiles) -> Result<TlsOptions, zk::Error> {
-    crate::host::crypto_provider::install_crypto_provider();
-    let (certificate, key) = (read(&files.certificate).await?, read(&files.key).await?);
-    TlsOptions::new().with_pem_ca(&read(&files.ca).await?)?.with_pem_identity(&certificate, &key)
-}
-
-/// The error names the file, never its content.
-async fn read(path: &std::path::Path) -> Result<String, zk::Error> {
-    let failed = |why: String| zk::Error::UnexpectedError(format!("{}: {why}", path.display()));
-    let bytes = tokio::fs::metadata(path).await.map_err(|error| failed(error.to_string()))?.len();
-    if bytes > ZOOKEEPER_CREDENTIALS_BYTES_MAX {
-        return Err(failed(format!("{bytes} bytes are no certificate or key")));
-    }
-    tokio::fs::read_to_string(path).await.map_err(|error| failed(error.to_string()))
+async fn read_tls(files: TlsFiles) -> Result<rustls::ClientConfig, zk::Error> {
+    let reading = move || client_config(Some(&files.ca), Some((&files.certificate, &files.key)));
+    let read = tokio::task::spawn_blocking(reading).await.map_err(|error| zk::Error::Connect(error.to_string()))?;
+    read.map_err(|error| zk::Error::Connect(error.to_string()))
 }

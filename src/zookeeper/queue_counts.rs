@@ -7,8 +7,8 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use super::job_queue::{JobQueue, RequestState};
 use super::json_object::JsonObject;
 use super::{Error, Session};
-use crate::limits::ZOOKEEPER_READS_CONCURRENT_MAX;
 use crate::source::zookeeper::Dialect;
+use journeyman_domain::limits::ZOOKEEPER_READS_CONCURRENT_MAX;
 
 /// The requests of a queue that need workers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

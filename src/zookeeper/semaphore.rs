@@ -3,9 +3,9 @@
 //! A holder that dies keeps its place until the clean-up removes it.
 
 use serde::{Deserialize, Serialize};
-use zookeeper_client as zk;
-use zookeeper_client::CreateMode;
 
+use super::client as zk;
+use super::client::CreateMode;
 use super::job_queue::JobError;
 use super::{Error, Session};
 

@@ -9,10 +9,10 @@ use std::io::{Read as _, Write as _};
 use flate2::Compression;
 use flate2::read::ZlibDecoder;
 use flate2::write::ZlibEncoder;
-use zookeeper_client::CreateMode;
 
+use super::client::CreateMode;
 use super::{Error, Session};
-use crate::limits::{ZOOKEEPER_NODE_BYTES_MAX, ZOOKEEPER_SHARDED_BYTES_MAX};
+use journeyman_domain::limits::{ZOOKEEPER_NODE_BYTES_MAX, ZOOKEEPER_SHARDED_BYTES_MAX};
 
 /// Why sharded data cannot be read or written.
 #[derive(Debug, thiserror::Error)]

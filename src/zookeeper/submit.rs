@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use serde_json::{Value, json};
-use zookeeper_client::CreateMode;
 
 use super::Session;
+use super::client::CreateMode;
 use super::event_queue::{EventQueue, event};
 use super::job_queue::{JobError, JobQueue, JobRequest, RequestState};
 use super::json_object::JsonObject;
@@ -145,7 +145,7 @@ impl JobQueue {
         let Some(lock) = HeldLock::try_take(session, &self.path("locks", id), LockMode::Exclusive).await? else {
             return match session.create(&self.cancel_flag(id), b"", CreateMode::Persistent).await {
                 Err(error) if error.is_no_node() => Ok(CancelResult::Gone),
-                Err(error) if error.cause != zookeeper_client::Error::NodeExists => Err(error.into()),
+                Err(error) if error.cause != super::client::Error::NodeExists => Err(error.into()),
                 Ok(_) | Err(_) => Ok(CancelResult::Requested),
             };
         };

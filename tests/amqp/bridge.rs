@@ -4,19 +4,19 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use journeyman::domain::id::{Run, TaskId};
 use journeyman::handler::ExecuteError;
 use journeyman::source::taskcluster::{self, ArtifactStorage, Dialect, Taskcluster};
 use journeyman::task::Reply;
 use journeyman::worker::WorkerConfig;
+use journeyman_domain::id::{Run, TaskId};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::process::{self, Process};
-use crate::support::{
+use crate::amqp::support::{
     Client, Gate, Kind, Running, broker, handler, queue as requests, returns_body, shared_uri, until,
 };
-use crate::task_queue::{TOKEN, TaskQueue, api_config};
+use crate::support::process::{self, Process};
+use crate::support::task_queue::{TOKEN, TaskQueue, api_config};
 
 /// A broker with a request queue, a task queue, and a directory.
 struct Setup {

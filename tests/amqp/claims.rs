@@ -5,22 +5,22 @@ use std::num::NonZeroU32;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use journeyman::amqp;
-use journeyman::amqp::lapin::options::{BasicGetOptions, BasicRejectOptions};
-use journeyman::amqp::lapin::types::AMQPValue;
-use journeyman::amqp::management::Management;
-use journeyman::domain::id::PriorityQueue;
-use journeyman::domain::outcome::Outcome;
 use journeyman::handler::{ExecuteError, ExecuteFailure};
 use journeyman::source::Source as _;
 use journeyman::source::amqp::{AmqpSource, AmqpSourceConfig as Queue, OnAttemptsExhausted};
 use journeyman::task::{Reply, ReplyStatus};
 use journeyman::worker::status::LifecycleState;
 use journeyman::worker::{Command, ExitReason, Note, WorkerConfig};
+use journeyman_domain::id::PriorityQueue;
+use journeyman_domain::outcome::Outcome;
+use journeyman_platform::amqp;
+use journeyman_platform::amqp::lapin::options::{BasicGetOptions, BasicRejectOptions};
+use journeyman_platform::amqp::lapin::types::AMQPValue;
+use journeyman_platform::amqp::management::Management;
 
-use crate::broker::management;
+use crate::support::broker::management;
 
-use crate::support::{
+use crate::amqp::support::{
     Client, Gate, Kind, Running, echo, failing, handler, header, next_grant, queue, replies, shared, until, wired,
     within,
 };

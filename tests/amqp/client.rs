@@ -4,16 +4,16 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use journeyman::amqp;
 use journeyman::client::{RpcClient, RpcError, RpcReply, RpcRequest};
+use journeyman_platform::amqp;
 use lapin::message::Delivery;
 use lapin::options::{BasicPublishOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Channel, Connection, Consumer, ExchangeKind};
 use tokio::task::JoinSet;
 
-use crate::broker::Broker;
-use crate::support::{TEST_TIMEOUT, broker, consume, header, next, shared, shared_uri, within};
+use crate::amqp::support::{TEST_TIMEOUT, broker, consume, header, next, shared, shared_uri, within};
+use crate::support::broker::Broker;
 
 /// A pool with one worker group without workers.
 struct Pool {

@@ -5,12 +5,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use journeyman::amqp;
+use journeyman_platform::amqp;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::controller::{ECHO, Reports, fresh};
-use crate::process::{Process, config};
-use crate::support::{Client, Kind, broker, shared_uri, within};
+use crate::amqp::controller::{ECHO, Reports, fresh};
+use crate::amqp::support::{Client, Kind, broker, shared_uri, within};
+use crate::support::process::{Process, config};
 
 async fn answers(client: &Client) {
     assert!(client.publish(Client::properties("a", "/a"), b"1").await);

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use journeyman::source::amqp::AmqpSourceConfig as Queue;
 
-use crate::faults::persistent;
-use crate::support::{Consumed, Kind, Running, broker, queue, replies, wired};
-use crate::wire::Way;
+use crate::amqp::faults::persistent;
+use crate::amqp::support::{Consumed, Kind, Running, broker, queue, replies, wired};
+use crate::support::wire::Way;
 
 /// In turn. Heartbeats find the silent ones.
 const FAULTS: [Fault; 4] =
@@ -49,7 +49,7 @@ async fn nothing_is_lost_when_the_connection_is_cut_again_and_again() {
         request.body.to_vec()
     });
     // A silent connection ends after two heartbeats, at either end.
-    let uri = wire.uri(&crate::support::shared_uri().expect("a broker"));
+    let uri = wire.uri(&crate::amqp::support::shared_uri().expect("a broker"));
     settings.broker = broker(&format!("{uri}?heartbeat=2"));
     // Losses count as attempts, which must not be limited here.
     settings.max_attempts = None;

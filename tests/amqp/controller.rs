@@ -3,20 +3,20 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use journeyman::amqp;
-use journeyman::amqp::lapin::options::{
+use journeyman_platform::amqp;
+use journeyman_platform::amqp::lapin::options::{
     BasicConsumeOptions, BasicPublishOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions,
 };
-use journeyman::amqp::lapin::types::{AMQPValue, FieldTable};
-use journeyman::amqp::lapin::{BasicProperties, Consumer, ExchangeKind};
+use journeyman_platform::amqp::lapin::types::{AMQPValue, FieldTable};
+use journeyman_platform::amqp::lapin::{BasicProperties, Consumer, ExchangeKind};
 
-use crate::broker::Broker;
-use crate::configuration::{get, listening};
+use crate::amqp::configuration::{get, listening};
+use crate::support::broker::Broker;
 
-use crate::process::{Ended, Process, config};
-use crate::support::{Client, Kind, broker, next, pika_python, shared_uri, target, within};
-use crate::task_queue::{TOKEN, TaskQueue};
-use crate::wire::{Way, Wire};
+use crate::amqp::support::{Client, Kind, broker, next, pika_python, shared_uri, target, within};
+use crate::support::process::{Ended, Process, config};
+use crate::support::task_queue::{TOKEN, TaskQueue};
+use crate::support::wire::{Way, Wire};
 
 /// Replies with its input, and reports progress.
 pub(crate) const ECHO: &str = r#"#!/usr/bin/env python3

@@ -6,27 +6,27 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use journeyman::amqp;
-use journeyman::amqp::delay::DelayQueues;
-use journeyman::amqp::lapin::BasicProperties;
-use journeyman::amqp::lapin::message::Delivery;
-use journeyman::amqp::lapin::options::QueueDeleteOptions;
-use journeyman::amqp::lapin::types::AMQPValue;
-use journeyman::domain::staged::{Progress, StagedAnswer, StagedPolicy, StagedRecord, Stamp};
 use journeyman::handler::staged::{Staged, StagedHandler, Work};
 use journeyman::handler::{ExecuteFailure, Request, erase};
-use journeyman::host::crash_points::DEFERRAL_CRASH_POINTS;
 use journeyman::source::amqp::{
     AmqpSource, AmqpSourceConfig as Queue, Check, CheckFormat, CheckRoute, DeferralConfig, OnRetry,
 };
 use journeyman::task::{NextCheck, Reply};
 use journeyman::worker::WorkerConfig;
+use journeyman_domain::staged::{Progress, StagedAnswer, StagedPolicy, StagedRecord, Stamp};
+use journeyman_platform::amqp;
+use journeyman_platform::amqp::delay::DelayQueues;
+use journeyman_platform::amqp::lapin::BasicProperties;
+use journeyman_platform::amqp::lapin::message::Delivery;
+use journeyman_platform::amqp::lapin::options::QueueDeleteOptions;
+use journeyman_platform::amqp::lapin::types::AMQPValue;
+use journeyman_platform::host::crash_points::DEFERRAL_CRASH_POINTS;
 use parking_lot::Mutex;
 use rustix::process::Signal;
 
-use crate::process::{Process, config};
-use crate::support::{Client, Kind, Running, broker, failing, header, queue, shared_uri, until, within};
-use crate::worker_kills::runs;
+use crate::amqp::support::{Client, Kind, Running, broker, failing, header, queue, shared_uri, until, within};
+use crate::amqp::worker_kills::repeats;
+use crate::support::process::{Process, config};
 
 /// Work in memory that goes on until the test says otherwise, and replies with its request then.
 #[derive(Default)]
@@ -408,7 +408,7 @@ async fn s1_a_worker_that_dies_at_any_step_of_a_deferral_launches_once_and_repli
     let Some(bench) = Processes::new().await else { return };
     let mut published = Vec::new();
     for step in ["exited", "before-report", "request-acknowledged"].iter().chain(DEFERRAL_CRASH_POINTS) {
-        for times in 1..=runs().div_ceil(2) {
+        for times in 1..=repeats().count.map_or(1, |count| count.div_ceil(2)) {
             published.push(format!("{step}-{times}"));
             bench.publish(published.last().expect("one")).await;
             let ended = bench.worker("mortal", Some(&format!("{step}:{times}"))).ends().await;

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use jiff::Timestamp;
-use journeyman::amqp::delay::{DelayGuarantee, DelayQueues, early_by};
-use journeyman::amqp::lapin::options::{BasicAckOptions, BasicConsumeOptions, QueueDeclareOptions};
-use journeyman::amqp::lapin::types::FieldTable;
-use journeyman::amqp::lapin::{BasicProperties, Connection, Consumer};
+use journeyman_platform::amqp::delay::{DelayGuarantee, DelayQueues, early_by};
+use journeyman_platform::amqp::lapin::options::{BasicAckOptions, BasicConsumeOptions, QueueDeclareOptions};
+use journeyman_platform::amqp::lapin::types::FieldTable;
+use journeyman_platform::amqp::lapin::{BasicProperties, Connection, Consumer};
 
-use crate::controller::fresh;
-use crate::support::{broker, shared_uri, within};
+use crate::amqp::controller::fresh;
+use crate::amqp::support::{broker, shared_uri, within};
 
 struct Bench {
     connection: Connection,

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use journeyman::amqp::lapin::BasicProperties;
 use journeyman::source::amqp::AmqpSourceConfig as Queue;
 use journeyman::worker::WorkerConfig;
+use journeyman_platform::amqp::lapin::BasicProperties;
 use tokio::sync::Semaphore;
 
-use crate::broker::Broker;
-use crate::support::{Client, Gate, Kind, Running, broker, echo, handler, queue, shared, until, wired, within};
+use crate::amqp::support::{Client, Gate, Kind, Running, broker, echo, handler, queue, shared, until, wired, within};
+use crate::support::broker::Broker;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_connection_stops_the_payload_and_the_redelivery_is_answered_once() {

@@ -13,16 +13,16 @@ mod seen;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use journeyman::amqp;
-use journeyman::amqp::lapin::options::{BasicPublishOptions, QueueDeclareOptions};
-use journeyman::amqp::lapin::types::FieldTable;
-use journeyman::amqp::lapin::{BasicProperties, Confirmation};
+use journeyman_platform::amqp;
+use journeyman_platform::amqp::lapin::options::{BasicPublishOptions, QueueDeclareOptions};
+use journeyman_platform::amqp::lapin::types::FieldTable;
+use journeyman_platform::amqp::lapin::{BasicProperties, Confirmation};
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
 
-use crate::controller::ECHO;
-use crate::process::{self, Process};
-use crate::support::{Client, broker, shared_uri, within};
+use crate::amqp::controller::ECHO;
+use crate::amqp::support::{Client, broker, shared_uri, within};
+use crate::support::process::{self, Process};
 
 /// A pool of a test's own.
 struct Pool {

@@ -2,9 +2,9 @@
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::controller::{Reports, fresh};
-use crate::process::{Process, config};
-use crate::support::{Client, Kind, broker, shared_uri, within};
+use crate::amqp::controller::{Reports, fresh};
+use crate::amqp::support::{Client, Kind, broker, shared_uri, within};
+use crate::support::process::{Process, config};
 
 /// Replies with the error that its path names; correctly for `/good`.
 const PROGRAM: &str = r#"#!/usr/bin/env python3

@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use journeyman::amqp;
-use journeyman::amqp::lapin::BasicProperties;
-use journeyman::amqp::lapin::types::AMQPValue;
 use journeyman::client::{RpcError, RpcRequest};
 use journeyman::handler::{ExecuteError, ExecuteFailure};
 use journeyman::source::amqp::AmqpSourceConfig as Queue;
 use journeyman::task::{Reply, ReplyStatus};
 use journeyman::worker::ExitReason;
+use journeyman_platform::amqp;
+use journeyman_platform::amqp::lapin::BasicProperties;
+use journeyman_platform::amqp::lapin::types::AMQPValue;
 
-use crate::support::{Client, Gate, Kind, Running, TEST_TIMEOUT, echo, handler, queue, replies, shared};
+use crate::amqp::support::{Client, Gate, Kind, Running, TEST_TIMEOUT, echo, handler, queue, replies, shared};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reply_equals_the_one_of_the_recorded_worker() {

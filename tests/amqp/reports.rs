@@ -5,16 +5,16 @@ use std::pin::Pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use journeyman::amqp::lapin::BasicProperties;
-use journeyman::domain::id::PriorityQueue;
-use journeyman::domain::outcome::{ExceptionReason, Outcome};
-use journeyman::domain::refusal::Refusal;
-use journeyman::limits::AMQP_UNPOLLED_REQUEUE_DELAY;
 use journeyman::source::amqp::AmqpSource;
 use journeyman::source::{CallError, Grant, Source as _, SourceFuture};
+use journeyman_domain::id::PriorityQueue;
+use journeyman_domain::limits::AMQP_UNPOLLED_REQUEUE_DELAY;
+use journeyman_domain::outcome::{ExceptionReason, Outcome};
+use journeyman_domain::refusal::Refusal;
+use journeyman_platform::amqp::lapin::BasicProperties;
 
-use crate::support::{Client, Kind, next_grant, queue, wired, within};
-use crate::wire::Way;
+use crate::amqp::support::{Client, Kind, next_grant, queue, wired, within};
+use crate::support::wire::Way;
 
 const SHUTDOWN: Outcome = Outcome::Exception(ExceptionReason::WorkerShutdown);
 

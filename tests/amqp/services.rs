@@ -1,11 +1,11 @@
 //! Handlers of kind `http` and `command` on a real RabbitMQ. `tests/cli/services.rs` shows how a worker starts and stops services.
 
-use journeyman::amqp;
-use journeyman::amqp::lapin::BasicProperties;
-use journeyman::amqp::lapin::types::AMQPValue;
+use journeyman_platform::amqp;
+use journeyman_platform::amqp::lapin::BasicProperties;
+use journeyman_platform::amqp::lapin::types::AMQPValue;
 
-use crate::process::Process;
-use crate::support::{Client, Kind, broker, shared_uri};
+use crate::amqp::support::{Client, Kind, broker, shared_uri};
+use crate::support::process::Process;
 
 /// A worker with this handler.
 async fn start(kind: Kind, name: &str, handler: &str) -> Option<(Client, Process, tempfile::TempDir)> {

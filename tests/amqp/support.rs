@@ -8,15 +8,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_core::Stream as _;
-use journeyman::amqp::lapin::message::Delivery;
-use journeyman::amqp::lapin::options::{
-    BasicConsumeOptions, BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, ExchangeDeleteOptions,
-    QueueDeclareOptions, QueueDeleteOptions,
-};
-use journeyman::amqp::lapin::types::{AMQPValue, FieldTable};
-use journeyman::amqp::lapin::{BasicProperties, Channel, Confirmation, Connection, Consumer};
-use journeyman::amqp::{self, headers};
-use journeyman::domain::id::PriorityQueue;
 use journeyman::handler::{
     Context, DynHandler, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError, Request, erase,
 };
@@ -24,21 +15,29 @@ use journeyman::source::amqp::{AmqpSource, AmqpSourceConfig as Queue};
 use journeyman::source::{Grant, Source};
 use journeyman::task::Reply;
 use journeyman::worker::{Control, ExitReason, SourceBinding, Worker, WorkerConfig};
+use journeyman_domain::id::PriorityQueue;
+use journeyman_platform::amqp::lapin::message::Delivery;
+use journeyman_platform::amqp::lapin::options::{
+    BasicConsumeOptions, BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, ExchangeDeleteOptions,
+    QueueDeclareOptions, QueueDeleteOptions,
+};
+use journeyman_platform::amqp::lapin::types::{AMQPValue, FieldTable};
+use journeyman_platform::amqp::lapin::{BasicProperties, Channel, Confirmation, Connection, Consumer};
+use journeyman_platform::amqp::{self, headers};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use crate::wire::Wire;
+use crate::support::wire::Wire;
 
-/// The longest wait of a test.
-pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) use crate::support::{TEST_TIMEOUT, until, within};
 
 /// The broker that all tests share.
 pub(crate) fn shared() -> Option<amqp::Broker> {
-    crate::broker::shared().map(|uri| broker(&uri))
+    crate::support::broker::shared().map(|uri| broker(&uri))
 }
 
 pub(crate) fn shared_uri() -> Option<String> {
-    crate::broker::shared()
+    crate::support::broker::shared()
 }
 
 /// A Python with the client library pika.
@@ -96,20 +95,6 @@ impl Answered {
             other => panic!("the status is a byte array, not {other:?}"),
         }
     }
-}
-
-pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(TEST_TIMEOUT, future).await.unwrap_or_else(|_| panic!("{what}: not within {TEST_TIMEOUT:?}"))
-}
-
-/// Waits until the condition holds, by polling it.
-pub(crate) async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
-    let waiting = async {
-        while !condition().await {
-            tokio::task::yield_now().await;
-        }
-    };
-    within(what, waiting).await;
 }
 
 pub(crate) async fn consume(channel: &Channel, queue: &str) -> Consumer {

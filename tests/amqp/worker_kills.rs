@@ -1,18 +1,20 @@
 //! kill -9 of the worker at each step of a request: none is lost, each gets a reply, and only those get a second reply whose reply or
 //! copy was being published.
 //!
-//! `JOURNEYMAN_CRASH_RUNS` is the number of kills at each step (default 4).
+//! `JOURNEYMAN_CRASH_RUNS` is the number of kills at each step. Without it, rounds begin for 20 seconds.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use journeyman::amqp::lapin::BasicProperties;
-use journeyman::amqp::lapin::types::AMQPValue;
-use journeyman::host::crash_points::REQUEST_CRASH_POINTS;
+use journeyman_platform::amqp::lapin::BasicProperties;
+use journeyman_platform::amqp::lapin::types::AMQPValue;
+use journeyman_platform::host::crash_points::REQUEST_CRASH_POINTS;
 use rustix::process::Signal;
 
-use crate::process::{Process, config};
-use crate::support::{Client, Kind, broker, shared_uri};
+use crate::amqp::support::{Client, Kind, broker, shared_uri};
+use crate::support::Repeats;
+use crate::support::process::{Process, config};
 
 /// The steps of a request, ordered so that there is always a request to be copied.
 const STEPS: [&str; 10] = [
@@ -137,16 +139,17 @@ fn id(properties: &BasicProperties) -> String {
     properties.correlation_id().as_ref().expect("an id").to_string()
 }
 
-pub(crate) fn runs() -> usize {
-    std::env::var("JOURNEYMAN_CRASH_RUNS").ok().and_then(|text| text.parse().ok()).unwrap_or(4)
+pub(crate) fn repeats() -> Repeats {
+    Repeats::new("JOURNEYMAN_CRASH_RUNS", Duration::from_secs(20))
 }
 
-async fn die_at_each_step(kind: Kind, runs: usize) {
+async fn die_at_each_step(kind: Kind) {
     let Some(uri) = shared_uri() else { return };
     let mut scene = Scene::new(uri, kind).await;
     // A quorum queue counts deliveries itself; nothing is copied.
     let copied = |step: &&str| kind == Kind::Quorum && *step == "request-copied";
-    for run in 0..runs {
+    let repeats = repeats();
+    for run in (0..).take_while(|round| repeats.again(*round)) {
         for step in STEPS.into_iter().filter(|step| !copied(step)) {
             let times = if step == "request-copied" { 1 } else { 1 + run % 3 };
             scene.dies_at(step, times).await;
@@ -161,12 +164,12 @@ async fn die_at_each_step(kind: Kind, runs: usize) {
 #[tokio::test(flavor = "multi_thread")]
 async fn i19_a_worker_that_dies_at_any_step_of_a_request_loses_none_and_answers_again_only_what_it_must() {
     assert!(REQUEST_CRASH_POINTS.iter().all(|point| STEPS.contains(point)));
-    die_at_each_step(Kind::Durable, runs()).await;
+    die_at_each_step(Kind::Durable).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_same_on_a_quorum_queue() {
-    die_at_each_step(Kind::Quorum, runs().div_ceil(2)).await;
+    die_at_each_step(Kind::Quorum).await;
 }
 
 /// Kills its worker over a request that says "poison", sooner than the others are done.
@@ -191,7 +194,7 @@ async fn a2_a_request_that_kills_its_worker_is_given_up_without_those_that_were_
                 ("WORKER_REQUESTS_QUEUE", client.queue.as_str()),
                 ("WORKER_AMQP_URI", &uri),
                 ("JOURNEYMAN__WORKER__CAPACITY", "8"),
-                ("JOURNEYMAN__WORKER__EXIT_WHEN_IDLE", "1s"),
+                ("JOURNEYMAN__WORKER__EXIT_WHEN_IDLE", "5s"),
             ];
             Process::start(folder.path(), &config, &variables)
         };

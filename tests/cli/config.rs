@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::support::{Said, beside, golden, journeyman, run};
+use crate::cli::support::{Said, beside, golden, journeyman, run};
 
 const CONFIG_INVALID: i32 = 30;
 

@@ -1,7 +1,7 @@
 //! `journeyman controller` without a broker, and commands without a controller.
 
-use crate::host::Host;
-use crate::server::{Server, get};
+use crate::cli::host::Host;
+use crate::cli::server::{Server, get};
 
 /// No process listens there.
 const NO_BROKER: &str = "amqp://me:secret-canary-5@127.0.0.1:1/";

@@ -5,8 +5,8 @@ use std::net::TcpListener;
 
 use rustix::process::Signal;
 
-use crate::host::Host;
-use crate::server::{Server, dev, fifo, left};
+use crate::cli::host::Host;
+use crate::cli::server::{Server, dev, fifo, left};
 
 fn assert_demo_passes(dialect: &str) {
     let host = Host::new();

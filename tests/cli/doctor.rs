@@ -6,8 +6,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use crate::host::{Host, TOKEN};
-use crate::support::{Said, beside, golden, run};
+use crate::cli::host::{Host, TOKEN};
+use crate::cli::support::{Said, beside, golden, run};
 
 /// Configures a worker on no cloud.
 fn configure(host: &Host, more: &str) {

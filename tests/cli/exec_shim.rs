@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-const SHIM: &str = env!("JOURNEYMAN_EXEC_SHIM");
+use journeyman_platform::host::containment::SHIM_BUILT as SHIM;
 
 /// Runs a payload through the shim. Returns its output and the shim's report.
 fn run_payload(procs: &Path, program: &str, arguments: &[&str]) -> (Output, String) {

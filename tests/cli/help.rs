@@ -5,7 +5,7 @@ use std::path::Path;
 use clap::CommandFactory as _;
 use journeyman::cli::Cli;
 
-use crate::support::{beside, golden, journeyman, run};
+use crate::cli::support::{beside, golden, journeyman, run};
 
 /// The words of every command.
 fn commands() -> Vec<Vec<String>> {

@@ -5,8 +5,8 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::server::{Server, dev};
-use crate::support::{Said, journeyman, run};
+use crate::cli::server::{Server, dev};
+use crate::cli::support::{Said, journeyman, run};
 
 /// The token of every client of the queue.
 pub(crate) const TOKEN: &str = "a-token-for-tests";

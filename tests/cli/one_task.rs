@@ -4,8 +4,8 @@ use std::path::Path;
 
 use rustix::process::Signal;
 
-use crate::host::Host;
-use crate::server::Server;
+use crate::cli::host::Host;
+use crate::cli::server::Server;
 
 /// Starts a task that writes `ready` to its log and does not end by itself. The log begins with the command: there the word
 /// has quotes in it.

@@ -8,8 +8,8 @@ use journeyman::cli::Cli;
 use journeyman::guide::{GuidePage, PAGES};
 use rustix::process::Signal;
 
-use crate::server::dev;
-use crate::support::{journeyman, run};
+use crate::cli::server::dev;
+use crate::cli::support::{journeyman, run};
 
 /// README.md, and every page of the guide.
 fn pages() -> Vec<GuidePage> {

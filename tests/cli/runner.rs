@@ -5,8 +5,8 @@ use std::process::{ChildStdin, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::host::{Host, TOKEN};
-use crate::server::Server;
+use crate::cli::host::{Host, TOKEN};
+use crate::cli::server::Server;
 
 const WELCOME: &str =
     r#"~{"type":"welcome","capabilities":["graceful-termination","new-credentials","error-report","log","shutdown"]}"#;

@@ -2,8 +2,8 @@
 
 use rustix::process::Signal;
 
-use crate::host::Host;
-use crate::server::{Server, left};
+use crate::cli::host::Host;
+use crate::cli::server::{Server, left};
 
 #[test]
 fn tasks_are_created_watched_read_listed_and_canceled_against_dev() {

@@ -6,9 +6,9 @@ use std::process::Command;
 use journeyman::config::{self, Document, Environment};
 use rustix::process::Signal;
 
-use crate::host::{Host, TOKEN};
-use crate::server::Server;
-use crate::support::{Said, run};
+use crate::cli::host::{Host, TOKEN};
+use crate::cli::server::Server;
+use crate::cli::support::{Said, run};
 
 struct SecretOrigin {
     token_file: &'static str,

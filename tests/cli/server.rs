@@ -7,7 +7,7 @@ use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::support::{Said, journeyman};
+use crate::cli::support::{Said, journeyman};
 
 /// A process that is killed when the test is over.
 pub(crate) struct Server {

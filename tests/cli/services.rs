@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
-use crate::host::Host;
-use crate::server::{Server, fifo, get};
+use crate::cli::host::Host;
+use crate::cli::server::{Server, fifo, get};
 
 #[path = "../../examples/echo_service.rs"]
 #[expect(dead_code, reason = "its main is run by `cargo run --example echo_service`")]
@@ -53,7 +53,7 @@ impl Scene {
         let rest = "dialect = \"azure\"\naccess_token_file = \"token\"\nhandler = \"echo\"\n[worker]\nwork_dir = \"work\"\n\
                     capacity = 2\n[handler.echo]\nkind = \"http\"\n";
         host.write("journeyman.toml", &format!("{}{rest}{handler}\n", host.source()));
-        host.write("token", crate::host::TOKEN);
+        host.write("token", crate::cli::host::TOKEN);
         let scene = Self { host };
         std::fs::create_dir_all(scene.service_dir()).expect("a directory");
         scene
@@ -183,7 +183,7 @@ fn the_example_service_in_python_echoes() {
 #[test]
 fn the_example_service_in_rust_echoes() {
     let own = std::env::current_exe().expect("this program").display().to_string();
-    let words = ["--exact", "services::serves_as_the_example_in_rust", "--ignored", "--nocapture"];
+    let words = ["--exact", "cli::services::serves_as_the_example_in_rust", "--ignored", "--nocapture"];
     let exec: Vec<String> = std::iter::once(own).chain(words.map(str::to_owned)).collect();
     echoes(&exec, TCP);
     echoes(&exec, UNIX);

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex};
 
 use rustix::process::Signal;
 
-use crate::host::{Host, TOKEN};
-use crate::server::{Server, fifo};
-use crate::support::{journeyman, run};
+use crate::cli::host::{Host, TOKEN};
+use crate::cli::server::{Server, fifo};
+use crate::cli::support::{journeyman, run};
 
 #[test]
 fn a_status_shows_claims_and_their_leases() {

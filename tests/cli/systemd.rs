@@ -8,8 +8,8 @@ use std::time::Duration;
 use journeyman::cli::exit::Exit;
 use rustix::process::Signal;
 
-use crate::host::Host;
-use crate::server::Server;
+use crate::cli::host::Host;
+use crate::cli::server::Server;
 
 /// The socket of a service manager, and its messages.
 struct Manager {

@@ -9,8 +9,8 @@ use axum::response::IntoResponse as _;
 use axum::routing::get;
 use serde_json::json;
 
-use crate::host::Host;
-use crate::server::{Server, fifo, serve};
+use crate::cli::host::Host;
+use crate::cli::server::{Server, fifo, serve};
 
 #[test]
 fn e2_tasks_are_found_by_state_queue_name_and_age() {

@@ -13,9 +13,9 @@ use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message as _;
 use rustix::process::Signal;
 
-use crate::host::Host;
-use crate::server::{Server, serve};
-use crate::support::TIMEOUT;
+use crate::cli::host::Host;
+use crate::cli::server::{Server, serve};
+use crate::cli::support::TIMEOUT;
 
 /// A request to a collector.
 struct Posted {

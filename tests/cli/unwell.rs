@@ -4,9 +4,9 @@ use std::process::Command;
 
 use rustix::process::Signal;
 
-use crate::host::Host;
-use crate::server::Server;
-use crate::support::{Said, journeyman};
+use crate::cli::host::Host;
+use crate::cli::server::Server;
+use crate::cli::support::{Said, journeyman};
 
 #[test]
 fn a_stopped_worker_is_reported_with_its_process_and_a_hint() {

@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use jiff::{SignedDuration, Timestamp};
-use journeyman::domain::id::{Run, TaskId};
 use journeyman::source::Source;
 use journeyman::source::taskcluster::{ApiConfig, ArtifactStorage, Config, Dialect, Taskcluster};
+use journeyman_domain::id::{Run, TaskId};
 use serde_json::json;
 
-use crate::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};
-use crate::gremlin::{self, Gremlin};
+use crate::conformance::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};
+use crate::support::gremlin::{self, Gremlin};
 
 /// The default account of Azurite and its published key.
 const ACCOUNT: &str = "devstoreaccount1";

@@ -4,11 +4,9 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use journeyman::domain::id::{PriorityQueue, Run, TaskId};
-use journeyman::domain::refusal::Refusal;
-use journeyman::domain::time::Instant;
-use journeyman::host::clock::Clock;
 use journeyman::source::{Grant, Message, MessageQueue, Recovery, Source};
+use journeyman_domain::id::{PriorityQueue, Run, TaskId};
+use journeyman_domain::refusal::Refusal;
 use serde_json::Value;
 
 pub(crate) type Fut<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -106,10 +104,6 @@ pub(crate) trait Bench: Send + Sync {
     /// Puts something among the messages that nothing can be made of.
     fn garbage(&self) -> Fut<'_, ()>;
     fn pass(&self, span: Span) -> Fut<'_, ()>;
-    /// The time by the clock of leases.
-    fn now(&self) -> Instant {
-        Clock::boot().now()
-    }
 }
 
 pub(crate) fn messages(source: &dyn Source) -> &dyn MessageQueue {

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use journeyman::domain::id::{Run, TaskId};
 use journeyman::queue::{self, Db, QueueClock, RegisteredClient, RunningQueue};
 use journeyman::source::Source;
 use journeyman::source::taskcluster::{Credentials, Dialect};
+use journeyman_domain::id::{Run, TaskId};
 
-use crate::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};
-use crate::service::{Service, ServiceBench, fresh_task_queue};
+use crate::conformance::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};
+use crate::conformance::service::{Service, ServiceBench, fresh_task_queue};
 
 // Signatures use the host's clock, so the sum must stay below the tolerated 15 minutes.
 const LEASE: Duration = Duration::from_secs(60);

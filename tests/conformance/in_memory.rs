@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use journeyman::domain::id::{PriorityQueue, Run, TaskId};
-use journeyman::domain::time::Instant;
 use journeyman::source::memory::{Config, MemoryQueue, PollStyle, RunEnd, RunState};
 use journeyman::source::{ArtifactBody, Source};
+use journeyman_domain::id::{PriorityQueue, Run, TaskId};
+use journeyman_domain::time::Instant;
 use serde_json::json;
 
-use crate::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};
+use crate::conformance::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};
 
 const LEASE: Duration = Duration::from_secs(60);
 const HIDDEN: Duration = Duration::from_secs(30);
@@ -124,9 +124,5 @@ impl Bench for InMemoryBench {
         };
         self.seconds.fetch_add(span.as_secs(), Ordering::SeqCst);
         Box::pin(async {})
-    }
-
-    fn now(&self) -> Instant {
-        Instant::at(Duration::from_secs(self.seconds.load(Ordering::SeqCst)))
     }
 }

@@ -7,18 +7,17 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use crate::conformance::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};
 use futures_core::Stream as _;
-use journeyman::amqp::lapin::options::{BasicConsumeOptions, BasicPublishOptions, QueueDeclareOptions};
-use journeyman::amqp::lapin::types::FieldTable;
-use journeyman::amqp::lapin::{BasicProperties, Channel, Connection, Consumer};
-use journeyman::amqp::{Broker, BrokerConfig, headers, lapin};
-use journeyman::domain::id::{PriorityQueue, Run, TaskId};
-use journeyman::domain::outcome::Outcome;
-use journeyman::domain::time::Instant;
 use journeyman::source::amqp::{AmqpSource, AmqpSourceConfig, PayloadForm};
 use journeyman::source::{Artifact, Capabilities, Claim, Grant, OpenResult, PollBatch, Source, SourceFuture};
-
-use crate::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};
+use journeyman_domain::id::{PriorityQueue, Run, TaskId};
+use journeyman_domain::lease::Granted;
+use journeyman_domain::outcome::Outcome;
+use journeyman_platform::amqp::lapin::options::{BasicConsumeOptions, BasicPublishOptions, QueueDeclareOptions};
+use journeyman_platform::amqp::lapin::types::FieldTable;
+use journeyman_platform::amqp::lapin::{BasicProperties, Channel, Connection, Consumer};
+use journeyman_platform::amqp::{Broker, BrokerConfig, headers, lapin};
 
 pub(crate) fn adapter() -> Adapter {
     match std::env::var("JOURNEYMAN_TEST_AMQP").ok().filter(|uri| !uri.is_empty()) {
@@ -215,7 +214,7 @@ impl Claim for NamedClaim {
         &self.run
     }
 
-    fn renew(&self) -> SourceFuture<'_, Instant> {
+    fn renew(&self) -> SourceFuture<'_, Granted> {
         self.inner.renew()
     }
 

@@ -4,12 +4,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use journeyman::domain::id::{Run, TaskId};
 use journeyman::source::Source;
 use journeyman::source::taskcluster::{Api, ApiConfig, ArtifactStorage, Config, Credentials, Dialect, Taskcluster};
+use journeyman_domain::id::{Run, TaskId};
 use serde_json::{Value, json};
 
-use crate::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec, Waits};
+use crate::conformance::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec, Waits};
 
 /// The visibility timeout of the signed URLs of every Taskcluster.
 const HIDDEN: Duration = Duration::from_secs(300);

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use journeyman::domain::id::{Run, TaskId};
 use journeyman::source::Source;
 use journeyman::source::zookeeper::{Dialect, ZooKeeperQueue, ZooKeeperSource, ZooKeeperSourceConfig};
 use journeyman::zookeeper::job_queue::JobQueue;
 use journeyman::zookeeper::submit::Submission;
 use journeyman::zookeeper::{ConnectConfig, Session};
+use journeyman_domain::id::{Run, TaskId};
 use serde_json::Value;
 
-use crate::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};
+use crate::conformance::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};
 
 const EVENTS: &str = "/zuul/events/tenant/t/pipelines/p/result/queue";
 

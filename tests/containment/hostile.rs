@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use journeyman::domain::outcome::Cleanup;
 use journeyman::handler::artifact::{ArtifactDeclaration, ArtifactKind, Optionality};
 use journeyman::handler::artifact_collector::CollectedArtifact;
 use journeyman::handler::log::LogLimits;
 use journeyman::handler::process::RunLimits;
-use journeyman::host::containment::{Containment, ContainmentConfig, ContainmentLevel, ResourceLimits};
+use journeyman_domain::outcome::Cleanup;
+use journeyman_platform::host::containment::{Containment, ContainmentConfig, ContainmentLevel, ResourceLimits};
 use tokio::task::JoinSet;
 
 use crate::bench::Bench;
@@ -18,8 +18,8 @@ use crate::payload_scan::{PayloadScan, zombies};
 use crate::scopes::start_with;
 use crate::{LEVELS, Report, at, required};
 
-/// Default number of runs in total.
-const RUNS: usize = 400;
+/// Time in which rounds of one level begin.
+const LEVEL_TIME: Duration = Duration::from_secs(20);
 /// Concurrent payloads.
 const AT_ONCE: usize = 8;
 /// Limit for each run.
@@ -306,8 +306,8 @@ fn removed(folder: &Path) -> Result<(), String> {
 
 pub(crate) async fn run(filter: &str) -> Report {
     let mut report = Report::default();
-    let runs = std::env::var("JOURNEYMAN_CONTAINMENT_RUNS").ok().and_then(|runs| runs.parse().ok()).unwrap_or(RUNS);
-    let rounds = runs.div_ceil(PAYLOADS.len() * LEVELS.len());
+    let runs: Option<usize> = std::env::var("JOURNEYMAN_CONTAINMENT_RUNS").ok().and_then(|runs| runs.parse().ok());
+    let rounds = runs.map(|runs| runs.div_ceil(PAYLOADS.len() * LEVELS.len()));
     for level in LEVELS {
         let name = format!("hostile payloads at level {}", level.as_str());
         match at_with_disk(level) {
@@ -338,7 +338,7 @@ fn at_with_disk(level: ContainmentLevel) -> Result<Containment, String> {
     Containment::probe(&name, wanted).map_err(|error| error.to_string())
 }
 
-async fn level_holds(name: &str, containment: &Containment, rounds: usize, filter: &str) -> Result<(), String> {
+async fn level_holds(name: &str, containment: &Containment, rounds: Option<usize>, filter: &str) -> Result<(), String> {
     let containment = Arc::new(containment.clone());
     let began = Instant::now();
     let (mut runs, mut failed) = (0, Vec::new());
@@ -350,7 +350,11 @@ async fn level_holds(name: &str, containment: &Containment, rounds: usize, filte
     };
     let (lonely, social): (Vec<_>, Vec<_>) = PAYLOADS.iter().filter(wanted).partition(|payload| alone(payload));
     let mut together = JoinSet::new();
-    for number in 0..rounds * social.len() {
+    // Each payload once; again as often as is asked for, or while there is time.
+    let again = |number: usize, payloads: usize| {
+        number < payloads || rounds.map_or_else(|| began.elapsed() < LEVEL_TIME, |rounds| number < rounds * payloads)
+    };
+    for number in (0..).take_while(|number| !social.is_empty() && again(*number, social.len())) {
         let payload = social[number % social.len()];
         while together.len() >= AT_ONCE {
             failed.extend(together.join_next().await.and_then(ended));
@@ -362,7 +366,7 @@ async fn level_holds(name: &str, containment: &Containment, rounds: usize, filte
     while let Some(one) = together.join_next().await {
         failed.extend(ended(one));
     }
-    for payload in lonely.iter().cycle().take(rounds * lonely.len()) {
+    for (_, payload) in (0..).zip(lonely.iter().cycle()).take_while(|(number, _)| again(*number, lonely.len())) {
         failed.extend(bounded(payload, &containment).await.err());
         runs += 1;
     }

@@ -1,7 +1,7 @@
 //! Runs hostile payloads at every level of containment of this host: nothing outlives its claim.
 //!
 //! A binary with its own `main`, because it has to call `journeyman::shim()` first. `JOURNEYMAN_CONTAINMENT_RUNS` is the total number
-//! of runs (400 by default). An argument runs only the cases whose name contains it. With `CI=true` a level that this host
+//! of runs; without it, each payload runs once and then again for 40 seconds in all. An argument runs only the cases whose name contains it. With `CI=true` a level that this host
 //! lacks is a failure.
 #![allow(missing_docs, reason = "cases are named by what they show")]
 #![allow(
@@ -24,7 +24,7 @@ mod scopes;
 
 use std::process::ExitCode;
 
-use journeyman::host::containment::{Containment, ContainmentConfig, ContainmentLevel, Requirement};
+use journeyman_platform::host::containment::{Containment, ContainmentConfig, ContainmentLevel, Requirement};
 
 const LEVELS: [ContainmentLevel; 2] = ContainmentLevel::ALL;
 

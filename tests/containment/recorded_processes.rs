@@ -4,9 +4,11 @@ use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use journeyman::domain::journal::ProcessRecord;
 use journeyman::handler::process::RunLimits;
-use journeyman::host::containment::{Containment, ContainmentConfig, ContainmentLevel, kill_recorded_processes};
+use journeyman_domain::journal::ProcessRecord;
+use journeyman_platform::host::containment::{
+    Containment, ContainmentConfig, ContainmentLevel, kill_recorded_processes,
+};
 
 use crate::bench::Bench;
 use crate::hostile::LEAVE;

@@ -6,10 +6,12 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use journeyman::domain::outcome::Cleanup;
 use journeyman::handler::environment;
 use journeyman::handler::process::{Launch, ProcessStatus, RunLimits, RunningProcess};
-use journeyman::host::containment::{Containment, ContainmentConfig, ContainmentLevel, ProcessScope, ResourceLimits};
+use journeyman_domain::outcome::Cleanup;
+use journeyman_platform::host::containment::{
+    Containment, ContainmentConfig, ContainmentLevel, ProcessScope, ResourceLimits,
+};
 
 use rustix::pipe::pipe;
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 
-use crate::STEP_TIMEOUT;
-use crate::task_queue::{CLIENT_ID, TOKEN};
+use crate::crash::STEP_TIMEOUT;
+use crate::support::task_queue::{CLIENT_ID, TOKEN};
 
 /// A process whose log is read line by line. Killed when dropped.
 pub struct Process {

@@ -6,15 +6,9 @@
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program that prints its results")]
 
-#[path = "../support/cluster.rs"]
-#[allow(dead_code, clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "shared with tests")]
-mod cluster;
 mod commands;
 mod controller;
 mod delays;
-#[path = "../support/gremlin.rs"]
-#[allow(dead_code, clippy::expect_used, reason = "shared with tests")]
-mod gremlin;
 mod lapin_alone;
 mod machine;
 #[path = "../host/metadata_service.rs"]
@@ -27,9 +21,17 @@ mod programs;
 mod requests;
 mod screwdriver;
 mod staged;
-#[path = "../support/task_queue.rs"]
-#[allow(dead_code, clippy::expect_used, reason = "shared with tests")]
-mod task_queue;
+#[path = "../support/mod.rs"]
+#[allow(
+    dead_code,
+    unreachable_pub,
+    clippy::disallowed_methods,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "shared with tests"
+)]
+mod support;
 mod tasks;
 mod zookeeper;
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use journeyman::domain::id::TaskId;
+use journeyman_domain::id::TaskId;
 use serde_json::json;
 use tokio::process::Command;
 use tokio::time::sleep;

@@ -5,10 +5,10 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use futures_util::{TryStreamExt as _, stream};
-use journeyman::amqp::lapin::options::{ConfirmSelectOptions, QueueDeclareOptions, QueueDeleteOptions};
-use journeyman::amqp::lapin::types::FieldTable;
-use journeyman::amqp::lapin::{BasicProperties, Channel, Connection, ConnectionProperties};
 use journeyman::client::{RpcClient, RpcRequest};
+use journeyman_platform::amqp::lapin::options::{ConfirmSelectOptions, QueueDeclareOptions, QueueDeleteOptions};
+use journeyman_platform::amqp::lapin::types::FieldTable;
+use journeyman_platform::amqp::lapin::{BasicProperties, Channel, Connection, ConnectionProperties};
 use serde_json::Value;
 use tokio::process::{Child, Command};
 use tokio::time::sleep;

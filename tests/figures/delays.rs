@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use futures_util::{TryStreamExt as _, stream, try_join};
 use jiff::Timestamp;
-use journeyman::amqp::delay::{DelayQueues, rounded};
-use journeyman::amqp::lapin::options::{
+use journeyman::source::taskcluster::formats::new_task_id;
+use journeyman_platform::amqp::delay::{DelayQueues, rounded};
+use journeyman_platform::amqp::lapin::options::{
     BasicConsumeOptions, ExchangeDeleteOptions, QueueDeclareOptions, QueueDeleteOptions,
 };
-use journeyman::amqp::lapin::types::FieldTable;
-use journeyman::amqp::lapin::{BasicProperties, Channel, Connection, ConnectionProperties, Consumer};
-use journeyman::source::taskcluster::formats::new_task_id;
+use journeyman_platform::amqp::lapin::types::FieldTable;
+use journeyman_platform::amqp::lapin::{BasicProperties, Channel, Connection, ConnectionProperties, Consumer};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::lapin_alone::next;

@@ -6,15 +6,17 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use futures_core::Stream as _;
-use journeyman::amqp::lapin::message::Delivery;
-use journeyman::amqp::lapin::options::{
+use journeyman_platform::amqp::lapin::message::Delivery;
+use journeyman_platform::amqp::lapin::options::{
     BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicPublishOptions, BasicQosOptions,
     ConfirmSelectOptions,
 };
-use journeyman::amqp::lapin::protocol::constants::REPLY_SUCCESS;
-use journeyman::amqp::lapin::types::{AMQPValue, FieldTable};
-use journeyman::amqp::lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, Consumer};
-use journeyman::amqp::{Broker, BrokerConfig, header_table};
+use journeyman_platform::amqp::lapin::protocol::constants::REPLY_SUCCESS;
+use journeyman_platform::amqp::lapin::types::{AMQPValue, FieldTable};
+use journeyman_platform::amqp::lapin::{
+    BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, Consumer,
+};
+use journeyman_platform::amqp::{Broker, BrokerConfig, header_table};
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe;

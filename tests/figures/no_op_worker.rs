@@ -18,16 +18,16 @@ use journeyman::source::taskcluster::{ArtifactStorage, Config as TaskclusterConf
 use journeyman::source::zookeeper::{self, ZooKeeperQueue, ZooKeeperSource, ZooKeeperSourceConfig};
 use journeyman::worker::{Control, SourceBinding, Worker, WorkerConfig};
 use journeyman::zookeeper::ConnectConfig;
-use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::sync::watch;
 
 use crate::lapin_alone::{Pace, broker, print_line, stdin};
 use crate::machine::now;
 use crate::programs::{QUEUE, Role};
-use crate::task_queue::api_config;
+use crate::support::task_queue::api_config;
 use crate::{Lab, Outcome};
 
 pub(crate) const FLAG: &str = "--no-op-worker";
@@ -75,12 +75,16 @@ struct NoOp<P> {
     input: PhantomData<fn() -> P>,
 }
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Deserialize)]
 struct Empty {}
 
-impl<P: DeserializeOwned + JsonSchema + Send + 'static> PayloadHandler for NoOp<P> {
+impl<P: DeserializeOwned + Send + 'static> PayloadHandler for NoOp<P> {
     type Payload = P;
     type Prepared = ();
+
+    fn payload_schema(&self) -> Value {
+        json!({"type": "object"})
+    }
 
     async fn prepare(&self, _: P, _: &Context) -> Result<(), PrepareError> {
         Ok(())
@@ -112,6 +116,10 @@ impl Launched {
 
 impl StagedHandler for Launched {
     type Payload = Empty;
+
+    fn payload_schema(&self) -> Value {
+        json!({"type": "object"})
+    }
 
     fn policy(&self, _: &Empty) -> StagedPolicy {
         StagedPolicy {

@@ -12,10 +12,10 @@ use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::routing::post;
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
-use journeyman::amqp::lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
-use journeyman::amqp::lapin::types::FieldTable;
-use journeyman::amqp::lapin::{Connection, ConnectionProperties};
 use journeyman::source::taskcluster::formats::new_task_id;
+use journeyman_platform::amqp::lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
+use journeyman_platform::amqp::lapin::types::FieldTable;
+use journeyman_platform::amqp::lapin::{Connection, ConnectionProperties};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -25,7 +25,7 @@ use tokio::time::{sleep, sleep_until};
 
 use crate::machine::{Row, Spans, Usage, flushes, millis, now};
 use crate::programs::{Broker, Postgres, Program, until};
-use crate::task_queue::TOKEN;
+use crate::support::task_queue::TOKEN;
 use crate::{Lab, Outcome};
 
 /// Events of one call.

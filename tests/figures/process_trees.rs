@@ -3,23 +3,21 @@
 use std::process::Stdio;
 use std::time::Duration;
 
-use journeyman::domain::id::{Run, TaskId};
-use journeyman::domain::outcome::Cleanup;
-use journeyman::domain::time::Instant;
+use crate::machine::{Row, now};
+use crate::{Lab, Outcome};
 use journeyman::handler::environment::Variables;
 use journeyman::handler::log::{LogLimits, TaskLog};
 use journeyman::handler::process::{Launch, ProcessStatus, RunLimits, RunningProcess};
 use journeyman::handler::{CancelCause, Cancellation, Context, TaskInfo};
-use journeyman::host::clock::Clock;
-use journeyman::host::containment::{Containment, ContainmentConfig};
+use journeyman_domain::id::{Run, TaskId};
+use journeyman_domain::outcome::Cleanup;
+use journeyman_platform::host::clock::Clock;
+use journeyman_platform::host::containment::{Containment, ContainmentConfig};
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::AsyncReadExt as _;
 use tokio::process::Command;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
-
-use crate::machine::{Row, now};
-use crate::{Lab, Outcome};
 
 /// A leader, a child, and a child that has left the process group.
 const TREE: &str = "sleep 600 & setsid sleep 600 & echo ready; wait";
@@ -32,7 +30,7 @@ impl Lab {
     pub(crate) async fn trees(&self) -> Outcome<Vec<Row>> {
         let count = self.pick(300, 20);
         let containment = Containment::probe("bench", ContainmentConfig::default())?;
-        let (cancel, lease) = (watch::Sender::new(None), watch::Sender::new(Instant::ORIGIN));
+        let (cancel, lease) = (watch::Sender::new(None), watch::Sender::new(None));
         let (memory, files) = (anonymous_kib()?, open_files()?);
         let (ready, mut ready_trees) = mpsc::channel(count);
         let mut running = JoinSet::new();

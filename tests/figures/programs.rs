@@ -8,16 +8,16 @@ use std::time::Duration;
 use futures_util::{TryStreamExt as _, stream};
 use journeyman::control;
 use journeyman::control::client::ControlClient;
-use journeyman::domain::id::TaskId;
 use journeyman::source::taskcluster::Api;
 use journeyman::source::taskcluster::formats::new_task_id;
+use journeyman_domain::id::TaskId;
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::{sleep, timeout};
 
 use crate::machine::{Usage, now};
-use crate::task_queue::{CLIENT_ID, TOKEN, api, definition};
+use crate::support::task_queue::{CLIENT_ID, TOKEN, api, definition};
 use crate::{Lab, Outcome};
 
 /// The longest that anything may take before the run is given up.

@@ -5,14 +5,16 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use futures_util::{TryStreamExt as _, stream};
-use journeyman::amqp::header_table;
-use journeyman::amqp::lapin::options::{
+use journeyman::source::taskcluster::formats::new_task_id;
+use journeyman_platform::amqp::header_table;
+use journeyman_platform::amqp::lapin::options::{
     BasicConsumeOptions, BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions, QueueDeclareOptions,
     QueueDeleteOptions,
 };
-use journeyman::amqp::lapin::types::{AMQPValue, FieldTable};
-use journeyman::amqp::lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, ExchangeKind};
-use journeyman::source::taskcluster::formats::new_task_id;
+use journeyman_platform::amqp::lapin::types::{AMQPValue, FieldTable};
+use journeyman_platform::amqp::lapin::{
+    BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, ExchangeKind,
+};
 use tokio::time::timeout;
 
 use crate::lapin_alone::{self, LapinLoop, REPLY_TO, next};

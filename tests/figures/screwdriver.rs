@@ -9,24 +9,24 @@ use axum::extract::{Json, Path, State};
 use axum::routing::put;
 use futures_util::{TryStreamExt as _, stream};
 use jiff::Timestamp;
-use journeyman::amqp::header_table;
-use journeyman::amqp::lapin::options::{
+use journeyman::source::taskcluster::formats::new_task_id;
+use journeyman_platform::amqp::header_table;
+use journeyman_platform::amqp::lapin::options::{
     ConfirmSelectOptions, ExchangeDeclareOptions, ExchangeDeleteOptions, QueueBindOptions, QueueDeclareOptions,
     QueueDeleteOptions,
 };
-use journeyman::amqp::lapin::types::{AMQPValue, FieldTable};
-use journeyman::amqp::lapin::{BasicProperties, Channel, Connection, ConnectionProperties, ExchangeKind};
-use journeyman::source::taskcluster::formats::new_task_id;
+use journeyman_platform::amqp::lapin::types::{AMQPValue, FieldTable};
+use journeyman_platform::amqp::lapin::{BasicProperties, Channel, Connection, ConnectionProperties, ExchangeKind};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
-use crate::cluster::{Cluster, NAMESPACE};
 use crate::delays::remove_delays;
 use crate::machine::Row;
 use crate::programs::{Broker, Program, until};
 use crate::requests::{WINDOW, publish};
+use crate::support::cluster::{Cluster, NAMESPACE};
 use crate::{Lab, Outcome};
 
 /// As many messages as the existing worker prefetches from one queue.

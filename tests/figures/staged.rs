@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use journeyman::domain::id::TaskId;
+use journeyman_domain::id::TaskId;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use crate::cluster::{Cluster, NAMESPACE, TOKEN};
 use crate::machine::{Row, Spans, Usage, millis, now};
 use crate::no_op_worker::{From, Payload};
 use crate::programs::{Program, QUEUE, Queue, until};
+use crate::support::cluster::{Cluster, NAMESPACE, TOKEN};
 use crate::tasks::nothing_else;
 use crate::{Lab, Outcome};
 

@@ -8,17 +8,16 @@ use std::time::Duration;
 
 use futures_util::future::try_join_all;
 use futures_util::{StreamExt as _, TryStreamExt as _, stream, try_join};
-use journeyman::domain::id::PriorityQueue;
 use journeyman::source::Source as _;
 use journeyman::source::taskcluster::formats::new_task_id;
 use journeyman::source::zookeeper::{Dialect, ZooKeeperQueue, ZooKeeperSource, ZooKeeperSourceConfig};
 use journeyman::zookeeper::job_queue::JobQueue;
 use journeyman::zookeeper::submit::Submission;
-use journeyman::zookeeper::{ConnectConfig, Session, Write};
+use journeyman::zookeeper::{ConnectConfig, CreateMode, Session, Write};
+use journeyman_domain::id::PriorityQueue;
 use serde_json::{Value, json};
 use tokio::process::Command;
 use tokio::time::{sleep, timeout};
-use zookeeper_client::CreateMode;
 
 use crate::machine::{Row, cpu, millis, now};
 use crate::no_op_worker::{From, Payload};

@@ -5,8 +5,8 @@ use std::path::Path;
 use base64::engine::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE};
 use journeyman::config::{self, Document, Environment, show};
-use journeyman::limits::{REDACT_PIECE_BYTES_MAX, REDACT_SECRET_CHARS_MIN};
-use journeyman::redact::{RedactFilter, SecretSet};
+use journeyman_domain::limits::{REDACT_PIECE_BYTES_MAX, REDACT_SECRET_CHARS_MIN};
+use journeyman_platform::redact::{RedactFilter, SecretSet};
 
 /// The name of a target, which is that of its corpus, and its function.
 pub(crate) type Target = (&'static str, fn(&[u8]));
@@ -26,26 +26,21 @@ pub(crate) fn configuration(bytes: &[u8]) {
     }
 }
 
-/// A log with a secret, verbatim and in wrapped base64. The first bytes choose the length of the secret, the line length, the
-/// line ends and the cuts; then follow the secret and its surroundings. The filter must remove the secret, independent of the
+/// A log with a secret, verbatim and in base64. The first bytes choose the length of the secret, the alphabet and the cuts; then
+/// follow the secret and its surroundings. The filter must remove the secret, independent of the
 /// cuts.
 pub(crate) fn secrets(bytes: &[u8]) {
-    let [length, width, manner, cut, rest @ ..] = bytes else { return };
+    let [length, manner, cut, rest @ ..] = bytes else { return };
     let (secret, around) = rest.split_at((usize::from(*length) * 8).min(rest.len()));
     let secret = String::from_utf8_lossy(secret);
     let secret = secret.trim();
     let (before, after) = around.split_at(around.len() / 2);
     let engine = if manner & 1 == 0 { &STANDARD } else { &URL_SAFE };
-    let line_end = ["\n", "\r\n", "\r", ""][usize::from(manner >> 1 & 3)];
-    let width = usize::from(*width).max(1);
-    let end_of = |place: usize| if (place + 1).is_multiple_of(width) { line_end } else { "" };
-    let broken = |(place, character): (usize, char)| format!("{character}{}", end_of(place));
-    let characters: Vec<String> =
-        engine.encode([before, secret.as_bytes(), after].concat()).chars().enumerate().map(broken).collect();
+    let characters = engine.encode([before, secret.as_bytes(), after].concat());
     // The characters that encode only the secret; a short one may have none.
     let own = (before.len() * 8).div_ceil(6)..(before.len() + secret.len()) * 8 / 6;
-    let encoded = characters.get(own).unwrap_or_default().concat();
-    let log = [before, secret.as_bytes(), after, characters.concat().as_bytes(), b"|"].concat();
+    let encoded = characters.get(own).unwrap_or_default();
+    let log = [before, secret.as_bytes(), after, characters.as_bytes(), b"|"].concat();
 
     let mut set = SecretSet::default();
     set.add(secret);
@@ -61,7 +56,7 @@ pub(crate) fn secrets(bytes: &[u8]) {
     let out = filtered(log.len());
     assert_eq!(out, filtered(usize::from(*cut)), "the cuts make a difference");
     if secret.chars().count() >= REDACT_SECRET_CHARS_MIN {
-        for text in [secret, encoded.trim_end()] {
+        for text in [secret, encoded] {
             let shown = out.windows(text.len()).any(|part| part == text.as_bytes());
             assert!(!shown || "[redacted]".contains(text), "{text} is shown");
         }

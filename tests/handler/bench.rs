@@ -5,15 +5,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use journeyman::domain::id::{Run, TaskId};
-use journeyman::domain::time::Instant;
 use journeyman::handler::log::{LogLimits, TaskLog};
 use journeyman::handler::{
     CancelCause, Cancellation, Context, DynHandler, ExecuteError, ExecuteFailure, PrepareError, PrepareFailure,
     TaskInfo,
 };
-use journeyman::host::clock::Clock;
-use journeyman::host::containment::ProcessScope;
+use journeyman_domain::id::{Run, TaskId};
+use journeyman_domain::lease::{Granted, Lease};
+use journeyman_platform::host::clock::Clock;
+use journeyman_platform::host::containment::ProcessScope;
 use rustix::fs::{CWD, FileType, mknodat};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -58,7 +58,7 @@ pub(crate) struct Bench {
     pub(crate) context: Context,
     cancel: watch::Sender<Option<Cancellation>>,
     clock: Clock,
-    lease: watch::Sender<Instant>,
+    lease: watch::Sender<Option<Lease>>,
 }
 
 impl Bench {
@@ -85,9 +85,10 @@ impl Bench {
         };
         let clock = Clock::tokio();
         let (cancel, canceled) = watch::channel(None);
-        let (lease, lease_ends) = watch::channel(clock.now().plus(Duration::from_secs(1200)));
+        let granted = Granted { sent_at: clock.now(), length: Duration::from_secs(1260) };
+        let (lease, leased) = watch::channel(Some(Lease::new(granted, Duration::ZERO)));
         let log = TaskLog::new(folder.path().join("live_backing.log"), limits);
-        let context = Context::new(task, workdir, log, canceled, lease_ends, clock);
+        let context = Context::new(task, workdir, log, canceled, leased, clock);
         Self { _folder: folder, context, cancel, clock, lease }
     }
 

@@ -9,8 +9,8 @@ use journeyman::handler::{DynHandler, ExecuteFailure, erase};
 use journeyman::task::{ArtifactBody, Results};
 use serde_json::{Value, json};
 
-use crate::bench::{Bench, RunResult};
-use crate::services::{Parts, REPLY_LIMITS};
+use crate::handler::bench::{Bench, RunResult};
+use crate::handler::services::{Parts, REPLY_LIMITS};
 
 pub(crate) fn handler() -> std::sync::Arc<dyn DynHandler> {
     let config = CommandHandler {

@@ -3,7 +3,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::json;
 
-use crate::bench::Bench;
+use crate::handler::bench::Bench;
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -19,6 +19,10 @@ struct Greet;
 impl PayloadHandler for Greet {
     type Payload = Greeting;
     type Prepared = Greeting;
+
+    fn payload_schema(&self) -> serde_json::Value {
+        schemars::schema_for!(Greeting).into()
+    }
 
     async fn prepare(&self, payload: Greeting, _: &Context) -> Result<Greeting, PrepareError> {
         Ok(payload)
@@ -54,7 +58,7 @@ async fn every_violation_is_listed_with_its_path_and_without_the_value() {
 
 #[tokio::test]
 async fn the_number_of_listed_violations_is_limited() {
-    let handler = crate::commands::handler();
+    let handler = crate::handler::commands::handler();
     let payload = json!({"maxRunTime": 1, "command": vec![json!(1); 5000]});
     let sentences = Bench::new().run(&*handler, payload).await.malformed();
     assert_eq!(sentences.len(), 20);

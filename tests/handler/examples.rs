@@ -6,10 +6,10 @@ mod example;
 
 use std::os::unix::fs::FileExt as _;
 
-use journeyman::domain::id::{Run, TaskId};
-use journeyman::domain::outcome::Outcome;
 use journeyman::source::ArtifactBody;
 use journeyman::source::memory::{RunEnd, RunState};
+use journeyman_domain::id::{Run, TaskId};
+use journeyman_domain::outcome::Outcome;
 
 #[tokio::test]
 async fn the_rust_example_uploads_a_card() {

@@ -8,8 +8,8 @@ use journeyman::handler::hooks::with_hooks;
 use journeyman::handler::{DynHandler, ExecuteFailure};
 use serde_json::{Value, json};
 
-use crate::bench::{Bench, RunResult};
-use crate::commands::handler;
+use crate::handler::bench::{Bench, RunResult};
+use crate::handler::commands::handler;
 
 fn sh(script: &str) -> Value {
     json!({"command": [["sh", "-c", script]], "maxRunTime": 60})

@@ -152,7 +152,7 @@ fn a_note_cannot_imitate_another_line() {
 fn a_secret_is_replaced_in_output_and_notes_at_any_split() {
     let (_folder, log) = new_log(LogLimits::default());
     log.add_secret("the task's secret").unwrap();
-    let _hidden = journeyman::redact::hide(["the worker's secret"]);
+    let _hidden = journeyman_platform::redact::hide(["the worker's secret"]);
     log.write(b"1 the task's");
     log.write_note("the task's secret and the worker's secret are not shown");
     log.write(b" secret\n2 the worker's secr");

@@ -5,7 +5,7 @@ use journeyman::handler::environment;
 use journeyman::handler::log::LogLimits;
 use journeyman::handler::process::{EndCause, Launch, ProcessEnd, ProcessStatus, RunLimits, RunningProcess};
 
-use crate::bench::{Bench, number_in, read, runs};
+use crate::handler::bench::{Bench, number_in, read, runs};
 
 const LONG: RunLimits =
     RunLimits { run_time: Some(Duration::from_secs(60)), termination_grace: Duration::from_secs(30) };

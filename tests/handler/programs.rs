@@ -12,8 +12,8 @@ use journeyman::task::{Artifact, ArtifactBody, PartialReplySink, Reply, ReplyFut
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
-use crate::bench::{Bench, RunResult, number_in, runs};
-use crate::services::{Parts, REPLY_LIMITS};
+use crate::handler::bench::{Bench, RunResult, number_in, runs};
+use crate::handler::services::{Parts, REPLY_LIMITS};
 
 /// A shell script as a handler; the document is on its standard input.
 fn script(script: &str) -> ProgramHandler {

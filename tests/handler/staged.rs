@@ -8,21 +8,22 @@ use std::time::Duration;
 use journeyman::config::Environment;
 use journeyman::config::schema::{ProgramHandler, StagedProgram};
 use journeyman::config::values::Span;
-use journeyman::domain::jitter::Jitter;
-use journeyman::domain::staged::{StagedAction, StagedEvent, StagedState};
-use journeyman::domain::time::Instant;
 use journeyman::handler::contract_test::{TestPlan, check_program};
 use journeyman::handler::program::Program;
 use journeyman::handler::staged::{
     FailureClass, Progress, Staged, StagedAnswer, StagedHandler, StagedPolicy, StagedRecord, Stamp, Work,
 };
-use journeyman::handler::{CancelCause, ExecuteError, ExecuteFailure, erase};
+use journeyman::handler::{CancelCause, CancelCommand, ExecuteError, ExecuteFailure, erase};
 use journeyman::task::{Deferral, NextCheck, PartialReplySink, Reply, ReplyFuture, ReplyLimits, Results};
+use journeyman_domain::claim::LossReason;
+use journeyman_domain::jitter::Jitter;
+use journeyman_domain::staged::{StagedAction, StagedEvent, StagedState};
+use journeyman_domain::time::Instant;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
-use crate::bench::{Bench, RunResult};
+use crate::handler::bench::{Bench, RunResult};
 
 /// A program whose phases append to `calls` and keep their work in the file `work`.
 fn program(script: &str, phases: &[(&str, u64)]) -> Program {
@@ -325,7 +326,9 @@ async fn deferred_work_is_removed_if_it_goes_on_after_the_task_has_failed() {
 #[tokio::test]
 async fn a_worker_that_stops_leaves_work_to_the_next_one_where_the_source_can_schedule_a_message() {
     let record = StagedRecord { handle: Some("w".into()), seq: 4, ..StagedRecord::default() };
-    for cause in [CancelCause::Shutdown, CancelCause::Released, CancelCause::ClaimLost, CancelCause::Canceled] {
+    let canceled = CancelCause::Command(CancelCommand::Cancel);
+    let lost = CancelCause::ClaimLost(LossReason::Revoked);
+    for cause in [CancelCause::Shutdown, CancelCause::Command(CancelCommand::Release), lost, canceled] {
         let handler = Arc::new(Scripted::default());
         let erased = erase(Staged(Shared(Arc::clone(&handler))));
         let (bench, results) = deferring(Some(record.clone()));
@@ -333,7 +336,7 @@ async fn a_worker_that_stops_leaves_work_to_the_next_one_where_the_source_can_sc
         bench.cancel_for(cause, Duration::from_secs(30));
         let ended = bench.run(&*erased, json!({})).await;
         let calls = handler.calls.lock().clone();
-        if cause == CancelCause::Canceled {
+        if cause == canceled {
             ended.failed();
             assert_eq!(calls, ["verify", "cancel"]);
         } else {

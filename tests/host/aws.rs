@@ -1,11 +1,11 @@
 //! EC2.
 
-use journeyman::domain::termination_notice::Termination;
-use journeyman::host::termination_notice::{MetadataProvider, NO_ANSWER_YET, Notice, NoticeOrigin};
+use journeyman_domain::termination_notice::Termination;
+use journeyman_platform::host::termination_notice::{MetadataProvider, NO_ANSWER_YET, Notice, NoticeOrigin};
 
-use crate::gremlin::Act;
-use crate::metadata_service::{Cloud as Service, Metadata, faults, server_error};
-use crate::notice_watch::{Watched, assert_about, is_failing};
+use crate::host::metadata_service::{Cloud as Service, Metadata, faults, server_error};
+use crate::host::notice_watch::{Watched, assert_about, is_failing};
+use crate::support::gremlin::Act;
 
 const EC2: MetadataProvider = MetadataProvider::Aws;
 const ACTION: &str = "spot/instance-action";

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use journeyman::domain::termination_notice::Termination;
-use journeyman::host::termination_notice::{MetadataProvider, Notice, NoticeOrigin};
+use journeyman_domain::termination_notice::Termination;
+use journeyman_platform::host::termination_notice::{MetadataProvider, Notice, NoticeOrigin};
 use serde_json::{Value, json};
 
-use crate::metadata_service::{Cloud as Service, Metadata, faults};
-use crate::notice_watch::{Watched, assert_about, is_failing};
+use crate::host::metadata_service::{Cloud as Service, Metadata, faults};
+use crate::host::notice_watch::{Watched, assert_about, is_failing};
 
 const AZURE: MetadataProvider = MetadataProvider::Azure;
 const LISTS: &str = "scheduledevents";
@@ -108,7 +108,7 @@ async fn the_first_list_may_be_slow() {
     let service = Metadata::start(Service::Azure).await;
     let time = documented(&service, 60);
     service.change(|state| {
-        state.first_list_takes = journeyman::limits::METADATA_TIMEOUT + Duration::from_millis(500);
+        state.first_list_takes = journeyman_domain::limits::METADATA_TIMEOUT + Duration::from_millis(500);
         state.events = json!([event("Preempt", &["vmss_7"], "Scheduled", &time)]).to_string();
     });
     let mut watched = Watched::cloud(AZURE, service.url());

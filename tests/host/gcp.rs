@@ -1,10 +1,10 @@
 //! Google's Compute Engine.
 
-use journeyman::domain::termination_notice::Termination;
-use journeyman::host::termination_notice::{MetadataProvider, Notice, NoticeOrigin};
+use journeyman_domain::termination_notice::Termination;
+use journeyman_platform::host::termination_notice::{MetadataProvider, Notice, NoticeOrigin};
 
-use crate::metadata_service::{Cloud as Service, Metadata, RESET, faults};
-use crate::notice_watch::{Watched, assert_about};
+use crate::host::metadata_service::{Cloud as Service, Metadata, RESET, faults};
+use crate::host::notice_watch::{Watched, assert_about};
 
 const GOOGLE: MetadataProvider = MetadataProvider::Gcp;
 const WAITS: &str = "preempted?wait_for_change=true";

@@ -8,7 +8,7 @@ use jiff::{SignedDuration, Timestamp};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
-use crate::gremlin::{self, Act, Asked, Gremlin, answer_with, head};
+use crate::support::gremlin::{self, Act, Asked, Gremlin, answer_with, head};
 
 /// Limit for everything that a test waits for.
 pub const STEP_TIMEOUT: Duration = Duration::from_secs(60);

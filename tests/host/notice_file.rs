@@ -1,11 +1,11 @@
 //! The termination file.
 
 use jiff::{SignedDuration, Timestamp};
-use journeyman::domain::termination_notice::Termination;
-use journeyman::host::termination_notice::{Notice, NoticeOrigin};
+use journeyman_domain::termination_notice::Termination;
+use journeyman_platform::host::termination_notice::{Notice, NoticeOrigin};
 
-use crate::notice_watch::{Watched, assert_about, is_failing};
-use crate::termination::replace;
+use crate::host::notice_watch::{Watched, assert_about, is_failing};
+use crate::host::termination::replace;
 
 const SOON: Notice = Notice { origin: NoticeOrigin::File, termination: Termination::Soon };
 

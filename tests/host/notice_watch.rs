@@ -3,16 +3,16 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use journeyman::domain::backoff;
-use journeyman::domain::termination_notice::{PollSchedule, Termination};
-use journeyman::host::clock::Clock;
-use journeyman::host::termination_notice::{
+use journeyman_domain::backoff;
+use journeyman_domain::termination_notice::{PollSchedule, Termination};
+use journeyman_platform::host::clock::Clock;
+use journeyman_platform::host::termination_notice::{
     MetadataProvider, NO_ANSWER_YET, Notice, NoticeConfig, NoticeOrigin, NoticeWatch, WatchStatus,
 };
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use crate::metadata_service::{Cloud, Metadata, STEP_TIMEOUT};
+use crate::host::metadata_service::{Cloud, Metadata, STEP_TIMEOUT};
 
 pub struct Watched {
     notices: mpsc::Receiver<Notice>,

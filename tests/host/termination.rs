@@ -5,14 +5,14 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use journeyman::domain::id::TaskId;
+use journeyman_domain::id::TaskId;
 use rustix::fs::{CWD, Mode, mkfifoat};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStderr, Command};
 
-use crate::metadata_service::{Cloud, Metadata, STEP_TIMEOUT};
-use crate::task_queue::{CLIENT_ID, TOKEN, TaskQueue, shell};
+use crate::host::metadata_service::{Cloud, Metadata, STEP_TIMEOUT};
+use crate::support::task_queue::{CLIENT_ID, TOKEN, TaskQueue, shell};
 
 const TASK_QUEUE: &str = "test/spot";
 /// Exits only in its second run.

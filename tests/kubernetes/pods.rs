@@ -6,16 +6,17 @@ use std::time::Duration;
 use jiff::SignedDuration;
 use journeyman::config::schema::{KubernetesHandler, WorkVolume};
 use journeyman::config::values::{File, Span};
-use journeyman::domain::id::{Run, TaskId};
 use journeyman::handler::kubernetes::Kubernetes;
 use journeyman::handler::staged::{Staged, StagedHandler};
 use journeyman::handler::{CancelCause, ExecuteError, ExecuteFailure, TaskInfo, erase};
+use journeyman_domain::claim::LossReason;
+use journeyman_domain::id::{Run, TaskId};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::sync::Semaphore;
 
-use crate::bench::{Bench, RunResult};
-use crate::cluster::{Cluster, Fault, How, NAMESPACE};
+use crate::handler::bench::{Bench, RunResult};
+use crate::support::cluster::{Cluster, Fault, How, NAMESPACE};
 
 struct Place {
     cluster: Cluster,
@@ -384,7 +385,7 @@ async fn a_canceled_task_ends_its_pod_and_waits_until_it_has_ended() {
         cluster.schedule(pod, "node-1");
         cluster.running(pod);
         bench.logged("it is running").await;
-        bench.cancel_for(CancelCause::ClaimLost, Duration::from_secs(60));
+        bench.cancel_for(CancelCause::ClaimLost(LossReason::Revoked), Duration::from_secs(60));
         cluster.wait_for_pod(|pod| !pod["metadata"]["deletionTimestamp"].is_null()).await;
         cluster.vanish(pod);
     });
@@ -470,7 +471,7 @@ async fn a_pod_of_an_earlier_attempt_that_is_being_deleted_ends_before_the_next_
     place.cluster.keep_deleted(true);
     let client = reqwest::Client::new();
     let url = format!("{}/api/v1/namespaces/{NAMESPACE}/pods/{first}", place.cluster.url());
-    let deleted = client.delete(url).bearer_auth(crate::cluster::TOKEN).send().await;
+    let deleted = client.delete(url).bearer_auth(crate::support::cluster::TOKEN).send().await;
     deleted.and_then(reqwest::Response::error_for_status).expect("it is deleted");
     let second = attempt(1);
     let ran = place.run_while(&second, payload(), async |cluster, _| {
@@ -495,7 +496,7 @@ async fn a_pod_of_the_same_name_that_is_not_the_tasks_is_left_alone() {
     let url = format!("{}/api/v1/namespaces/{NAMESPACE}/pods", place.cluster.url());
     let call = client
         .post(url)
-        .bearer_auth(crate::cluster::TOKEN)
+        .bearer_auth(crate::support::cluster::TOKEN)
         .header("content-type", "application/json")
         .body(foreign.to_string());
     call.send().await.and_then(reqwest::Response::error_for_status).expect("it is made");

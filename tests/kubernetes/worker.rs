@@ -4,13 +4,13 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use journeyman::domain::id::{Run, TaskId};
+use journeyman_domain::id::{Run, TaskId};
 use serde_json::{Value, json};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
-use crate::cluster::{Cluster, NAMESPACE};
-use crate::task_queue::{CLIENT_ID, TOKEN, TaskQueue};
+use crate::support::cluster::{Cluster, NAMESPACE};
+use crate::support::task_queue::{CLIENT_ID, TOKEN, TaskQueue};
 
 const QUEUE: &str = "test/pods";
 const BOUND: Duration = Duration::from_secs(60);

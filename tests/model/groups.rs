@@ -6,9 +6,9 @@
 
 use std::time::Duration;
 
-use journeyman::domain::group::pool::{Event, Pool, QueueStep, StepResult};
-use journeyman::domain::group::{Key, tracker};
-use journeyman::domain::time::Instant;
+use journeyman_domain::group::pool::{Event, Pool, QueueStep, StepResult};
+use journeyman_domain::group::{Key, tracker};
+use journeyman_domain::time::Instant;
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
 const TICK: Duration = Duration::from_secs(1);

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use journeyman::domain::lane::partitions::{Owned, Partition, plan};
+use journeyman_domain::lane::partitions::{Owned, Partition, plan};
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
 const NODES: [&str; 2] = ["a", "b"];

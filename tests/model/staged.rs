@@ -7,12 +7,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use journeyman::domain::jitter::Jitter;
-use journeyman::domain::staged::{
+use journeyman_domain::jitter::Jitter;
+use journeyman_domain::staged::{
     FailureClass, Progress, StagedAction, StagedAnswer, StagedEnd, StagedEvent, StagedPolicy, StagedRecord,
     StagedState, Stamp,
 };
-use journeyman::domain::time::Instant;
+use journeyman_domain::time::Instant;
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
 const RETRIES: u32 = 1;

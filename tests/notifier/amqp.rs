@@ -3,19 +3,19 @@
 use std::collections::BTreeMap;
 use std::process::Output;
 
-use journeyman::amqp;
-use journeyman::amqp::lapin::options::{
+use journeyman_platform::amqp;
+use journeyman_platform::amqp::lapin::options::{
     BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions,
 };
-use journeyman::amqp::lapin::types::{AMQPValue, FieldTable};
-use journeyman::amqp::lapin::{BasicProperties, Channel, Confirmation, Connection};
-use journeyman::host::crash_points::NOTIFIER_CRASH_POINTS;
+use journeyman_platform::amqp::lapin::types::{AMQPValue, FieldTable};
+use journeyman_platform::amqp::lapin::{BasicProperties, Channel, Confirmation, Connection};
+use journeyman_platform::host::crash_points::NOTIFIER_CRASH_POINTS;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::broker;
-use crate::support::{Place, Receiver, event, within};
-use crate::wire::Wire;
+use crate::notifier::support::{Place, Receiver, event, within};
+use crate::support::broker;
+use crate::support::wire::Wire;
 
 const EXCHANGE: &str = "test.notify";
 

@@ -6,9 +6,9 @@ use futures_util::future::ready;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::gremlin::{Act, Asked, Gremlin, answer, unused_address};
-use crate::process::Process;
-use crate::support::within;
+use crate::notifier::support::within;
+use crate::support::gremlin::{Act, Asked, Gremlin, answer, unused_address};
+use crate::support::process::Process;
 
 const QUEUE: &str = "[queue]\ndb = \"queue.db\"\nlisten = \"127.0.0.1:0\"\nauth = \"open\"\n";
 const WORKER: &str = "[worker]\nid = \"here\"\ngroup = \"test\"\nwork_dir = \"work\"\n[host]\nmetadata_service = \"off\"\n\

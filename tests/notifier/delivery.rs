@@ -1,9 +1,9 @@
 //! Events that become webhooks: once for each endpoint, in order, whatever dies.
 
-use journeyman::host::crash_points::NOTIFIER_CRASH_POINTS;
+use journeyman_platform::host::crash_points::NOTIFIER_CRASH_POINTS;
 use serde_json::{Value, json};
 
-use crate::support::{Place, Receiver, event};
+use crate::notifier::support::{Place, Receiver, event};
 
 #[tokio::test]
 async fn an_event_is_delivered_with_its_lane_and_a_signature() {

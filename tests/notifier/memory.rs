@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures_util::future::{BoxFuture, ready};
 
-use crate::gremlin::{Act, Gremlin, head};
-use crate::support::{Place, Receiver, answered, event, within};
+use crate::notifier::support::{Place, Receiver, answered, event, within};
+use crate::support::gremlin::{Act, Gremlin, head};
 
 const ATTEMPTS: usize = 32;
 /// That the body of an answer may cost.

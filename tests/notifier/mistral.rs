@@ -5,17 +5,17 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use hmac::{Hmac, KeyInit as _, Mac as _};
-use journeyman::amqp;
-use journeyman::amqp::lapin::options::{BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions};
-use journeyman::amqp::lapin::types::FieldTable;
-use journeyman::amqp::lapin::{BasicProperties, Channel, Confirmation, Connection};
-use journeyman::host::crash_points::{MISTRAL_CRASH_POINTS, NOTIFIER_CRASH_POINTS};
+use journeyman_platform::amqp;
+use journeyman_platform::amqp::lapin::options::{BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions};
+use journeyman_platform::amqp::lapin::types::FieldTable;
+use journeyman_platform::amqp::lapin::{BasicProperties, Channel, Confirmation, Connection};
+use journeyman_platform::host::crash_points::{MISTRAL_CRASH_POINTS, NOTIFIER_CRASH_POINTS};
 use reqwest::Method;
 use serde_json::{Value, json};
 use sha2::Sha256;
 
-use crate::broker;
-use crate::support::{Place, Receiver, Running, within};
+use crate::notifier::support::{Place, Receiver, Running, within};
+use crate::support::broker;
 
 const URL_KEY: &str = "key-that-publishers-share";
 const EXECUTION: &str = "4b1a0b62-7f0e-4a53-9a5c-0c8a6f1f0d11";

@@ -7,8 +7,8 @@ use futures_util::future::BoxFuture;
 use rustix::process::Signal;
 use tokio::sync::watch;
 
-use crate::gremlin::{Act, Asked, Gremlin};
-use crate::support::{Place, Receiver, answered, event, within};
+use crate::notifier::support::{Place, Receiver, answered, event, within};
+use crate::support::gremlin::{Act, Asked, Gremlin};
 
 fn events(numbers: std::ops::Range<usize>, lanes: usize) -> Vec<serde_json::Value> {
     numbers.map(|number| event(&number.to_string(), &format!("lane-{}", number % lanes))).collect()

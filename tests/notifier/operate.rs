@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 use serde_json::{Value, json};
 
-use crate::gremlin::unused_address;
-use crate::support::{Place, Receiver, Running, event, within};
-use crate::tools::{notifier, text};
+use crate::notifier::support::{Place, Receiver, Running, event, within};
+use crate::notifier::tools::{notifier, text};
+use crate::support::gremlin::unused_address;
 
 /// A receiver whose answer can be changed.
 async fn changing(status: u16) -> (Receiver, Arc<AtomicU16>) {

@@ -4,7 +4,7 @@ use std::process::Output;
 
 use serde_json::json;
 
-use crate::support::{Place, PostgresDatabase, Receiver, TOKEN, event, within};
+use crate::notifier::support::{Place, PostgresDatabase, Receiver, TOKEN, event, within};
 
 const TABLE: &str = "app_outbox";
 

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::gremlin::{Act, Asked, Gremlin, answer};
-use crate::headless::{Scripts, chromium, dom};
-use crate::support::{Place, Receiver, TOKEN, event};
+use crate::notifier::support::{Place, Receiver, TOKEN, event};
+use crate::support::gremlin::{Act, Asked, Gremlin, answer};
+use crate::support::headless::{Scripts, chromium, dom};
 
 /// What an operator does: enter the token, pause an endpoint, and skip a head.
 const HANDS: &str = r##"

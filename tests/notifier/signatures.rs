@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::Command;
 
-use crate::gremlin::Asked;
-use crate::support::{KEY, Place, Receiver, event, within};
+use crate::notifier::support::{KEY, Place, Receiver, event, within};
+use crate::support::gremlin::Asked;
 
 /// Of 24 and 64 bytes, the shortest and the longest.
 const OLD: &str = "whsec_xiELVV9YPQDkDWudfzjOSxH3+vYhQm43";

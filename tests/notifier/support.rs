@@ -2,25 +2,21 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::gremlin::{Act, Asked, Gremlin, answer};
-use crate::process::Process;
+use crate::support::gremlin::{Act, Asked, Gremlin, answer};
+use crate::support::process::Process;
 
-const TEST_TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) use crate::support::{TEST_TIMEOUT, within};
+
 pub(crate) const TOKEN: &str = "token-of-the-test";
 const SEAL_KEY: &str = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=";
 /// Of the receiver.
 pub(crate) const KEY: &str = "whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIz";
-
-pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(TEST_TIMEOUT, future).await.unwrap_or_else(|_| panic!("{what}: not within {TEST_TIMEOUT:?}"))
-}
 
 pub(crate) fn answered(status: u16) -> Act {
     answer(status, "text/plain", "")

@@ -4,9 +4,9 @@ use std::process::{Command, Output, Stdio};
 
 use rustix::process::Signal;
 
-use crate::gremlin::{Act, Gremlin, answer, answer_with, unused_address};
-use crate::process::Process;
-use crate::support::{Place, Receiver, within};
+use crate::notifier::support::{Place, Receiver, within};
+use crate::support::gremlin::{Act, Gremlin, answer, answer_with, unused_address};
+use crate::support::process::Process;
 
 /// Runs `journeyman notifier` with these arguments in the folder of a place.
 pub(crate) async fn notifier(place: &Place, arguments: &[&str]) -> Output {

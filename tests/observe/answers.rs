@@ -3,12 +3,12 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use journeyman::http::{Exposure, HttpListener};
-use journeyman::limits::HTTP_CONNECTIONS_MAX;
+use journeyman_domain::limits::HTTP_CONNECTIONS_MAX;
+use journeyman_platform::http::{Exposure, HttpListener};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use crate::views::{self, Server};
+use crate::observe::views::{self, Server};
 
 /// An answer, taken apart by hand: the head as it came, and the body.
 pub(crate) struct Answer {

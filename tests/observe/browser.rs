@@ -1,7 +1,7 @@
 //! The status page in a browser: headless Chromium, with scripts and without.
 
-use crate::headless::{Scripts, chromium, dom};
-use crate::views::{self, Server};
+use crate::observe::views::{self, Server};
+use crate::support::headless::{Scripts, chromium, dom};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn with_scripts_the_page_refreshes_and_escapes_what_tasks_say() {

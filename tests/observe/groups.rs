@@ -8,10 +8,10 @@ use journeyman::controller::status::{
     BrokerStatus, CounterValues, ErrorStatus, GroupPhase, GroupStatus, PoolStatus, Role, WorkerActivity, WorkerCounts,
     WorkerStatus,
 };
-use journeyman::http::BearerToken;
+use journeyman_platform::http::BearerToken;
 
-use crate::answers::get;
-use crate::views::{HOSTILE, Server};
+use crate::observe::answers::get;
+use crate::observe::views::{HOSTILE, Server};
 
 fn status(pools: Vec<PoolStatus>) -> ControllerStatusReply {
     ControllerStatusReply { version: "0.3.0".into(), pid: 4121, uptime_seconds: 11_520.5, pools }
@@ -140,7 +140,7 @@ pub(crate) fn standby() -> ControllerStatusReply {
 
 impl Server<ControllerStatusReply> {
     async fn controller(status: ControllerStatusReply) -> Self {
-        Self::with_commands(status, None, crate::orders::accepting(Arc::default())).await
+        Self::with_commands(status, None, crate::observe::orders::accepting(Arc::default())).await
     }
 
     pub(crate) async fn with_commands(

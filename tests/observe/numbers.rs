@@ -8,7 +8,7 @@ use journeyman::console::openmetrics;
 use journeyman::console::worker::metrics;
 use journeyman::control::WorkerStatusReply;
 
-use crate::views::{self, Server};
+use crate::observe::views::{self, Server};
 
 /// Reads OpenMetrics and prints each sample as `name{label="value",…} value`, labels in order.
 const READER: &str = r#"
@@ -151,7 +151,7 @@ fn exactly_the_existing_metrics_are_documented() {
 #[tokio::test]
 async fn metrics_are_served_as_openmetrics() {
     let server = Server::start(views::running()).await;
-    let answer = crate::answers::get(server.address, "/metrics").await;
+    let answer = crate::observe::answers::get(server.address, "/metrics").await;
     assert_eq!(answer.status, 200);
     assert!(answer.head.contains("content-type: application/openmetrics-text; version=1.0.0; charset=utf-8"));
     assert_eq!(answer.body, text(&views::running()));

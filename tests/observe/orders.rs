@@ -13,14 +13,14 @@ use journeyman::console::page::{Commands, section, status_page};
 use journeyman::control::controller_api::{ControllerStatusReply, PoolCommandRequest};
 use journeyman::control::poison_api::{Inventories, PoisonActionRequest};
 use journeyman::control::worker_api::ApiError;
-use journeyman::http::BearerToken;
+use journeyman_platform::http::BearerToken;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use crate::answers::{Answer, exchange, get};
-use crate::groups::{busy, failing};
-use crate::headless::{Scripts, chromium, dom};
-use crate::views::Server;
+use crate::observe::answers::{Answer, exchange, get};
+use crate::observe::groups::{busy, failing};
+use crate::observe::views::Server;
+use crate::support::headless::{Scripts, chromium, dom};
 
 const TOKEN: &str = "a-token-of-tests-0123456789";
 

@@ -4,9 +4,9 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use crate::server::{Server, dev};
-use crate::support::journeyman;
-use crate::task;
+use crate::cli::server::{Server, dev};
+use crate::cli::support::journeyman;
+use crate::observe::task;
 
 /// How long a screen may take to show something, on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(60);

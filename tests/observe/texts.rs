@@ -5,7 +5,7 @@ use journeyman::control::poison_api::Inventories;
 use journeyman::worker::status::ClaimDetail;
 use serde_json::json;
 
-use crate::{groups, orders, views};
+use crate::observe::{groups, orders, views};
 
 /// `UPDATE_GOLDEN=1` writes the file.
 fn golden(name: &str, text: &str) {

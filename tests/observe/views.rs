@@ -7,13 +7,13 @@ use std::sync::{Arc, Mutex};
 use journeyman::console::http::SnapshotFn;
 use journeyman::console::http::worker::serve;
 use journeyman::control::WorkerStatusReply;
-use journeyman::host::termination_notice::WatchStatus;
-use journeyman::http::{Exposure, HttpListener};
 use journeyman::worker::counters::{OutcomeCounts, SourceCounts, WorkerCounts};
 use journeyman::worker::status::{
     ActivityStatus, BlockedReason, ClaimStatus, HostStatus, LifecycleState, Note, NoticeStatus, RecentResult,
     SidecarSummary, SourceError, SourceStatus, WorkerStatus,
 };
+use journeyman_platform::host::termination_notice::WatchStatus;
+use journeyman_platform::http::{Exposure, HttpListener};
 use tokio::task::JoinSet;
 
 /// A worker with two sources that holds nothing.

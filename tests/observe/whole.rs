@@ -1,10 +1,10 @@
 //! The built binary: a worker that is watched over HTTP while it runs a task.
 
-use crate::answers::get;
-use crate::numbers::documented;
-use crate::server::{dev, fifo};
-use crate::support::{journeyman, run};
-use crate::task;
+use crate::cli::server::{dev, fifo};
+use crate::cli::support::{journeyman, run};
+use crate::observe::answers::get;
+use crate::observe::numbers::documented;
+use crate::observe::task;
 
 #[tokio::test]
 async fn a_running_task_is_visible_over_http_and_its_handler_gets_the_trace() {
@@ -27,7 +27,7 @@ async fn a_running_task_is_visible_over_http_and_its_handler_gets_the_trace() {
     let metrics = get(address, "/metrics").await.body;
     assert!(metrics.contains("journeyman_tasks_running{source=\"command\"} 1.0"), "{metrics}");
     assert!(metrics.contains("journeyman_lease_remaining_min_seconds"), "{metrics}");
-    let unknown: Vec<_> = crate::numbers::names(&metrics).difference(&documented()).cloned().collect();
+    let unknown: Vec<_> = crate::observe::numbers::names(&metrics).difference(&documented()).cloned().collect();
     assert_eq!(unknown, Vec::<String>::new());
     assert_eq!(get(address, "/readyz").await.status, 200);
     assert_eq!(run(journeyman(here).arg("pause"), "").code, 0);

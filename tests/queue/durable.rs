@@ -41,7 +41,7 @@ impl Killed {
         let own = std::env::current_exe().expect("the test's own program");
         #[expect(clippy::disallowed_methods, reason = "a test may wait for its child")]
         let mut child = std::process::Command::new(own)
-            .args(["--exact", "durable::the_queue_that_is_killed", "--ignored", "--nocapture"])
+            .args(["--exact", "queue::durable::the_queue_that_is_killed", "--ignored", "--nocapture"])
             .env(DB, db)
             .stdout(Stdio::piped())
             .spawn()
@@ -226,7 +226,7 @@ fn a1_outcomes_are_stored_while_the_disk_is_full() {
             .args(["sh", "-c", &format!("mount -t tmpfs -o size=12m none \"$0\" && {script}")])
             .arg(folder.path())
             .args([std::env::current_exe().expect("the test's own program").as_os_str()])
-            .args(["--exact", "durable::a1_outcomes_are_stored_while_the_disk_is_full", "--nocapture"])
+            .args(["--exact", "queue::durable::a1_outcomes_are_stored_while_the_disk_is_full", "--nocapture"])
             .env(SMALL_DISK, folder.path())
             .output()
             .expect("unshare runs")

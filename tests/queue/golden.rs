@@ -7,8 +7,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::client::{Answer, Api, iso};
-use super::exchange::Exchange;
 use super::test_queue::TestQueue;
+use crate::support::exchange::Exchange;
 
 const MODERN: &str = "taskcluster";
 const LEGACY: &str = "taskcluster-legacy";

@@ -4,15 +4,16 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use journeyman::domain::claim::{
+use journeyman_domain::claim::{
     CancelCommand, ClaimAction, ClaimEnd, ClaimEvent, ClaimPolicy, ClaimState, LossReason, RunTerms, UploadStatus,
 };
-use journeyman::domain::jitter::Jitter;
-use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome, PrepareFailure};
-use journeyman::domain::refusal::Refusal;
-use journeyman::domain::time::Instant;
+use journeyman_domain::jitter::Jitter;
+use journeyman_domain::lease::Granted;
+use journeyman_domain::outcome::{ExceptionReason, ExecuteFailure, Outcome, PrepareFailure};
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::time::Instant;
 
-use crate::support::UNANSWERED;
+use crate::rules::support::UNANSWERED;
 
 fn refusals() -> impl Strategy<Value = Refusal> {
     let after = || proptest::option::of((0_u64..400).prop_map(Duration::from_secs));
@@ -61,7 +62,7 @@ fn steps() -> impl Strategy<Value = Step> {
     prop_oneof![
         3 => (0_u64..400_000).prop_map(|millis| Step::Wait(Duration::from_millis(millis))),
         6 => Just(Step::Wake),
-        1 => refusals().prop_map(|refusal| Step::Happens(ClaimEvent::Claimed { sent_at: Instant::ORIGIN, answer: Err(refusal) })),
+        1 => refusals().prop_map(|refusal| Step::Happens(ClaimEvent::Claimed(Err(refusal)))),
         3 => Just(Step::Happens(ClaimEvent::Prepared(Ok(())))),
         1 => unprepared.prop_map(|why| Step::Happens(ClaimEvent::Prepared(Err(why)))),
         3 => verdicts.prop_map(|verdict| Step::Happens(ClaimEvent::Ended(verdict))),
@@ -69,7 +70,7 @@ fn steps() -> impl Strategy<Value = Step> {
         1 => Just(Step::Happens(ClaimEvent::Reported(Ok(())))),
         3 => refusals().prop_map(|refusal| Step::Happens(ClaimEvent::Reported(Err(refusal)))),
         3 => (0_u64..1300).prop_map(Step::Extended),
-        2 => refusals().prop_map(|refusal| Step::Happens(ClaimEvent::Reclaimed { sent_at: Instant::ORIGIN, answer: Err(refusal) })),
+        2 => refusals().prop_map(|refusal| Step::Happens(ClaimEvent::Reclaimed(Err(refusal)))),
         1 => prop_oneof![Just(None), Just(Some(LossReason::Canceled)), Just(Some(LossReason::Revoked))]
             .prop_map(|loss| Step::Happens(ClaimEvent::StatusChecked(Ok(loss)))),
         1 => (0_u64..2_000).prop_map(|secs| {
@@ -79,7 +80,7 @@ fn steps() -> impl Strategy<Value = Step> {
         1 => refusals().prop_map(|refusal| Step::Happens(ClaimEvent::StatusChecked(Err(refusal)))),
         1 => proptest::option::of(0_u64..300).prop_map(Step::HandBack),
         1 => prop_oneof![Just(CancelCommand::Release), Just(CancelCommand::Cancel)].prop_map(|order| Step::Happens(ClaimEvent::Command(order))),
-        1 => Just(Step::Happens(ClaimEvent::Claimed { sent_at: Instant::ORIGIN, answer: Ok(Duration::from_secs(600)) })),
+        1 => Just(Step::Happens(ClaimEvent::Claimed(Ok(Granted { sent_at: Instant::ORIGIN, length: Duration::from_secs(600) })))),
     ]
 }
 
@@ -138,7 +139,7 @@ impl Judge {
             | ClaimAction::Upload
             | ClaimAction::Reclaim { .. }
             | ClaimAction::CheckStatus
-            | ClaimAction::UpdateLease { .. } => {}
+            | ClaimAction::UpdateLease(_) => {}
         }
     }
 }
@@ -158,9 +159,7 @@ fn lives(length: u64, late: u64, starts_in_one_step: bool, steps: Vec<Step>) {
     acts.clear();
     let mut now = Instant::ORIGIN;
     let mut happens = |machine: &mut ClaimState, judge: &mut Judge, happening, now| {
-        if let ClaimEvent::Reclaimed { answer: Err(Refusal::Gone), .. } | ClaimEvent::StatusChecked(Ok(Some(_))) =
-            happening
-        {
+        if let ClaimEvent::Reclaimed(Err(Refusal::Gone)) | ClaimEvent::StatusChecked(Ok(Some(_))) = happening {
             judge.lost |= machine.is_granted();
         }
         if let ClaimEvent::Command(order) = happening
@@ -181,7 +180,7 @@ fn lives(length: u64, late: u64, starts_in_one_step: bool, steps: Vec<Step>) {
     };
     let length = Duration::from_secs(length);
     now = now.plus(Duration::from_secs(late));
-    happens(&mut machine, &mut judge, ClaimEvent::Claimed { sent_at: Instant::ORIGIN, answer: Ok(length) }, now);
+    happens(&mut machine, &mut judge, ClaimEvent::Claimed(Ok(Granted { sent_at: Instant::ORIGIN, length })), now);
     for step in steps {
         match step {
             Step::Wait(span) => {
@@ -202,8 +201,8 @@ fn lives(length: u64, late: u64, starts_in_one_step: bool, steps: Vec<Step>) {
                 happens(&mut machine, &mut judge, happening, now);
             }
             Step::Extended(secs) => {
-                let answer = Ok(Duration::from_secs(secs));
-                happens(&mut machine, &mut judge, ClaimEvent::Reclaimed { sent_at: now, answer }, now);
+                let granted = Granted { sent_at: now, length: Duration::from_secs(secs) };
+                happens(&mut machine, &mut judge, ClaimEvent::Reclaimed(Ok(granted)), now);
             }
             Step::HandBack(within) => {
                 let deadline = within.map(|secs| now.plus(Duration::from_secs(secs)));

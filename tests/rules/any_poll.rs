@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use journeyman::domain::claim::ClaimAction;
-use journeyman::domain::refusal::Refusal;
-use journeyman::domain::time::Instant;
-use journeyman::domain::worker::{Effect, PollResult, ReceivedMessage};
+use journeyman_domain::claim::ClaimAction;
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::time::Instant;
+use journeyman_domain::worker::{Effect, PollResult, ReceivedMessage};
 
-use crate::support::{Bench, secs};
+use crate::rules::support::{Bench, secs};
 
 /// What a poll is answered with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

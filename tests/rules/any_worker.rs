@@ -6,20 +6,21 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use journeyman::domain::claim::{ClaimAction, ClaimEvent, LossReason, RunTerms};
-use journeyman::domain::host_health::ProbeResult;
-use journeyman::domain::id::{LocalToken, Run, ServiceId, SourceId, TaskId};
-use journeyman::domain::jitter::Jitter;
-use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome, PrepareFailure};
-use journeyman::domain::poll::Capabilities;
-use journeyman::domain::refusal::Refusal;
-use journeyman::domain::time::Instant;
-use journeyman::domain::worker::{
+use journeyman_domain::claim::{ClaimAction, ClaimEvent, LossReason, RunTerms};
+use journeyman_domain::host_health::ProbeResult;
+use journeyman_domain::id::{LocalToken, Run, ServiceId, SourceId, TaskId};
+use journeyman_domain::jitter::Jitter;
+use journeyman_domain::lease::Granted;
+use journeyman_domain::outcome::{ExceptionReason, ExecuteFailure, Outcome, PrepareFailure};
+use journeyman_domain::poll::Capabilities;
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::time::Instant;
+use journeyman_domain::worker::{
     Alert, Effect, Event, GrantedClaim, OpenResult, PollResult, ReceivedMessage, RecoveredClaim, RecoveryResult,
     SourceSpec, Worker, WorkerPolicy,
 };
 
-use crate::support::{CLAIMS, DRAIN, MESSAGES, UPLOADED, policy};
+use crate::rules::support::{CLAIMS, DRAIN, MESSAGES, UPLOADED, policy};
 
 const CAPACITY: u32 = 3;
 
@@ -146,7 +147,7 @@ impl World {
                 }
                 return;
             }
-            Effect::Alert(_) | Effect::Claim(_, ClaimAction::UpdateLease { .. }) => return,
+            Effect::Alert(_) | Effect::Claim(_, ClaimAction::UpdateLease(_)) => return,
             Effect::Exit(_) => {
                 self.exited = true;
                 return;
@@ -236,7 +237,7 @@ impl World {
         let token = self.token();
         self.claims.insert(token);
         let terms = self.terms();
-        GrantedClaim { token, run, length: self.length(), terms }
+        GrantedClaim { token, run, lease: Granted { sent_at: self.now, length: self.length() }, terms }
     }
 
     fn terms(&mut self) -> RunTerms {
@@ -279,7 +280,7 @@ impl World {
                 self.polling.remove(&source);
                 let polled = self.poll_result(source == SourceId(1), u64::from(max));
                 let answer = if polled == PollResult::default() { self.answer(polled) } else { Ok(polled) };
-                Event::Polled { source, sent_at, answer }
+                Event::Polled { source, answer }
             }
             Effect::Recover { source, known_runs: held, .. } => {
                 let asked = if self.calm { 0 } else { self.below(3) };
@@ -292,12 +293,12 @@ impl World {
                     error: missed,
                     foreign_claims: 0,
                 });
-                Event::Recovered { source, sent_at, answer }
+                Event::Recovered { source, answer }
             }
             Effect::Claim(claim, ClaimAction::Request | ClaimAction::TakeOver) => {
                 let terms = self.terms();
                 self.happens(Event::Claim(claim, ClaimEvent::Terms(terms)));
-                Event::Claim(claim, ClaimEvent::Claimed { sent_at, answer: self.answer(length) })
+                Event::Claim(claim, ClaimEvent::Claimed(self.answer(Granted { sent_at, length })))
             }
             Effect::Delete(message) => Event::Deleted { message, answer: self.answer(()) },
             Effect::Claim(claim, ClaimAction::Prepare) => {
@@ -322,7 +323,7 @@ impl World {
                 Event::Claim(claim, ClaimEvent::Reported(self.answer(())))
             }
             Effect::Claim(claim, ClaimAction::Reclaim { .. }) => {
-                Event::Claim(claim, ClaimEvent::Reclaimed { sent_at, answer: self.answer(length) })
+                Event::Claim(claim, ClaimEvent::Reclaimed(self.answer(Granted { sent_at, length })))
             }
             Effect::Claim(claim, ClaimAction::CheckStatus) => {
                 let canceled = self.below(4) == 0;
@@ -330,7 +331,7 @@ impl World {
                 Event::Claim(claim, ClaimEvent::StatusChecked(self.answer(loss)))
             }
             Effect::DropMessage(_)
-            | Effect::Claim(_, ClaimAction::UpdateLease { .. } | ClaimAction::Close(_))
+            | Effect::Claim(_, ClaimAction::UpdateLease(_) | ClaimAction::Close(_))
             | Effect::Alert(_)
             | Effect::Exit(_) => {
                 return;

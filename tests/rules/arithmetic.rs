@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use journeyman::domain::backoff::{Backoff, Policy, RETRY_AFTER_MAX};
-use journeyman::domain::jitter::Jitter;
-use journeyman::domain::lease::{Lease, RECLAIM_ATTEMPTS_MIN, clock_error};
-use journeyman::domain::slots::Slots;
-use journeyman::domain::time::Instant;
+use journeyman_domain::backoff::{Backoff, Policy, RETRY_AFTER_MAX};
+use journeyman_domain::jitter::Jitter;
+use journeyman_domain::lease::{Granted, Lease, RECLAIM_ATTEMPTS_MIN, clock_error};
+use journeyman_domain::slots::Slots;
+use journeyman_domain::time::Instant;
 
 fn lengths() -> impl Strategy<Value = Duration> {
     prop_oneof![(1_000_u64..=86_400_000).prop_map(Duration::from_millis), (1_u64..600).prop_map(Duration::from_secs)]
@@ -27,7 +27,7 @@ fn anything() -> impl Strategy<Value = Duration> {
 }
 
 fn granted(sent_at: Duration, length: Duration, grace: Duration) -> Lease {
-    Lease::granted(Instant::at(sent_at), length, grace)
+    Lease::new(Granted { sent_at: Instant::at(sent_at), length }, grace)
 }
 
 proptest! {

@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{
-    ClaimAction, ClaimEnd, ClaimEvent, ClaimPolicy, KillCause, LOSS_CHECK_MAX, LossReason, RunTerms,
+use journeyman_domain::claim::{
+    CancelCause, ClaimAction, ClaimEnd, ClaimEvent, ClaimPolicy, LOSS_CHECK_MAX, LossReason, RunTerms,
     UPLOAD_AFTER_REPORT_MAX,
 };
-use journeyman::domain::outcome::Outcome;
-use journeyman::domain::refusal::Refusal;
-use journeyman::domain::time::Instant;
+use journeyman_domain::outcome::Outcome;
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::time::Instant;
 
-use crate::support::{
+use crate::rules::support::{
     COMPLETED, FAILED, GRACE, LEASE, One, PREPARED, RELEASE_CLAIM, RETRY, Reclaims, UPLOADED, at, claim_policy, secs,
 };
 
@@ -31,15 +31,13 @@ fn running() -> One {
 /// As [`running`], and a reclaim was refused as not ours.
 fn refused() -> One {
     let mut one = running();
-    let acts = one.happens(refusal(at(0)));
-    let kill = ClaimAction::Kill { cause: KillCause::ClaimLost(LossReason::Revoked), grace: GRACE };
+    let acts = one.happens(REFUSAL);
+    let kill = ClaimAction::Kill { cause: CancelCause::ClaimLost(LossReason::Revoked), grace: GRACE };
     assert_eq!(acts, [kill, ClaimAction::CheckStatus], "the payload is killed at once, whatever the status says");
     one
 }
 
-const fn refusal(sent_at: Instant) -> ClaimEvent {
-    ClaimEvent::Reclaimed { sent_at, answer: Err(Refusal::Gone) }
-}
+const REFUSAL: ClaimEvent = ClaimEvent::Reclaimed(Err(Refusal::Gone));
 
 const fn lost(loss: LossReason) -> ClaimAction {
     ClaimAction::Close(ClaimEnd::Lost(loss))
@@ -55,7 +53,7 @@ fn b6_the_deadline_of_a_task_ends_it() {
     for one in [One::preparing(), One::executing()] {
         let mut one = with_deadline(one, at(300));
         assert_eq!(one.pass_to(at(299), Reclaims::Granted), []);
-        let kill = ClaimAction::Kill { cause: KillCause::ClaimLost(LossReason::DeadlineExceeded), grace: GRACE };
+        let kill = ClaimAction::Kill { cause: CancelCause::ClaimLost(LossReason::DeadlineExceeded), grace: GRACE };
         assert_eq!(one.pass_to(at(300), Reclaims::Granted), [kill]);
         assert_eq!(one.happens(FAILED), [ClaimAction::Upload], "its log says so");
         assert_eq!(one.happens(UPLOADED), [lost(LossReason::DeadlineExceeded)], "the queue resolves the run");
@@ -94,7 +92,7 @@ fn b9_a_cancel_after_the_payload_has_ended_is_no_superseded_report() {
     // While its artifacts are uploaded, which may go on.
     let mut one = running();
     one.happens(COMPLETED);
-    assert_eq!(one.happens(refusal(at(0))), [ClaimAction::CheckStatus]);
+    assert_eq!(one.happens(REFUSAL), [ClaimAction::CheckStatus]);
     assert_eq!(one.happens(CANCELED), []);
     assert_eq!(one.happens(UPLOADED), [lost(LossReason::Canceled)]);
     // While it is reported.

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, LossReason};
-use journeyman::domain::outcome::{ExceptionReason, Outcome};
-use journeyman::domain::refusal::Refusal;
+use journeyman_domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, LossReason};
+use journeyman_domain::outcome::{ExceptionReason, Outcome};
+use journeyman_domain::refusal::Refusal;
 
-use crate::support::{COMPLETED, FAILED, GRACE, LEASE, One, RELEASE_CLAIM, RETRY, Reclaims, UPLOADED, at};
+use crate::rules::support::{COMPLETED, FAILED, GRACE, LEASE, One, RELEASE_CLAIM, RETRY, Reclaims, UPLOADED, at};
 
 const NANO: Duration = Duration::from_nanos(1);
 
@@ -55,7 +55,7 @@ fn i01_a_report_on_its_way_when_the_lease_ends_decides_by_its_answer_and_is_not_
 
 #[test]
 fn i01_a_lost_claim_is_never_reported_whatever_stage_it_was_in() {
-    let lost = ClaimEvent::Reclaimed { sent_at: at(0), answer: Err(Refusal::Gone) };
+    let lost = ClaimEvent::Reclaimed(Err(Refusal::Gone));
     let mut settling = One::settling();
     assert_eq!(settling.happens(lost), [ClaimAction::Close(ClaimEnd::Lost(LossReason::Revoked))]);
 
@@ -76,7 +76,7 @@ fn i01_a_lost_claim_is_never_reported_whatever_stage_it_was_in() {
 fn i01_a_worker_told_to_go_that_learns_of_its_loss_reports_nothing() {
     let mut one = One::executing();
     one.happens(RELEASE_CLAIM);
-    let acts = one.happens(ClaimEvent::Reclaimed { sent_at: at(0), answer: Err(Refusal::Gone) });
+    let acts = one.happens(ClaimEvent::Reclaimed(Err(Refusal::Gone)));
     assert!(matches!(acts[..], [ClaimAction::Kill { .. }]), "{acts:?}");
     assert_eq!(one.happens(FAILED), [ClaimAction::Close(ClaimEnd::Lost(LossReason::Revoked))]);
 }

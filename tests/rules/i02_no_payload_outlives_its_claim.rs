@@ -1,17 +1,18 @@
 //! I2: a payload is stopped early enough to end before its claim does.
 
-use journeyman::domain::claim::{ClaimAction, ClaimEvent, KillCause, LossReason};
-use journeyman::domain::lease::clock_error;
-use journeyman::domain::refusal::Refusal;
+use journeyman_domain::claim::{CancelCause, ClaimAction, ClaimEvent, LossReason};
+use journeyman_domain::lease::Granted;
+use journeyman_domain::lease::clock_error;
+use journeyman_domain::refusal::Refusal;
 
-use crate::support::{GRACE, LEASE, One, RELEASE_CLAIM, RETRY, Reclaims, at};
+use crate::rules::support::{GRACE, LEASE, One, RELEASE_CLAIM, RETRY, Reclaims, at};
 
 #[test]
 fn i02_a_payload_is_killed_when_no_extension_was_granted_in_time() {
     for reclaims in [Reclaims::Silent, Reclaims::Refused(RETRY), Reclaims::Refused(Refusal::Denied)] {
         let mut one = One::executing();
         let acts = one.pass_to(one.abandon_at(), reclaims);
-        let expected = ClaimAction::Kill { cause: KillCause::ClaimLost(LossReason::LeaseExpired), grace: GRACE };
+        let expected = ClaimAction::Kill { cause: CancelCause::ClaimLost(LossReason::LeaseExpired), grace: GRACE };
         assert_eq!(acts.last(), Some(&expected), "{acts:?}");
         let gone_at = one.now.plus(GRACE).plus(clock_error(LEASE));
         assert!(gone_at < one.machine.lease().expect("granted").granted_until());
@@ -23,7 +24,7 @@ fn i02_what_is_being_prepared_is_killed_as_well() {
     let mut one = One::preparing();
     let acts = one.pass_to(one.abandon_at(), Reclaims::Silent);
     assert!(
-        matches!(acts.last(), Some(ClaimAction::Kill { cause: KillCause::ClaimLost(LossReason::LeaseExpired), .. })),
+        matches!(acts.last(), Some(ClaimAction::Kill { cause: CancelCause::ClaimLost(LossReason::LeaseExpired), .. })),
         "{acts:?}"
     );
 }
@@ -31,8 +32,8 @@ fn i02_what_is_being_prepared_is_killed_as_well() {
 #[test]
 fn i02_a_claim_said_to_be_lost_kills_at_once() {
     for mut one in [One::preparing(), One::executing()] {
-        let acts = one.happens(ClaimEvent::Reclaimed { sent_at: at(0), answer: Err(Refusal::Gone) });
-        assert_eq!(acts, [ClaimAction::Kill { cause: KillCause::ClaimLost(LossReason::Revoked), grace: GRACE }]);
+        let acts = one.happens(ClaimEvent::Reclaimed(Err(Refusal::Gone)));
+        assert_eq!(acts, [ClaimAction::Kill { cause: CancelCause::ClaimLost(LossReason::Revoked), grace: GRACE }]);
     }
 }
 
@@ -41,10 +42,10 @@ fn i02_a_payload_that_ends_on_order_is_hurried_when_the_lease_ends_meanwhile() {
     let mut one = One::executing();
     one.now = one.abandon_at().minus(GRACE / 2);
     let acts = one.happens(RELEASE_CLAIM);
-    assert!(acts.contains(&ClaimAction::Kill { cause: KillCause::Shutdown, grace: GRACE }), "{acts:?}");
+    assert!(acts.contains(&ClaimAction::Kill { cause: CancelCause::Shutdown, grace: GRACE }), "{acts:?}");
     let acts = one.pass_to(one.abandon_at(), Reclaims::Silent);
     assert!(
-        acts.contains(&ClaimAction::Kill { cause: KillCause::ClaimLost(LossReason::LeaseExpired), grace: GRACE }),
+        acts.contains(&ClaimAction::Kill { cause: CancelCause::ClaimLost(LossReason::LeaseExpired), grace: GRACE }),
         "{acts:?}"
     );
 }
@@ -68,8 +69,8 @@ fn i02_an_extended_claim_is_not_killed() {
 fn i02_an_extension_never_shortens_a_claim() {
     let mut one = One::executing();
     let before = one.abandon_at();
-    one.happens(ClaimEvent::Reclaimed { sent_at: at(0), answer: Ok(LEASE / 2) });
+    one.happens(ClaimEvent::Reclaimed(Ok(Granted { sent_at: at(0), length: LEASE / 2 })));
     assert_eq!(one.abandon_at(), before);
-    one.happens(ClaimEvent::Reclaimed { sent_at: at(5), answer: Ok(LEASE) });
+    one.happens(ClaimEvent::Reclaimed(Ok(Granted { sent_at: at(5), length: LEASE })));
     assert_eq!(one.abandon_at(), before.plus(at(5).since_origin()));
 }

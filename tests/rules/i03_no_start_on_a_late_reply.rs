@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{CLAIM_ATTEMPTS_MAX, ClaimAction, ClaimEnd, ClaimEvent, LossReason};
-use journeyman::domain::lease::{Lease, RECLAIM_TIMEOUT_MAX};
-use journeyman::domain::refusal::Refusal;
+use journeyman_domain::claim::{CLAIM_ATTEMPTS_MAX, ClaimAction, ClaimEnd, ClaimEvent, LossReason};
+use journeyman_domain::lease::{Granted, Lease, RECLAIM_TIMEOUT_MAX};
+use journeyman_domain::refusal::Refusal;
 
-use crate::support::{GRACE, LEASE, One, PREPARED, RELEASE_CLAIM, RETRY, Reclaims, SHUTDOWN, at};
+use crate::rules::support::{GRACE, LEASE, One, PREPARED, RELEASE_CLAIM, RETRY, Reclaims, SHUTDOWN, at};
 
 const RECLAIM: ClaimAction = ClaimAction::Reclaim { timeout: RECLAIM_TIMEOUT_MAX };
 const TOO_LATE: ClaimAction = ClaimAction::Close(ClaimEnd::Lost(LossReason::GrantedTooLate));
@@ -14,20 +14,20 @@ const TOO_LATE: ClaimAction = ClaimAction::Close(ClaimEnd::Lost(LossReason::Gran
 /// A claim whose lease, counted from its request at 0 s, is over.
 fn late() -> One {
     let mut one = One::requested();
-    let acts = one.happens_at(abandon_at(), ClaimEvent::Claimed { sent_at: at(0), answer: Ok(LEASE) });
+    let acts = one.happens_at(abandon_at(), ClaimEvent::Claimed(Ok(Granted { sent_at: at(0), length: LEASE })));
     assert_eq!(acts, [RECLAIM]);
     one
 }
 
-fn abandon_at() -> journeyman::domain::time::Instant {
-    Lease::granted(at(0), LEASE, GRACE).expires_at()
+fn abandon_at() -> journeyman_domain::time::Instant {
+    Lease::new(Granted { sent_at: at(0), length: LEASE }, GRACE).expires_at()
 }
 
 #[test]
 fn b1_a_grant_late_in_a_long_poll_is_reclaimed_at_once_and_runs() {
     let mut one = late();
     assert!(!one.machine.is_granted(), "it cannot be trusted yet");
-    let acts = one.happens(ClaimEvent::Reclaimed { sent_at: abandon_at(), answer: Ok(LEASE) });
+    let acts = one.happens(ClaimEvent::Reclaimed(Ok(Granted { sent_at: abandon_at(), length: LEASE })));
     assert!(acts.contains(&ClaimAction::Prepare), "{acts:?}");
     assert_eq!(one.happens(PREPARED), [ClaimAction::Execute]);
     assert!(one.abandon_at() > abandon_at());
@@ -38,7 +38,7 @@ fn b1_a_late_grant_is_reclaimed_again_after_a_passing_error_and_given_up_after_a
     let mut one = late();
     let mut attempts = 1;
     let answer = |one: &mut One, refusal| {
-        let acts = one.happens(ClaimEvent::Reclaimed { sent_at: one.now, answer: Err(refusal) });
+        let acts = one.happens(ClaimEvent::Reclaimed(Err(refusal)));
         if acts.is_empty() {
             one.happens_at(one.machine.next_deadline().expect("a retry"), ClaimEvent::Tick)
         } else {
@@ -58,7 +58,7 @@ fn b1_a_late_grant_is_reclaimed_again_after_a_passing_error_and_given_up_after_a
 #[test]
 fn b1_a_late_grant_whose_reclaim_is_late_as_well_starts_nothing() {
     let mut one = late();
-    let acts = one.happens_at(at(5_000), ClaimEvent::Reclaimed { sent_at: abandon_at(), answer: Ok(LEASE) });
+    let acts = one.happens_at(at(5_000), ClaimEvent::Reclaimed(Ok(Granted { sent_at: abandon_at(), length: LEASE })));
     assert_eq!(acts, [TOO_LATE]);
 }
 
@@ -71,14 +71,14 @@ fn b1_a_late_grant_that_the_queue_has_revoked_is_dropped() {
 fn i03_a_grant_that_arrives_just_in_time_is_prepared() {
     let mut one = One::requested();
     let now = abandon_at().minus(Duration::from_nanos(1));
-    let acts = one.happens_at(now, ClaimEvent::Claimed { sent_at: at(0), answer: Ok(LEASE) });
+    let acts = one.happens_at(now, ClaimEvent::Claimed(Ok(Granted { sent_at: at(0), length: LEASE })));
     assert!(acts.contains(&ClaimAction::Prepare), "{acts:?}");
 }
 
 #[test]
 fn i03_the_lease_counts_from_when_the_request_was_sent() {
     let mut one = One::requested();
-    one.happens_at(at(100), ClaimEvent::Claimed { sent_at: at(40), answer: Ok(LEASE) });
+    one.happens_at(at(100), ClaimEvent::Claimed(Ok(Granted { sent_at: at(40), length: LEASE })));
     assert_eq!(one.abandon_at(), abandon_at().plus(Duration::from_secs(40)));
 }
 
@@ -99,21 +99,21 @@ fn i03_a_payload_that_is_prepared_just_in_time_is_started() {
 #[test]
 fn i03_a_lease_without_length_is_given_up() {
     let mut one = One::requested();
-    let acts = one.happens(ClaimEvent::Claimed { sent_at: at(0), answer: Ok(Duration::ZERO) });
+    let acts = one.happens(ClaimEvent::Claimed(Ok(Granted { sent_at: at(0), length: Duration::ZERO })));
     assert_eq!(acts, [RECLAIM]);
-    assert_eq!(one.happens(ClaimEvent::Reclaimed { sent_at: at(0), answer: Ok(Duration::ZERO) }), [TOO_LATE]);
+    assert_eq!(one.happens(ClaimEvent::Reclaimed(Ok(Granted { sent_at: at(0), length: Duration::ZERO }))), [TOO_LATE]);
 }
 
 #[test]
 fn i03_a_late_grant_is_handed_back_only_after_its_reclaim() {
     let mut one = One::requested();
     one.happens(RELEASE_CLAIM);
-    let acts = one.happens_at(abandon_at(), ClaimEvent::Claimed { sent_at: at(0), answer: Ok(LEASE) });
+    let acts = one.happens_at(abandon_at(), ClaimEvent::Claimed(Ok(Granted { sent_at: at(0), length: LEASE })));
     assert_eq!(acts, [RECLAIM]);
-    let acts = one.happens(ClaimEvent::Reclaimed { sent_at: abandon_at(), answer: Ok(LEASE) });
+    let acts = one.happens(ClaimEvent::Reclaimed(Ok(Granted { sent_at: abandon_at(), length: LEASE })));
     assert!(matches!(acts[..], [ClaimAction::Report { outcome: SHUTDOWN, .. }]), "{acts:?}");
     let mut one = late();
     one.happens(RELEASE_CLAIM);
-    assert_eq!(one.happens(ClaimEvent::Reclaimed { sent_at: abandon_at(), answer: Err(RETRY) }), [TOO_LATE]);
+    assert_eq!(one.happens(ClaimEvent::Reclaimed(Err(RETRY))), [TOO_LATE]);
     assert_eq!(one.pass_to(at(10_000), Reclaims::Silent), []);
 }

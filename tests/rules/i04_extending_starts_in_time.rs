@@ -2,15 +2,16 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{ClaimAction, ClaimEvent};
-use journeyman::domain::lease::RECLAIM_ATTEMPTS_MIN;
-use journeyman::domain::refusal::Refusal;
+use journeyman_domain::claim::{ClaimAction, ClaimEvent};
+use journeyman_domain::lease::Granted;
+use journeyman_domain::lease::RECLAIM_ATTEMPTS_MIN;
+use journeyman_domain::refusal::Refusal;
 
-use crate::support::{LEASE, One, RETRY, Reclaims, at, claim_policy, secs};
+use crate::rules::support::{LEASE, One, RETRY, Reclaims, at, claim_policy, secs};
 
 fn granted(length: Duration, now: u64) -> (One, Vec<ClaimAction>) {
     let mut one = One::requested();
-    let acts = one.happens_at(at(now), ClaimEvent::Claimed { sent_at: at(0), answer: Ok(length) });
+    let acts = one.happens_at(at(now), ClaimEvent::Claimed(Ok(Granted { sent_at: at(0), length })));
     (one, acts)
 }
 
@@ -41,9 +42,8 @@ fn i04_three_attempts_fit_even_when_each_one_takes_all_its_time() {
             for act in one.happens(ClaimEvent::Tick) {
                 if let ClaimAction::Reclaim { timeout } = act {
                     attempts += 1;
-                    let sent_at = one.now;
                     one.now = one.now.plus(timeout).min(one.abandon_at());
-                    one.happens(ClaimEvent::Reclaimed { sent_at, answer: Err(RETRY) });
+                    one.happens(ClaimEvent::Reclaimed(Err(RETRY)));
                 }
             }
         }
@@ -75,7 +75,7 @@ fn i04_an_answer_that_does_not_extend_is_asked_again_with_growing_waits() {
         // The queue grants again what it granted before: nothing moves.
         while one.machine.state_name() == "running" {
             assert!(sent < 100, "the same reclaim is sent without end");
-            let answer = ClaimEvent::Reclaimed { sent_at: at(0), answer: Ok(length) };
+            let answer = ClaimEvent::Reclaimed(Ok(Granted { sent_at: at(0), length }));
             sent += reclaims(&one.happens(answer));
             one.now = one.machine.next_deadline().expect("a held claim wants to be woken");
             sent += reclaims(&one.happens(ClaimEvent::Tick));
@@ -88,22 +88,27 @@ fn i04_an_answer_that_does_not_extend_is_asked_again_with_growing_waits() {
 fn i04_the_handler_learns_of_every_extension_and_of_nothing_else() {
     let mut one = One::executing();
     one.now = at(800);
-    let acts = one.happens(ClaimEvent::Reclaimed { sent_at: at(799), answer: Ok(LEASE) });
-    let [ClaimAction::UpdateLease { expires_at, report_by }] = acts[..] else { panic!("{acts:?}") };
-    assert_eq!(expires_at, one.abandon_at());
-    assert!(one.now < report_by && report_by < expires_at, "{acts:?}");
-    let acts = one.happens(ClaimEvent::Reclaimed { sent_at: at(0), answer: Ok(LEASE) });
-    assert!(!acts.iter().any(|act| matches!(act, ClaimAction::UpdateLease { .. })), "{acts:?}");
+    let acts = one.happens(ClaimEvent::Reclaimed(Ok(Granted { sent_at: at(799), length: LEASE })));
+    let [ClaimAction::UpdateLease(lease)] = acts[..] else { panic!("{acts:?}") };
+    assert_eq!(lease.expires_at(), one.abandon_at());
+    assert!(one.now < lease.report_by() && lease.report_by() < lease.expires_at(), "{acts:?}");
+    let acts = one.happens(ClaimEvent::Reclaimed(Ok(Granted { sent_at: at(0), length: LEASE })));
+    assert!(!acts.iter().any(|act| matches!(act, ClaimAction::UpdateLease(_))), "{acts:?}");
 }
 
 #[test]
 fn i04_claims_made_together_do_not_come_back_together() {
     let mut due = std::collections::BTreeSet::new();
-    let mut jitter = journeyman::domain::jitter::Jitter::seeded(3);
+    let mut jitter = journeyman_domain::jitter::Jitter::seeded(3);
     for _ in 0..100 {
         let mut acts = Vec::new();
-        let mut machine = journeyman::domain::claim::ClaimState::from_grant(claim_policy());
-        machine.handle(ClaimEvent::Claimed { sent_at: at(0), answer: Ok(LEASE) }, at(0), &mut jitter, &mut acts);
+        let mut machine = journeyman_domain::claim::ClaimState::from_grant(claim_policy());
+        machine.handle(
+            ClaimEvent::Claimed(Ok(Granted { sent_at: at(0), length: LEASE })),
+            at(0),
+            &mut jitter,
+            &mut acts,
+        );
         due.insert(machine.next_deadline().expect("granted"));
     }
     let spread = due.last().expect("some").since(*due.first().expect("some"));

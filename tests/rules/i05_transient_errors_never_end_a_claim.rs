@@ -1,10 +1,11 @@
 //! I5: a transient error of a reclaim never ends a run; a definite refusal always does.
 
-use journeyman::domain::claim::{ClaimAction, ClaimEvent, KillCause, LossReason};
-use journeyman::domain::refusal::Refusal;
-use journeyman::domain::worker::{Alert, Effect};
+use journeyman_domain::claim::{CancelCause, ClaimAction, ClaimEvent, LossReason};
+use journeyman_domain::lease::Granted;
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::worker::{Alert, Effect};
 
-use crate::support::{Bench, COMPLETED, LEASE, One, PREPARED, RETRY, Reclaims, at, secs};
+use crate::rules::support::{Bench, COMPLETED, LEASE, One, PREPARED, RETRY, Reclaims, at, secs};
 
 const NOT_DEFINITE: [Refusal; 5] =
     [RETRY, Refusal::Throttled { retry_after: None }, Refusal::Denied, Refusal::Rejected, Refusal::Stale];
@@ -16,7 +17,7 @@ fn i05_a_run_survives_trouble_up_to_its_lease_and_an_extension_heals_it() {
         let acts = one.pass_to(one.abandon_at().minus(secs(1)), Reclaims::Refused(refusal));
         assert!(acts.iter().all(|act| matches!(act, ClaimAction::Reclaim { .. })), "{refusal:?}: {acts:?}");
         assert!(acts.len() > 3, "{refusal:?}: {acts:?}");
-        one.happens(ClaimEvent::Reclaimed { sent_at: one.now, answer: Ok(LEASE) });
+        one.happens(ClaimEvent::Reclaimed(Ok(Granted { sent_at: one.now, length: LEASE })));
         let later = one.now.plus(LEASE / 2);
         assert!(one.pass_to(later, Reclaims::Silent).is_empty());
     }
@@ -25,9 +26,9 @@ fn i05_a_run_survives_trouble_up_to_its_lease_and_an_extension_heals_it() {
 #[test]
 fn i05_a_definite_refusal_ends_the_run() {
     for mut one in [One::preparing(), One::executing()] {
-        let acts = one.happens(ClaimEvent::Reclaimed { sent_at: at(0), answer: Err(Refusal::Gone) });
+        let acts = one.happens(ClaimEvent::Reclaimed(Err(Refusal::Gone)));
         assert!(
-            matches!(acts[..], [ClaimAction::Kill { cause: KillCause::ClaimLost(LossReason::Revoked), .. }]),
+            matches!(acts[..], [ClaimAction::Kill { cause: CancelCause::ClaimLost(LossReason::Revoked), .. }]),
             "{acts:?}"
         );
     }
@@ -45,9 +46,9 @@ fn i05_a_refused_look_at_the_run_ends_nothing() {
 
 #[test]
 fn i05_a_run_is_looked_at_as_often_as_asked_for_and_only_while_it_can_be_stopped() {
-    let policy = journeyman::domain::claim::ClaimPolicy {
+    let policy = journeyman_domain::claim::ClaimPolicy {
         status_poll_interval: Some(secs(5)),
-        ..crate::support::claim_policy()
+        ..crate::rules::support::claim_policy()
     };
     let mut one = One::preparing_under(policy);
     assert_eq!(one.pass_to(at(4), Reclaims::Silent), []);
@@ -65,9 +66,9 @@ fn i05_a_run_is_looked_at_as_often_as_asked_for_and_only_while_it_can_be_stopped
 fn i05_the_waits_between_reclaims_start_over_after_a_success() {
     let mut one = One::executing();
     one.pass_to(at(1000), Reclaims::Refused(RETRY));
-    one.happens(ClaimEvent::Reclaimed { sent_at: at(1000), answer: Ok(LEASE) });
+    one.happens(ClaimEvent::Reclaimed(Ok(Granted { sent_at: at(1000), length: LEASE })));
     one.pass_to(at(2000), Reclaims::Silent);
-    one.happens(ClaimEvent::Reclaimed { sent_at: at(2000), answer: Err(RETRY) });
+    one.happens(ClaimEvent::Reclaimed(Err(RETRY)));
     let wait = one.machine.next_deadline().expect("held").since(one.now);
     assert!(wait <= one.machine.lease().expect("granted").retry_policy().first, "{wait:?}");
 }

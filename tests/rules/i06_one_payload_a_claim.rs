@@ -1,10 +1,11 @@
 //! I6: at most one live payload a claim, and at most one claim in progress for a run in one worker.
 
-use journeyman::domain::claim::{ClaimAction, ClaimEvent};
-use journeyman::domain::id::{ServiceId, SourceId};
-use journeyman::domain::worker::{Effect, Event, PollResult, SourceSpec};
+use journeyman_domain::claim::{ClaimAction, ClaimEvent};
+use journeyman_domain::id::{ServiceId, SourceId};
+use journeyman_domain::lease::Granted;
+use journeyman_domain::worker::{Effect, Event, PollResult, SourceSpec};
 
-use crate::support::{
+use crate::rules::support::{
     Bench, CLAIMS, COMPLETED, FAILED, LEASE, MESSAGES, One, PREPARED, RELEASE_CLAIM, REPORTED, RETRY, UPLOADED, at,
     claims, deletes, has, policy, run,
 };
@@ -13,7 +14,7 @@ use crate::support::{
 fn i06_a_second_answer_to_anything_starts_nothing() {
     let mut one = One::executing();
     assert_eq!(one.happens(PREPARED), []);
-    assert_eq!(one.happens(ClaimEvent::Claimed { sent_at: at(0), answer: Ok(LEASE) }), []);
+    assert_eq!(one.happens(ClaimEvent::Claimed(Ok(Granted { sent_at: at(0), length: LEASE }))), []);
     let mut one = One::settling();
     assert_eq!(one.happens(PREPARED), []);
     assert_eq!(one.happens(FAILED), []);

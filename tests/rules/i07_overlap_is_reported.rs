@@ -1,9 +1,9 @@
 //! I7: if a payload may have overlapped with one of another worker, that is reported once.
 
-use journeyman::domain::claim::ClaimAction;
-use journeyman::domain::worker::{Alert, Effect};
+use journeyman_domain::claim::ClaimAction;
+use journeyman_domain::worker::{Alert, Effect};
 
-use crate::support::{Bench, FAILED, LEASE, acts, run, secs};
+use crate::rules::support::{Bench, FAILED, LEASE, acts, run, secs};
 
 fn overlaps(effects: &[Effect]) -> usize {
     let alert = Effect::Alert(Alert::OverlapPossible { run: run("T") });

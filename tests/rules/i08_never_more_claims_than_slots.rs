@@ -1,12 +1,12 @@
 //! I8: a slot is reserved before a claim is requested, and released exactly once.
 
-use journeyman::domain::claim::ClaimAction;
-use journeyman::domain::id::SourceId;
-use journeyman::domain::refusal::Refusal;
-use journeyman::domain::slots::Slots;
-use journeyman::domain::worker::{Alert, Effect, PollResult};
+use journeyman_domain::claim::ClaimAction;
+use journeyman_domain::id::SourceId;
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::slots::Slots;
+use journeyman_domain::worker::{Alert, Effect, PollResult};
 
-use crate::support::{Bench, CLAIMS, MESSAGES, RETRY, claims, policy, polls, run, secs};
+use crate::rules::support::{Bench, CLAIMS, MESSAGES, RETRY, claims, policy, polls, run, secs};
 
 #[test]
 fn i08_slots_are_neither_made_nor_lost() {

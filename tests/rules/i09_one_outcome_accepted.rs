@@ -1,10 +1,11 @@
 //! I9: the worker stops sending after the first definite answer to its report.
 
-use journeyman::domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, LossReason};
-use journeyman::domain::outcome::Outcome;
-use journeyman::domain::refusal::Refusal;
+use journeyman_domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, LossReason};
+use journeyman_domain::lease::Granted;
+use journeyman_domain::outcome::Outcome;
+use journeyman_domain::refusal::Refusal;
 
-use crate::support::{LEASE, One, RETRY, Reclaims, UNANSWERED, UPLOADED, at, secs};
+use crate::rules::support::{LEASE, One, RETRY, Reclaims, UNANSWERED, UPLOADED, at, secs};
 
 #[test]
 fn i09_each_definite_answer_closes_the_claim_and_nothing_follows() {
@@ -40,12 +41,12 @@ fn i09_the_waits_between_reports_do_not_count_the_requests_before_the_grant() {
         one.happens(UNANSWERED);
         one.pass_to(one.now.plus(secs(10)), Reclaims::Silent);
     }
-    one.happens(ClaimEvent::Claimed { sent_at: one.now, answer: Ok(LEASE) });
-    one.happens(ClaimEvent::Prepared(Err(journeyman::domain::outcome::PrepareFailure::Malformed)));
+    one.happens(ClaimEvent::Claimed(Ok(Granted { sent_at: one.now, length: LEASE })));
+    one.happens(ClaimEvent::Prepared(Err(journeyman_domain::outcome::PrepareFailure::Malformed)));
     one.happens(UPLOADED);
     one.happens(ClaimEvent::Reported(Err(RETRY)));
     let wait = one.machine.next_deadline().expect("it is repeated").since(one.now);
-    assert!(wait <= journeyman::domain::claim::REPORT_RETRY.first, "{wait:?}");
+    assert!(wait <= journeyman_domain::claim::REPORT_RETRY.first, "{wait:?}");
 }
 
 #[test]
@@ -77,7 +78,7 @@ fn i09_a_loss_after_a_report_that_was_not_answered_is_not_said_to_have_reported_
     let mut one = One::reporting();
     one.happens(ClaimEvent::Reported(Err(RETRY)));
     // The report was accepted and its answer lost: the queue says of the next reclaim that the run is over.
-    let acts = one.happens(ClaimEvent::Reclaimed { sent_at: at(0), answer: Err(Refusal::Gone) });
+    let acts = one.happens(ClaimEvent::Reclaimed(Err(Refusal::Gone)));
     let end = ClaimEnd::Unconfirmed { outcome: Outcome::Completed, loss: LossReason::Revoked };
     assert_eq!(acts, [ClaimAction::Close(end)]);
 }

@@ -1,8 +1,9 @@
 //! I10: a claim is reclaimed until its outcome is acknowledged, not only sent.
 
-use journeyman::domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, LossReason, SHUTDOWN_UPLOAD_MAX};
+use journeyman_domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, LossReason, SHUTDOWN_UPLOAD_MAX};
+use journeyman_domain::lease::Granted;
 
-use crate::support::{FAILED, LEASE, One, RELEASE_CLAIM, REPORTED, RETRY, Reclaims, UPLOADED, at};
+use crate::rules::support::{FAILED, LEASE, One, RELEASE_CLAIM, REPORTED, RETRY, Reclaims, UPLOADED, at};
 
 fn reclaims(acts: &[ClaimAction]) -> usize {
     acts.iter().filter(|act| matches!(act, ClaimAction::Reclaim { .. })).count()
@@ -59,7 +60,7 @@ fn i10_what_is_stored_after_the_report_has_its_time() {
 
 #[test]
 fn i10_a_late_answer_to_a_reclaim_moves_nothing_once_the_claim_is_over() {
-    let extended = ClaimEvent::Reclaimed { sent_at: at(1), answer: Ok(LEASE) };
+    let extended = ClaimEvent::Reclaimed(Ok(Granted { sent_at: at(1), length: LEASE }));
     let mut trailing = One::executing();
     trailing.happens(RELEASE_CLAIM);
     trailing.happens(FAILED);

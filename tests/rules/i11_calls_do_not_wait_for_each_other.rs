@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{ClaimAction, ClaimEnd, ClaimEvent};
-use journeyman::domain::outcome::Outcome;
-use journeyman::domain::refusal::Refusal;
+use journeyman_domain::claim::{ClaimAction, ClaimEnd, ClaimEvent};
+use journeyman_domain::lease::Granted;
+use journeyman_domain::outcome::Outcome;
+use journeyman_domain::refusal::Refusal;
 
-use crate::support::{LEASE, One, REPORTED, RETRY, UPLOADED, at};
+use crate::rules::support::{LEASE, One, REPORTED, RETRY, UPLOADED, at};
 
 fn both_under_way() -> One {
     let mut one = One::settling();
@@ -18,20 +19,20 @@ fn both_under_way() -> One {
 
 #[test]
 fn i11_report_and_reclaim_may_be_answered_in_either_order() {
-    let extended = |one: &One| ClaimEvent::Reclaimed { sent_at: one.now, answer: Ok(LEASE) };
+    let extended = |one: &One| ClaimEvent::Reclaimed(Ok(Granted { sent_at: one.now, length: LEASE }));
     let mut one = both_under_way();
     assert_eq!(one.happens(REPORTED), [ClaimAction::Close(ClaimEnd::Reported(Outcome::Completed))]);
     assert_eq!(one.happens(extended(&one)), []);
 
     let mut one = both_under_way();
-    assert!(matches!(one.happens(extended(&one))[..], [ClaimAction::UpdateLease { .. }]));
+    assert!(matches!(one.happens(extended(&one))[..], [ClaimAction::UpdateLease(_)]));
     assert_eq!(one.happens(REPORTED), [ClaimAction::Close(ClaimEnd::Reported(Outcome::Completed))]);
 }
 
 #[test]
 fn i11_a_reclaim_that_our_own_report_made_pointless_loses_nothing() {
     let mut one = both_under_way();
-    assert_eq!(one.happens(ClaimEvent::Reclaimed { sent_at: one.now, answer: Err(Refusal::Gone) }), []);
+    assert_eq!(one.happens(ClaimEvent::Reclaimed(Err(Refusal::Gone))), []);
     assert_eq!(one.happens(REPORTED), [ClaimAction::Close(ClaimEnd::Reported(Outcome::Completed))]);
 }
 

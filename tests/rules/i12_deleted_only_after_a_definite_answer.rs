@@ -1,10 +1,10 @@
 //! I12: a message is deleted only after a definite answer to its claim request.
 
-use journeyman::domain::claim::ClaimAction;
-use journeyman::domain::refusal::Refusal;
-use journeyman::domain::worker::{Effect, ExitReason};
+use journeyman_domain::claim::ClaimAction;
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::worker::{Effect, ExitReason};
 
-use crate::support::{Bench, DRAIN, LEASE, RETRY, claims, deletes, has, secs};
+use crate::rules::support::{Bench, DRAIN, LEASE, RETRY, claims, deletes, has, secs};
 
 /// The answer to the claim, on a worker that has had one granted before.
 fn answered(answer: Result<std::time::Duration, Refusal>) -> (Vec<Effect>, Bench) {
@@ -74,7 +74,7 @@ fn i12_a_bad_request_before_any_claim_was_granted_deletes_nothing_and_ends_the_w
 
 #[test]
 fn i12_a_bad_request_counts_for_its_own_source_alone() {
-    let mut bench = Bench::new(crate::support::policy(4), &[crate::support::MESSAGES; 2]);
+    let mut bench = Bench::new(crate::rules::support::policy(4), &[crate::rules::support::MESSAGES; 2]);
     bench.tick();
     bench.opened(0, 1);
     bench.opened(1, 1);
@@ -82,7 +82,7 @@ fn i12_a_bad_request_counts_for_its_own_source_alone() {
     bench.deleted(claim, Ok(()));
     let seen = bench.seen("m1", "T1");
     let other = seen.token;
-    let polled = journeyman::domain::worker::PollResult { messages: vec![seen], claims: Vec::new() };
+    let polled = journeyman_domain::worker::PollResult { messages: vec![seen], claims: Vec::new() };
     bench.polled(1, Ok(polled));
     let effects = bench.claimed(other, Err(Refusal::Rejected));
     assert_eq!(deletes(&effects), 0, "{effects:?}");

@@ -1,10 +1,10 @@
 //! I13: a delete uses the pop receipt of the last reception of its message. (The adapters hold the receipt.)
 
-use journeyman::domain::id::LocalToken;
-use journeyman::domain::refusal::Refusal;
-use journeyman::domain::worker::{Effect, PollResult};
+use journeyman_domain::id::LocalToken;
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::worker::{Effect, PollResult};
 
-use crate::support::{Bench, LEASE, MESSAGES, RETRY, deletes, policy, secs};
+use crate::rules::support::{Bench, LEASE, MESSAGES, RETRY, deletes, policy, secs};
 
 fn deleted(effects: &[Effect]) -> Vec<LocalToken> {
     let token = |effect: &Effect| if let Effect::Delete(token) = effect { Some(*token) } else { None };
@@ -63,7 +63,7 @@ fn i13_a_refused_url_is_fetched_anew_and_then_the_delete_is_repeated() {
         let mut bench = Bench::messages(1, 1);
         let claim = bench.preparing("m1", "T");
         let effects = bench.deleted(claim, Err(refusal));
-        assert!(effects.contains(&Effect::Open(journeyman::domain::id::SourceId(0))), "{refusal:?}: {effects:?}");
+        assert!(effects.contains(&Effect::Open(journeyman_domain::id::SourceId(0))), "{refusal:?}: {effects:?}");
         bench.opened(0, 1);
         assert_eq!(deleted(&bench.tick()), [claim], "{refusal:?}");
     }

@@ -1,9 +1,9 @@
 //! I14: every failed delete is reported with message and dequeue count, and retried a limited number of times.
 
-use journeyman::domain::refusal::Refusal;
-use journeyman::domain::worker::{Alert, DELETE_ATTEMPTS_MAX, Effect};
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::worker::{Alert, DELETE_ATTEMPTS_MAX, Effect};
 
-use crate::support::{Bench, LEASE, RETRY, deletes, has, secs};
+use crate::rules::support::{Bench, LEASE, RETRY, deletes, has, secs};
 
 fn failing(refusal: Refusal) -> (u32, Vec<Effect>) {
     let mut bench = Bench::messages(1, 1);

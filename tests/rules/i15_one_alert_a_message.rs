@@ -1,9 +1,9 @@
 //! I15: a message received more often than the limit raises one alert, not one for each poll.
 
-use journeyman::domain::refusal::Refusal;
-use journeyman::domain::worker::{ALERTED_MESSAGES_MAX, Alert, Effect, PollResult};
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::worker::{ALERTED_MESSAGES_MAX, Alert, Effect, PollResult};
 
-use crate::support::{Bench, MESSAGES, policy, secs};
+use crate::rules::support::{Bench, MESSAGES, policy, secs};
 
 fn alerts(effects: &[Effect]) -> usize {
     effects.iter().filter(|effect| matches!(effect, Effect::Alert(Alert::DequeueCount { .. }))).count()

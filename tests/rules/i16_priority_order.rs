@@ -1,10 +1,10 @@
 //! I16: priority queues are polled strictly in order: a lower one only after every higher one was empty in the same round.
 
-use journeyman::domain::id::{PriorityQueue, SourceId};
-use journeyman::domain::refusal::Refusal;
-use journeyman::domain::worker::{Effect, Event, OpenResult};
+use journeyman_domain::id::{PriorityQueue, SourceId};
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::worker::{Effect, Event, OpenResult};
 
-use crate::support::{Bench, CLAIMS, MESSAGES, RETRY, at, policy, polls, secs};
+use crate::rules::support::{Bench, CLAIMS, MESSAGES, RETRY, at, policy, polls, secs};
 
 fn lane(effects: &[Effect]) -> Option<u16> {
     effects.iter().find_map(|effect| if let Effect::Poll { queue: lane, .. } = effect { Some(lane.0) } else { None })
@@ -50,7 +50,7 @@ fn i16_one_poll_at_a_time_for_a_source() {
 fn i16_a_held_poll_has_slept_already() {
     let mut bench = Bench::claims(1);
     bench.now = bench.now.plus(secs(20));
-    let event = Event::Polled { source: SourceId(0), sent_at: at(0), answer: Ok(Default::default()) };
+    let event = Event::Polled { source: SourceId(0), answer: Ok(Default::default()) };
     assert_eq!(polls(&bench.happens(event)), 1);
     // One that is answered at once, as a quarantined worker's is, does not spin.
     assert_eq!(polls(&bench.empty()), 0);

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::ClaimAction;
-use journeyman::domain::id::SourceId;
-use journeyman::domain::worker::{Alert, Effect, PollResult};
+use journeyman_domain::claim::ClaimAction;
+use journeyman_domain::id::SourceId;
+use journeyman_domain::worker::{Alert, Effect, PollResult};
 
-use crate::support::{Bench, claims, has, polls};
+use crate::rules::support::{Bench, claims, has, polls};
 
 #[test]
 fn i17_the_rest_of_the_batch_is_claimed_and_the_unreadable_message_deleted() {

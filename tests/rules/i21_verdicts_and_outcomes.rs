@@ -1,9 +1,9 @@
 //! I21: `malformed-payload` only if no task code ran, `failed` only if it ran and exited by itself, not if the worker killed it.
 
-use journeyman::domain::claim::{ClaimAction, ClaimEvent, UploadStatus};
-use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome, PrepareFailure, Verdict};
+use journeyman_domain::claim::{ClaimAction, ClaimEvent, UploadStatus};
+use journeyman_domain::outcome::{ExceptionReason, ExecuteFailure, Outcome, PrepareFailure, Verdict};
 
-use crate::support::{COMPLETED, FAILED, One, RELEASE_CLAIM, REPORTED, Reclaims, UPLOADED, at};
+use crate::rules::support::{COMPLETED, FAILED, One, RELEASE_CLAIM, REPORTED, Reclaims, UPLOADED, at};
 
 const VERDICTS: [Verdict; 5] = [
     Ok(()),

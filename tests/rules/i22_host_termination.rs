@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{
-    ClaimAction, ClaimEnd, ClaimEvent, KillCause, LossReason, REPORT_ATTEMPTS_MIN, REPORT_RESERVE,
+use journeyman_domain::claim::{
+    CancelCause, ClaimAction, ClaimEnd, ClaimEvent, LossReason, REPORT_ATTEMPTS_MIN, REPORT_RESERVE,
 };
-use journeyman::domain::id::LocalToken;
-use journeyman::domain::outcome::{ExecuteFailure, Outcome};
-use journeyman::domain::worker::{Effect, Event, ExitReason, GrantedClaim, OnTerminationNotice, WorkerPolicy};
+use journeyman_domain::id::LocalToken;
+use journeyman_domain::outcome::{ExecuteFailure, Outcome};
+use journeyman_domain::worker::{Effect, Event, ExitReason, GrantedClaim, OnTerminationNotice, WorkerPolicy};
 
-use crate::support::{
+use crate::rules::support::{
     Bench, CLAIMS, DRAIN, FAILED, GRACE, LAST_RUN, LEASE, MARGIN, MESSAGES, One, PREPARED, RELEASE, REPORTED, RETRY,
     SHUTDOWN, UPLOADED, acts, at, has, policy, polls, secs,
 };
@@ -36,7 +36,7 @@ fn i22_a_running_payload_goes_on_until_the_margin_before_the_host_goes() {
     assert_eq!(bench.happens(goes_at(120)), []);
     assert_eq!(bench.pass(secs(120) - MARGIN - secs(1)), [], "none of the notice is wasted");
     let effects = bench.pass(secs(1));
-    assert_eq!(effects, [Effect::Claim(claim, ClaimAction::Kill { cause: KillCause::Shutdown, grace: GRACE })]);
+    assert_eq!(effects, [Effect::Claim(claim, ClaimAction::Kill { cause: CancelCause::Shutdown, grace: GRACE })]);
     let effects = bench.tell(claim, FAILED);
     assert_eq!(reported(&effects, claim), Some(SHUTDOWN));
     bench.tell(claim, REPORTED);
@@ -66,7 +66,7 @@ fn i22_a_grace_longer_than_the_margin_has_its_time_nevertheless() {
     assert_eq!(bench.pass(secs(120) - GRACE - REPORT_RESERVE - secs(1)), []);
     assert_eq!(
         bench.pass(secs(1)),
-        [Effect::Claim(claim, ClaimAction::Kill { cause: KillCause::Shutdown, grace: GRACE })]
+        [Effect::Claim(claim, ClaimAction::Kill { cause: CancelCause::Shutdown, grace: GRACE })]
     );
 }
 
@@ -81,7 +81,7 @@ fn i22_running_payloads_are_released_at_once_if_the_notice_is_short_or_has_no_ti
     ] {
         let mut bench = Bench::opened_with(WorkerPolicy { on_termination_notice, ..policy(1) }, &[MESSAGES]);
         let claim = bench.executing("m1", "T");
-        let kill = ClaimAction::Kill { cause: KillCause::Shutdown, grace };
+        let kill = ClaimAction::Kill { cause: CancelCause::Shutdown, grace };
         assert_eq!(bench.happens(notice), [Effect::Claim(claim, kill)]);
         bench.empty();
         assert_eq!(bench.stops(claim).last(), Some(&Effect::Exit(ExitReason::HostTerminating)));
@@ -170,7 +170,7 @@ fn i22_a_notice_shortens_a_drain_and_a_hand_back_under_way() {
     bench.happens(RELEASE);
     let effects = bench.happens(goes_at(8));
     let grace = secs(8) - REPORT_RESERVE;
-    assert_eq!(effects, [Effect::Claim(claim, ClaimAction::Kill { cause: KillCause::Shutdown, grace })]);
+    assert_eq!(effects, [Effect::Claim(claim, ClaimAction::Kill { cause: CancelCause::Shutdown, grace })]);
 }
 
 #[test]
@@ -209,7 +209,7 @@ fn i22_every_report_fits_before_the_host_goes_even_if_a_call_hangs() {
     assert_eq!(timeout, secs(9) / REPORT_ATTEMPTS_MIN);
     one.now = at(6).plus(timeout);
     assert_eq!(one.happens(ClaimEvent::Reported(Err(RETRY))), []);
-    let acts = one.pass_to(at(11), crate::support::Reclaims::Silent);
+    let acts = one.pass_to(at(11), crate::rules::support::Reclaims::Silent);
     assert!(matches!(acts[..], [ClaimAction::Report { outcome: SHUTDOWN, .. }]), "{acts:?}");
 }
 

@@ -2,15 +2,16 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{
-    ClaimAction, ClaimEnd, ClaimEvent, KillCause, LossReason, POLL_WAIT_MAX, REPORT_RESERVE, RunTerms,
+use journeyman_domain::claim::{
+    CancelCause, ClaimAction, ClaimEnd, ClaimEvent, LossReason, POLL_WAIT_MAX, REPORT_RESERVE, RunTerms,
     SHUTDOWN_UPLOAD_MAX,
 };
-use journeyman::domain::outcome::Outcome;
-use journeyman::domain::refusal::Refusal;
-use journeyman::domain::worker::{Alert, Effect, Event, ExitReason, GrantedClaim};
+use journeyman_domain::lease::Granted;
+use journeyman_domain::outcome::Outcome;
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::worker::{Alert, Effect, Event, ExitReason, GrantedClaim};
 
-use crate::support::{
+use crate::rules::support::{
     Bench, COMPLETED, DRAIN, FAILED, GRACE, LAST_RUN, LEASE, LEFT_TO_EXPIRE, One, PREPARED, RELEASE, RELEASE_CLAIM,
     REPORTED, RETRY, Reclaims, SHUTDOWN, UPLOADED, acts, at, claims, has, policy, polls, run, secs,
 };
@@ -22,7 +23,7 @@ fn notice(secs: u64) -> ClaimEvent {
 #[test]
 fn i22_with_time_enough_a_payload_is_ended_and_reported() {
     for mut one in [One::preparing(), One::executing()] {
-        assert_eq!(one.happens(notice(120)), [ClaimAction::Kill { cause: KillCause::Shutdown, grace: GRACE }]);
+        assert_eq!(one.happens(notice(120)), [ClaimAction::Kill { cause: CancelCause::Shutdown, grace: GRACE }]);
         let acts = one.happens(FAILED);
         assert!(matches!(acts[..], [ClaimAction::Report { outcome: SHUTDOWN, .. }]), "{acts:?}");
     }
@@ -32,13 +33,13 @@ fn i22_with_time_enough_a_payload_is_ended_and_reported() {
 fn i22_the_grace_shrinks_with_the_notice() {
     let mut one = One::executing();
     let grace = secs(8) - REPORT_RESERVE;
-    assert_eq!(one.happens(notice(8)), [ClaimAction::Kill { cause: KillCause::Shutdown, grace }]);
+    assert_eq!(one.happens(notice(8)), [ClaimAction::Kill { cause: CancelCause::Shutdown, grace }]);
 }
 
 #[test]
 fn i22_without_time_for_a_report_the_claim_is_left_to_expire() {
     let mut one = One::executing();
-    assert_eq!(one.happens(notice(3)), [ClaimAction::Kill { cause: KillCause::Shutdown, grace: Duration::ZERO }]);
+    assert_eq!(one.happens(notice(3)), [ClaimAction::Kill { cause: CancelCause::Shutdown, grace: Duration::ZERO }]);
     assert_eq!(one.happens(COMPLETED), [LEFT_TO_EXPIRE]);
 }
 
@@ -47,7 +48,7 @@ fn i22_a_payload_that_ends_too_late_is_not_reported() {
     let mut one = One::executing();
     one.happens(notice(20));
     let acts = one.pass_to(at(20), Reclaims::Silent);
-    assert_eq!(acts, [ClaimAction::Kill { cause: KillCause::Shutdown, grace: Duration::ZERO }]);
+    assert_eq!(acts, [ClaimAction::Kill { cause: CancelCause::Shutdown, grace: Duration::ZERO }]);
     assert_eq!(one.happens(COMPLETED), [LEFT_TO_EXPIRE]);
 }
 
@@ -65,7 +66,7 @@ fn i22_nothing_is_reported_at_the_deadline_itself() {
 
     let mut one = One::requested();
     one.happens(notice(20));
-    let acts = one.happens_at(at(20), ClaimEvent::Claimed { sent_at: at(1), answer: Ok(LEASE) });
+    let acts = one.happens_at(at(20), ClaimEvent::Claimed(Ok(Granted { sent_at: at(1), length: LEASE })));
     assert_eq!(acts, [LEFT_TO_EXPIRE]);
 }
 
@@ -209,14 +210,14 @@ fn i22_a_drain_lets_payloads_finish_and_reports_their_outcome() {
 #[test]
 fn i22_a_drain_that_takes_too_long_hands_back() {
     let mut bench = Bench::opened_with(
-        journeyman::domain::worker::WorkerPolicy { drain_deadline: Some(secs(300)), ..policy(1) },
-        &[crate::support::MESSAGES],
+        journeyman_domain::worker::WorkerPolicy { drain_deadline: Some(secs(300)), ..policy(1) },
+        &[crate::rules::support::MESSAGES],
     );
     let claim = bench.executing("m1", "T");
     bench.happens(DRAIN);
     assert_eq!(bench.pass(secs(299)), []);
     let effects = bench.pass(secs(1));
-    assert_eq!(effects, [Effect::Claim(claim, ClaimAction::Kill { cause: KillCause::Shutdown, grace: GRACE })]);
+    assert_eq!(effects, [Effect::Claim(claim, ClaimAction::Kill { cause: CancelCause::Shutdown, grace: GRACE })]);
     let effects = bench.stops(claim);
     assert_eq!(effects.last(), Some(&Effect::Exit(ExitReason::Released)));
 }
@@ -260,7 +261,7 @@ fn b7_a_claim_without_retries_runs_although_the_worker_drains() {
         let (claim, _) = bench.receive("m1", "T");
         bench.happens(DRAIN);
         bench.tell(claim, ClaimEvent::Terms(terms));
-        let effects = bench.tell(claim, ClaimEvent::Claimed { sent_at: bench.now, answer: Ok(LEASE) });
+        let effects = bench.tell(claim, ClaimEvent::Claimed(Ok(Granted { sent_at: bench.now, length: LEASE })));
         assert_eq!(
             effects.contains(&Effect::Claim(claim, ClaimAction::Prepare)),
             runs,
@@ -373,8 +374,8 @@ fn i22_a_hand_back_waits_for_no_poll_longer_than_its_limit() {
 #[test]
 fn i22_a_drain_with_an_end_of_its_own_counts_from_when_it_was_said_and_may_give_more_time() {
     let mut bench = Bench::opened_with(
-        journeyman::domain::worker::WorkerPolicy { drain_deadline: Some(secs(300)), ..policy(1) },
-        &[crate::support::MESSAGES],
+        journeyman_domain::worker::WorkerPolicy { drain_deadline: Some(secs(300)), ..policy(1) },
+        &[crate::rules::support::MESSAGES],
     );
     let claim = bench.executing("m1", "T1");
     bench.empty();

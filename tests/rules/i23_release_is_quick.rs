@@ -1,12 +1,14 @@
 //! I23: between the notice and the last report the worker waits only for the payloads to end; reports are sent in parallel.
 
-use journeyman::domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, REPORT_RESERVE, SHUTDOWN_UPLOAD_MAX};
-use journeyman::domain::outcome::{ExceptionReason, Outcome, PrepareFailure};
-use journeyman::domain::worker::{Effect, Event};
+use journeyman_domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, REPORT_RESERVE, SHUTDOWN_UPLOAD_MAX};
+use journeyman_domain::outcome::{ExceptionReason, Outcome, PrepareFailure};
+use journeyman_domain::worker::{Effect, Event};
 
-use crate::support::{Bench, FAILED, GRACE, LEASE, MARGIN, One, PREPARED, RELEASE_CLAIM, REPORTED, Reclaims, at, secs};
+use crate::rules::support::{
+    Bench, FAILED, GRACE, LEASE, MARGIN, One, PREPARED, RELEASE_CLAIM, REPORTED, Reclaims, at, secs,
+};
 
-fn thirty_two(bench: &mut Bench) -> Vec<journeyman::domain::id::LocalToken> {
+fn thirty_two(bench: &mut Bench) -> Vec<journeyman_domain::id::LocalToken> {
     let seen: Vec<_> = (0..32).map(|n| bench.seen(&format!("m{n}"), &format!("T{n}"))).collect();
     let held: Vec<_> = seen.iter().map(|seen| seen.token).collect();
     bench.hit(seen);

@@ -1,9 +1,9 @@
 //! I24: the exit reason is the first cause of the exit; a release outranks a drain.
 
-use journeyman::domain::refusal::Refusal;
-use journeyman::domain::worker::{Alert, Effect, Event, ExitReason};
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::worker::{Alert, Effect, Event, ExitReason};
 
-use crate::support::{Bench, CLAIMS, DRAIN, MESSAGES, RELEASE, at, has, policy, secs};
+use crate::rules::support::{Bench, CLAIMS, DRAIN, MESSAGES, RELEASE, at, has, policy, secs};
 
 fn exit_after(events: Vec<Event>) -> Option<ExitReason> {
     let mut bench = Bench::messages(1, 1);
@@ -32,7 +32,7 @@ fn b13_a_second_signal_without_tasks_is_still_a_drain() {
     bench.empty();
     assert_eq!(bench.stops(claim).last(), Some(&Effect::Exit(ExitReason::Released)), "a task was released");
     // The drain's own limit passes while its last poll is open.
-    let limited = journeyman::domain::worker::WorkerPolicy { drain_deadline: Some(secs(5)), ..policy(1) };
+    let limited = journeyman_domain::worker::WorkerPolicy { drain_deadline: Some(secs(5)), ..policy(1) };
     let mut bench = Bench::opened_with(limited, &[MESSAGES]);
     bench.happens(DRAIN);
     bench.pass(secs(5));
@@ -74,9 +74,9 @@ fn i24_credentials_that_are_refused_again_and_again_end_the_worker() {
         let mut denied = 0;
         while !has!(effects, Effect::Exit(_)) {
             assert!(denied < 50);
-            if effects.contains(&Effect::Open(journeyman::domain::id::SourceId(0))) {
+            if effects.contains(&Effect::Open(journeyman_domain::id::SourceId(0))) {
                 denied += 1;
-                let source = journeyman::domain::id::SourceId(0);
+                let source = journeyman_domain::id::SourceId(0);
                 effects = bench.happens(Event::Opened { source, sent_at: bench.now, answer: Err(Refusal::Denied) });
             } else {
                 effects = bench.pass(secs(1));
@@ -143,7 +143,7 @@ fn i24_requests_that_are_wrong_from_the_start_end_the_worker_and_later_ones_do_n
     // Opening, and polling where the poll is what claims.
     let mut bench = Bench::new(policy(1), &[MESSAGES]);
     bench.tick();
-    let source = journeyman::domain::id::SourceId(0);
+    let source = journeyman_domain::id::SourceId(0);
     let rejected = Event::Opened { source, sent_at: at(0), answer: Err(Refusal::Rejected) };
     assert_eq!(bench.happens(rejected), [Effect::Exit(ExitReason::Misconfigured)]);
 
@@ -159,7 +159,7 @@ fn i24_requests_that_are_wrong_from_the_start_end_the_worker_and_later_ones_do_n
 
 #[test]
 fn i24_a_drain_that_takes_too_long_keeps_its_cause() {
-    let limited = journeyman::domain::worker::WorkerPolicy { drain_deadline: Some(secs(5)), ..policy(2) };
+    let limited = journeyman_domain::worker::WorkerPolicy { drain_deadline: Some(secs(5)), ..policy(2) };
     let mut bench = Bench::new(limited, &[MESSAGES; 2]);
     bench.tick();
     bench.opened(0, 1);
@@ -176,7 +176,7 @@ fn i24_a_drain_that_takes_too_long_keeps_its_cause() {
 #[test]
 fn i24_urls_that_were_given_start_the_count_of_refusals_anew() {
     let mut bench = Bench::new(policy(1), &[MESSAGES]);
-    let source = journeyman::domain::id::SourceId(0);
+    let source = journeyman_domain::id::SourceId(0);
     bench.tick();
     let mut counts = Vec::new();
     for answer in [false, false, true, false] {

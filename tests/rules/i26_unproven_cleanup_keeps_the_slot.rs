@@ -1,11 +1,11 @@
 //! I26: a payload with processes that may remain keeps its slot, is reported once, and decides the exit reason.
 
-use journeyman::domain::claim::{ClaimAction, ClaimEvent};
-use journeyman::domain::id::LocalToken;
-use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome};
-use journeyman::domain::worker::{Alert, Effect, Event, ExitReason};
+use journeyman_domain::claim::{ClaimAction, ClaimEvent};
+use journeyman_domain::id::LocalToken;
+use journeyman_domain::outcome::{ExceptionReason, ExecuteFailure, Outcome};
+use journeyman_domain::worker::{Alert, Effect, Event, ExitReason};
 
-use crate::support::{Bench, DRAIN, REPORTED, UPLOADED, acts, exits, has, run};
+use crate::rules::support::{Bench, DRAIN, REPORTED, UPLOADED, acts, exits, has, run};
 
 /// Ends a claim; processes of its payload may remain.
 fn ends_occupied(bench: &mut Bench, claim: LocalToken) -> Vec<Effect> {
@@ -38,7 +38,7 @@ fn i26_a_slot_comes_back_when_nothing_is_left() {
     let claim = bench.executing("m1", "T");
     ends_occupied(&mut bench, claim);
     let polls = |effects: &[Effect]| effects.iter().filter(|effect| matches!(effect, Effect::Poll { .. })).count();
-    assert_eq!(polls(&bench.pass(crate::support::secs(3600))), 0, "there is no slot to ask with");
+    assert_eq!(polls(&bench.pass(crate::rules::support::secs(3600))), 0, "there is no slot to ask with");
     let effects = bench.happens(Event::CleanupDone { claim });
     assert_eq!((polls(&effects), bench.worker.cleanup_pending().count()), (1, 0), "{effects:?}");
 }

@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
-use journeyman::domain::claim::{ClaimEnd, LossReason};
-use journeyman::domain::id::{Run, TaskId};
-use journeyman::domain::journal::{self, BootId, ClaimRecord, EntryId, Journal, JournalRecord, Leader, ProcessRecord};
-use journeyman::domain::outcome::Outcome;
+use journeyman_domain::claim::{ClaimEnd, LossReason};
+use journeyman_domain::id::{Run, TaskId};
+use journeyman_domain::journal::{self, BootId, ClaimRecord, EntryId, Journal, JournalRecord, Leader, ProcessRecord};
+use journeyman_domain::outcome::Outcome;
 
-use crate::support::SHUTDOWN;
+use crate::rules::support::SHUTDOWN;
 
 /// What happens to a worker, as far as its journal is concerned.
 #[derive(Debug, Clone)]
@@ -190,10 +190,10 @@ fn i28_only_what_the_queue_may_still_count_as_ours_is_asked_for_again() {
         (ClaimEnd::ReportRejected(outcome), false),
         (ClaimEnd::Lost(LossReason::Revoked), false),
         (ClaimEnd::Lost(LossReason::Canceled), false),
-        (ClaimEnd::Lost(LossReason::LeaseExpired), false),
-        (ClaimEnd::Lost(LossReason::GrantedTooLate), false),
+        (ClaimEnd::Lost(LossReason::LeaseExpired), true),
+        (ClaimEnd::Lost(LossReason::GrantedTooLate), true),
         (ClaimEnd::Lost(LossReason::ShutdownDeadline), true),
-        (ClaimEnd::Unconfirmed { outcome, loss: LossReason::LeaseExpired }, false),
+        (ClaimEnd::Unconfirmed { outcome, loss: LossReason::LeaseExpired }, true),
         (ClaimEnd::Unconfirmed { outcome, loss: LossReason::ShutdownDeadline }, true),
         (ClaimEnd::NotGranted, true),
     ] {

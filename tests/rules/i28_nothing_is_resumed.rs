@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{CancelCommand, ClaimAction, ClaimEnd, ClaimEvent, LossReason, TAKEOVER_ATTEMPTS_MAX};
-use journeyman::domain::id::{LocalToken, SourceId};
-use journeyman::domain::outcome::Outcome;
-use journeyman::domain::poll::{CLOCK_SKEW_MAX, RECOVERY_ATTEMPTS_MAX};
-use journeyman::domain::refusal::Refusal;
-use journeyman::domain::worker::{Alert, Effect, Event, GrantedClaim, PollResult, RecoveredClaim, RecoveryResult};
+use journeyman_domain::claim::{CancelCommand, ClaimAction, ClaimEnd, ClaimEvent, LossReason, TAKEOVER_ATTEMPTS_MAX};
+use journeyman_domain::id::{LocalToken, SourceId};
+use journeyman_domain::lease::Granted;
+use journeyman_domain::outcome::Outcome;
+use journeyman_domain::poll::{CLOCK_SKEW_MAX, RECOVERY_ATTEMPTS_MAX};
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::worker::{Alert, Effect, Event, GrantedClaim, PollResult, RecoveredClaim, RecoveryResult};
 
-use crate::support::{
+use crate::rules::support::{
     Bench, CLAIMS, DRAIN, LAST_RUN, LEASE, MESSAGES, RELEASE, REPORTED, RETRY, SHUTDOWN, acts, has, policy, run, secs,
 };
 
@@ -56,17 +57,14 @@ fn b7_a_claim_of_a_lost_reply_runs_if_a_release_would_end_its_task() {
 #[test]
 fn i28_one_whose_lease_does_not_allow_it_is_forgotten() {
     let mut bench = started();
-    let found = GrantedClaim { length: Duration::ZERO, ..bench.grant("T") };
+    let found = GrantedClaim { lease: Granted { sent_at: bench.now, length: Duration::ZERO }, ..bench.grant("T") };
     let effects = bench.recovered(0, Ok(vec![found]));
     assert!(!acts!(effects, ClaimAction::Report { .. }));
     let claim = effects.iter().find_map(|effect| match effect {
         Effect::Claim(claim, ClaimAction::Reclaim { .. }) => Some(*claim),
         _ => None,
     });
-    let effects = bench.tell(
-        claim.expect("it is reclaimed"),
-        ClaimEvent::Reclaimed { sent_at: bench.now, answer: Err(Refusal::Gone) },
-    );
+    let effects = bench.tell(claim.expect("it is reclaimed"), ClaimEvent::Reclaimed(Err(Refusal::Gone)));
     assert!(acts!(effects, ClaimAction::Close(ClaimEnd::Lost(LossReason::GrantedTooLate))), "{effects:?}");
 }
 
@@ -117,7 +115,7 @@ fn i28_while_the_start_could_not_be_looked_at_everything_found_later_is_an_earli
 
 fn partly(bench: &mut Bench, claims: Vec<GrantedClaim>) -> Vec<Effect> {
     let answer = Ok(RecoveryResult { claims, error: Some(RETRY), foreign_claims: 0 });
-    bench.happens(Event::Recovered { source: SourceId(0), sent_at: bench.now, answer })
+    bench.happens(Event::Recovered { source: SourceId(0), answer })
 }
 
 #[test]
@@ -199,7 +197,7 @@ fn i28_claims_of_a_namesake_are_told_of_once_and_again_when_they_become_more() {
     };
     for (others, expected) in [(2, Some(2)), (2, None), (1, None), (3, Some(3)), (0, None), (1, Some(1))] {
         let answer = Ok(RecoveryResult { claims: Vec::new(), error: None, foreign_claims: others });
-        let effects = bench.happens(Event::Recovered { source: SourceId(0), sent_at: bench.now, answer });
+        let effects = bench.happens(Event::Recovered { source: SourceId(0), answer });
         assert_eq!(told(&effects), expected, "{others}");
         assert_eq!(bench.worker.sources().first().map(|source| source.foreign_claims), Some(others));
         bench.polled(0, Err(RETRY));
@@ -218,7 +216,7 @@ fn left(bench: &mut Bench, name: &str, outcome: Outcome) -> LocalToken {
 }
 
 fn taken(bench: &mut Bench, claim: LocalToken, answer: Result<Duration, Refusal>) -> Vec<Effect> {
-    bench.tell(claim, ClaimEvent::Claimed { sent_at: bench.now, answer })
+    bench.tell(claim, ClaimEvent::Claimed(answer.map(|length| Granted { sent_at: bench.now, length })))
 }
 
 #[test]
@@ -276,7 +274,7 @@ fn i28_a_message_about_what_was_written_down_leads_to_no_second_claim() {
     // Without an answer the worker gives up, and the lease expires.
     let mut bench = Bench::new(policy(2), &[MESSAGES]);
     let claim = left(&mut bench, "T", SHUTDOWN);
-    taken(&mut bench, claim, Err(Refusal::Denied));
+    taken(&mut bench, claim, Err(Refusal::Rejected));
     bench.tick();
     bench.opened(0, 1);
     let (_, effects) = bench.receive("m", "T");

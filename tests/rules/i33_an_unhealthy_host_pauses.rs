@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{ClaimAction, ClaimEnd, ClaimEvent};
-use journeyman::domain::host_health::{FAULT_BACKOFF, ProbeResult};
-use journeyman::domain::id::LocalToken;
-use journeyman::domain::outcome::{ExecuteFailure, PrepareFailure};
-use journeyman::domain::worker::{Alert, ClaimingBlocked, ClaimingState, Effect, Event, PollResult};
+use journeyman_domain::claim::{ClaimAction, ClaimEnd, ClaimEvent};
+use journeyman_domain::host_health::{FAULT_BACKOFF, ProbeResult};
+use journeyman_domain::id::LocalToken;
+use journeyman_domain::outcome::{ExecuteFailure, PrepareFailure};
+use journeyman_domain::worker::{Alert, ClaimingBlocked, ClaimingState, Effect, Event, PollResult};
 
-use crate::support::{
+use crate::rules::support::{
     Bench, DRAIN, LEASE, PREPARED, REPORTED, SHUTDOWN, UPLOADED, acts, claims, has, polls, run, secs,
 };
 

@@ -1,16 +1,17 @@
 //! I34: a command ends one claim and no other, in any state of that claim, and decides its outcome unless that was sent already.
 
-use journeyman::domain::claim::{
-    CancelCommand, CancelResult, ClaimAction, ClaimEnd, ClaimEvent, KillCause, LossReason,
+use journeyman_domain::claim::{
+    CancelCause, CancelCommand, CancelResult, ClaimAction, ClaimEnd, ClaimEvent, LossReason, POLL_WAIT_MAX,
 };
-use journeyman::domain::id::LocalToken;
-use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome, PrepareFailure};
-use journeyman::domain::refusal::Refusal;
-use journeyman::domain::worker::{Effect, Event};
+use journeyman_domain::id::LocalToken;
+use journeyman_domain::lease::Granted;
+use journeyman_domain::outcome::{ExceptionReason, ExecuteFailure, Outcome, PrepareFailure};
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::worker::{Effect, Event};
 
-use crate::support::{
-    Bench, COMPLETED, FAILED, GRACE, LEASE, MARGIN, One, PREPARED, RELEASE_CLAIM, REPORTED, RETRY, Reclaims, SHUTDOWN,
-    UNANSWERED, UPLOADED, acts, at, secs,
+use crate::rules::support::{
+    Bench, COMPLETED, FAILED, GRACE, LEASE, MARGIN, One, PREPARED, RELEASE, RELEASE_CLAIM, REPORTED, RETRY, Reclaims,
+    SHUTDOWN, UNANSWERED, UPLOADED, acts, at, secs,
 };
 
 const ORDERS: [CancelCommand; 2] = [CancelCommand::Release, CancelCommand::Cancel];
@@ -33,7 +34,7 @@ fn i34_what_runs_is_told_to_end_and_reported_once_nothing_of_it_is_left() {
         for mut one in [One::preparing(), One::executing()] {
             let (obeyed, acts) = ordered(&mut one, order);
             assert_eq!(obeyed, CancelResult::Stopping(outcome));
-            assert_eq!(acts, [ClaimAction::Kill { cause: KillCause::Command(order), grace: GRACE }]);
+            assert_eq!(acts, [ClaimAction::Kill { cause: CancelCause::Command(order), grace: GRACE }]);
             assert_eq!(ordered(&mut one, order), (CancelResult::Stopping(outcome), Vec::new()), "it is told once");
             let acts = one.happens(COMPLETED);
             assert_eq!(reports(&acts), [outcome], "I21: what it said does not count");
@@ -56,7 +57,7 @@ fn i34_the_lease_of_what_is_being_ended_is_still_extended() {
 
 #[test]
 fn i34_a_claim_that_is_being_asked_for_is_reported_when_it_is_granted_and_never_prepared() {
-    let granted = ClaimEvent::Claimed { sent_at: at(0), answer: Ok(LEASE) };
+    let granted = ClaimEvent::Claimed(Ok(Granted { sent_at: at(0), length: LEASE }));
     let mut one = One::requested();
     assert_eq!(ordered(&mut one, CancelCommand::Release), (CancelResult::ReportWhenGranted(SHUTDOWN), Vec::new()));
     let acts = one.happens(granted);
@@ -146,15 +147,15 @@ fn i34_i09_an_outcome_that_was_sent_stays_what_it_is() {
 fn i34_a_lost_claim_is_reported_for_no_order() {
     for order in ORDERS {
         let mut one = One::executing();
-        one.happens(ClaimEvent::Reclaimed { sent_at: at(0), answer: Err(Refusal::Gone) });
+        one.happens(ClaimEvent::Reclaimed(Err(Refusal::Gone)));
         assert_eq!(ordered(&mut one, order), (CancelResult::Lost(LossReason::Revoked), Vec::new()));
         assert_eq!(one.happens(FAILED), [ClaimAction::Close(ClaimEnd::Lost(LossReason::Revoked))]);
 
         let mut one = One::executing();
         ordered(&mut one, order);
-        let acts = one.happens(ClaimEvent::Reclaimed { sent_at: at(0), answer: Err(Refusal::Gone) });
+        let acts = one.happens(ClaimEvent::Reclaimed(Err(Refusal::Gone)));
         assert!(
-            matches!(acts[..], [ClaimAction::Kill { cause: KillCause::ClaimLost(LossReason::Revoked), .. }]),
+            matches!(acts[..], [ClaimAction::Kill { cause: CancelCause::ClaimLost(LossReason::Revoked), .. }]),
             "{acts:?}"
         );
         assert_eq!(one.happens(FAILED), [ClaimAction::Close(ClaimEnd::Lost(LossReason::Revoked))]);
@@ -179,7 +180,7 @@ fn i34_i22_a_canceled_task_is_not_handed_back_by_a_worker_that_has_to_go_and_the
         let mut one = One::executing();
         one.happens(ClaimEvent::Command(CancelCommand::Cancel));
         let acts = one.happens(ClaimEvent::Release { deadline });
-        assert!(matches!(acts[..], [ClaimAction::Kill { cause: KillCause::Shutdown, .. }]), "{acts:?}");
+        assert!(matches!(acts[..], [ClaimAction::Kill { cause: CancelCause::Shutdown, .. }]), "{acts:?}");
         assert_eq!(reports(&one.happens(FAILED)), [INTERNAL]);
     }
     let mut one = One::executing();
@@ -207,7 +208,7 @@ fn i34_i23_neighbours_run_on_and_its_slot_is_used_again() {
     }
     let order = CancelCommand::Release;
     let effects = bench.tell(one, ClaimEvent::Command(order));
-    assert_eq!(effects, [Effect::Claim(one, ClaimAction::Kill { cause: KillCause::Command(order), grace: GRACE })]);
+    assert_eq!(effects, [Effect::Claim(one, ClaimAction::Kill { cause: CancelCause::Command(order), grace: GRACE })]);
     let effects = bench.tell(one, FAILED);
     assert!(
         matches!(effects[..], [Effect::Claim(claim, ClaimAction::Report { outcome: SHUTDOWN, .. })] if claim == one),
@@ -230,7 +231,7 @@ fn i34_i22_what_is_being_ended_by_an_order_is_told_of_the_hosts_end() {
     bench.pass(secs(60));
     bench.tell(claim, ClaimEvent::Command(CancelCommand::Release));
     let effects = bench.pass(secs(60) - MARGIN);
-    assert!(acts!(effects, ClaimAction::Kill { cause: KillCause::Shutdown, .. }), "{effects:?}");
+    assert!(acts!(effects, ClaimAction::Kill { cause: CancelCause::Shutdown, .. }), "{effects:?}");
 }
 
 #[test]
@@ -255,4 +256,17 @@ fn i34_what_a_paused_worker_hands_back_waits_for_the_poll_that_would_bring_it_ba
         let effects = bench.empty();
         assert_eq!(acts!(effects, ClaimAction::Report { outcome: SHUTDOWN, .. }), paused, "{effects:?}");
     }
+}
+
+#[test]
+fn i34_a_cancel_decides_about_a_release_whose_wait_for_a_poll_has_just_ended() {
+    let mut bench = Bench::claims(2);
+    let (claim, _) = bench.granted("A");
+    bench.tell(claim, PREPARED);
+    bench.happens(RELEASE);
+    assert!(!acts!(bench.tell(claim, FAILED), ClaimAction::Report { .. }), "it waits for the poll");
+    // The timer is late, and the command comes first.
+    bench.now = bench.now.plus(POLL_WAIT_MAX);
+    let effects = bench.tell(claim, ClaimEvent::Command(CancelCommand::Cancel));
+    assert!(acts!(effects, ClaimAction::Report { outcome: INTERNAL, .. }), "{effects:?}");
 }

@@ -3,17 +3,17 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{ClaimAction, ClaimEnd};
-use journeyman::domain::id::SourceId;
-use journeyman::domain::outcome::{ExceptionReason, Outcome};
-use journeyman::domain::poll::Capabilities;
-use journeyman::domain::refusal::Refusal;
-use journeyman::domain::worker::{
+use journeyman_domain::claim::{ClaimAction, ClaimEnd};
+use journeyman_domain::id::SourceId;
+use journeyman_domain::outcome::{ExceptionReason, Outcome};
+use journeyman_domain::poll::Capabilities;
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::worker::{
     Alert, ClaimingBlocked, ClaimingState, Effect, Event, ExitPolicy, ExitReason, HostResources, MinResources,
     PollResult, WorkerPolicy,
 };
 
-use crate::support::{
+use crate::rules::support::{
     Bench, CLAIMS, FAILED, LEASE, MESSAGES, PREPARED, RELEASE, REPORTED, UPLOADED, acts, at, claims, exits, has,
     policy, polls, run, secs,
 };
@@ -207,7 +207,7 @@ fn i08_never_more_claims_than_max_tasks_are_asked_for_and_the_last_ones_are_fini
     let effects = bench.opened(0, 1);
     assert!(effects.contains(&Effect::Poll {
         source: SourceId(0),
-        queue: journeyman::domain::id::PriorityQueue(0),
+        queue: journeyman_domain::id::PriorityQueue(0),
         max: 2
     }));
     let first = bench.executing("m1", "T1");

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use journeyman::domain::termination_notice::{
+use journeyman_domain::termination_notice::{
     NOTICE_MIN, NOTICE_RETRY, NoticeEvent, NoticeReading, NoticeTracker, PollSchedule, Termination,
 };
-use journeyman::domain::time::Instant;
+use journeyman_domain::time::Instant;
 
-use crate::support::at;
+use crate::rules::support::at;
 
 const FIVE: PollSchedule = PollSchedule::with_interval(Duration::from_secs(5));
 const NOTHING: Option<NoticeReading> = Some(NoticeReading::Nothing);

@@ -2,19 +2,19 @@
 
 use std::time::Duration;
 
-use journeyman::domain::service_supervisor::{
+use journeyman_domain::service_supervisor::{
     Effect, Event, HealthCheckResult, ManagedBy, RESTART_BACKOFF, STABLE_AFTER, ServiceAvailability, ServicePolicy,
     ServiceSupervisor, StopReason,
 };
-use journeyman::domain::time::Instant;
+use journeyman_domain::time::Instant;
 
-use journeyman::domain::claim::{ClaimAction, ClaimEvent};
-use journeyman::domain::id::SourceId;
-use journeyman::domain::outcome::{ExceptionReason, Outcome, PrepareFailure};
-use journeyman::domain::poll::Capabilities;
-use journeyman::domain::worker::{ClaimingBlocked, ClaimingState, Effect as WorkerEffect, Event as WorkerEvent};
+use journeyman_domain::claim::{ClaimAction, ClaimEvent};
+use journeyman_domain::id::SourceId;
+use journeyman_domain::outcome::{ExceptionReason, Outcome, PrepareFailure};
+use journeyman_domain::poll::Capabilities;
+use journeyman_domain::worker::{ClaimingBlocked, ClaimingState, Effect as WorkerEffect, Event as WorkerEvent};
 
-use crate::support::{Bench as WorkerBench, CLAIMS, MESSAGES, UPLOADED, policy, polls, secs};
+use crate::rules::support::{Bench as WorkerBench, CLAIMS, MESSAGES, UPLOADED, policy, polls, secs};
 
 const POLICY: ServicePolicy = ServicePolicy {
     managed_by: ManagedBy::Worker,

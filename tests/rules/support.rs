@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{self, ClaimAction, ClaimEvent, ClaimState, RunTerms};
-use journeyman::domain::id::{LocalToken, PriorityQueue, Run, ServiceId, SourceId, TaskId};
-use journeyman::domain::jitter::Jitter;
-use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome};
-use journeyman::domain::poll::Capabilities;
-use journeyman::domain::refusal::Refusal;
-use journeyman::domain::time::Instant;
-use journeyman::domain::worker::{
+use journeyman_domain::claim::{self, ClaimAction, ClaimEvent, ClaimState, RunTerms};
+use journeyman_domain::id::{LocalToken, PriorityQueue, Run, ServiceId, SourceId, TaskId};
+use journeyman_domain::jitter::Jitter;
+use journeyman_domain::lease::Granted;
+use journeyman_domain::outcome::{ExceptionReason, ExecuteFailure, Outcome};
+use journeyman_domain::poll::Capabilities;
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::time::Instant;
+use journeyman_domain::worker::{
     Effect, Event, ExitPolicy, ExitReason, GrantedClaim, MinResources, OnTerminationNotice, OpenResult, PollResult,
     ReceivedMessage, RecoveryResult, SourceSpec, Worker, WorkerPolicy,
 };
@@ -35,7 +36,7 @@ pub(crate) const RELEASE: Event = Event::Release { deadline: None };
 pub(crate) const LEFT_TO_EXPIRE: ClaimAction =
     ClaimAction::Close(claim::ClaimEnd::Lost(claim::LossReason::ShutdownDeadline));
 /// A claim request without a definite answer.
-pub(crate) const UNANSWERED: ClaimEvent = ClaimEvent::Claimed { sent_at: Instant::ORIGIN, answer: Err(RETRY) };
+pub(crate) const UNANSWERED: ClaimEvent = ClaimEvent::Claimed(Err(RETRY));
 
 /// Messages first, then claims; nothing optional.
 pub(crate) const MESSAGES: Capabilities =
@@ -103,7 +104,7 @@ impl One {
 
     pub(crate) fn preparing_under(policy: claim::ClaimPolicy) -> Self {
         let mut one = Self { machine: ClaimState::from_grant(policy), now: at(0), jitter: Jitter::seeded(1) };
-        let acts = one.happens(ClaimEvent::Claimed { sent_at: at(0), answer: Ok(LEASE) });
+        let acts = one.happens(ClaimEvent::Claimed(Ok(Granted { sent_at: at(0), length: LEASE })));
         assert!(acts.contains(&ClaimAction::Prepare), "{acts:?}");
         one
     }
@@ -147,12 +148,12 @@ impl One {
             let reclaim = acts.iter().any(|act| matches!(act, ClaimAction::Reclaim { .. }));
             all.extend(acts);
             let answer = match reclaims {
-                Reclaims::Granted => Some(Ok(LEASE)),
+                Reclaims::Granted => Some(Ok(Granted { sent_at: next, length: LEASE })),
                 Reclaims::Refused(refusal) => Some(Err(refusal)),
                 Reclaims::Silent => None,
             };
             if let Some(answer) = answer.filter(|_| reclaim) {
-                all.extend(self.happens(ClaimEvent::Reclaimed { sent_at: next, answer }));
+                all.extend(self.happens(ClaimEvent::Reclaimed(answer)));
             }
             if next >= until {
                 return all;
@@ -276,7 +277,7 @@ impl Bench {
     }
 
     pub(crate) fn polled(&mut self, source: u16, answer: Result<PollResult, Refusal>) -> Vec<Effect> {
-        self.happens(Event::Polled { source: SourceId(source), sent_at: self.now, answer })
+        self.happens(Event::Polled { source: SourceId(source), answer })
     }
 
     pub(crate) fn empty(&mut self) -> Vec<Effect> {
@@ -293,7 +294,7 @@ impl Bench {
 
     pub(crate) fn recovered(&mut self, source: u16, answer: Result<Vec<GrantedClaim>, Refusal>) -> Vec<Effect> {
         let answer = answer.map(|claims| RecoveryResult { claims, error: None, foreign_claims: 0 });
-        self.happens(Event::Recovered { source: SourceId(source), sent_at: self.now, answer })
+        self.happens(Event::Recovered { source: SourceId(source), answer })
     }
 
     pub(crate) fn seen(&mut self, id: &str, name: &str) -> ReceivedMessage {
@@ -301,7 +302,12 @@ impl Bench {
     }
 
     pub(crate) fn grant(&mut self, name: &str) -> GrantedClaim {
-        GrantedClaim { token: self.token(), run: run(name), length: LEASE, terms: RETRIED }
+        GrantedClaim {
+            token: self.token(),
+            run: run(name),
+            lease: Granted { sent_at: self.now, length: LEASE },
+            terms: RETRIED,
+        }
     }
 
     /// A poll receives a message about a run; a claim that follows has the same token.
@@ -326,7 +332,7 @@ impl Bench {
         if answer.is_ok() {
             assert_eq!(self.tell(claim, ClaimEvent::Terms(RETRIED)), []);
         }
-        self.tell(claim, ClaimEvent::Claimed { sent_at: self.now, answer })
+        self.tell(claim, ClaimEvent::Claimed(answer.map(|length| Granted { sent_at: self.now, length })))
     }
 
     pub(crate) fn deleted(&mut self, message: LocalToken, answer: Result<(), Refusal>) -> Vec<Effect> {

@@ -3,13 +3,13 @@
 use std::time::{Duration, Instant};
 
 use jiff::SignedDuration;
-use journeyman::amqp::header_table;
-use journeyman::amqp::lapin::BasicProperties;
-use journeyman::amqp::lapin::types::AMQPValue;
+use journeyman_platform::amqp::header_table;
+use journeyman_platform::amqp::lapin::BasicProperties;
+use journeyman_platform::amqp::lapin::types::AMQPValue;
 use serde_json::Value;
 
-use crate::cluster::How;
-use crate::support::{Place, of_build, start, status, text, until};
+use crate::screwdriver::support::{Place, of_build, start, status, text, until};
+use crate::support::cluster::How;
 
 /// The properties of a check of the existing worker's.
 fn foreign_check(retry_count: i32, started_at: i64) -> BasicProperties {

@@ -8,8 +8,8 @@ use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 
-use crate::cluster::{Cluster, NAMESPACE, TOKEN};
-use crate::gremlin::{self, Gremlin};
+use crate::support::cluster::{Cluster, NAMESPACE, TOKEN};
+use crate::support::gremlin::{self, Gremlin};
 
 /// The token of the builds of tests.
 pub(crate) const BUILD_TOKEN: &str = "eyJhbGciOiJIUzI1NiJ9.eyJ1c2VybmFtZSI6MTAwMSwic2NvcGUiOlsidGVtcG9yYWwiXX0.c2ln";

@@ -1,20 +1,21 @@
 //! The worker beside Screwdriver's own: each goes on with what the other has begun.
 
-use journeyman::amqp::header_table;
-use journeyman::amqp::lapin::BasicProperties;
-use journeyman::amqp::lapin::types::AMQPValue;
-use k8s_openapi::api::core::v1::Pod;
+use journeyman_platform::amqp::header_table;
+use journeyman_platform::amqp::lapin::BasicProperties;
+use journeyman_platform::amqp::lapin::types::AMQPValue;
 use serde_json::{Value, json};
 
-use crate::cluster::Cluster;
-use crate::executor::{BUILD_TOKEN, Executor, build_api};
-use crate::support::{Place, is_of, of_build, start};
+use crate::screwdriver::executor::{BUILD_TOKEN, Executor, build_api};
+use crate::screwdriver::support::{Place, is_of, of_build, start};
+use crate::support::cluster::Cluster;
 
 /// A created pod without what is meant to differ: the suffix of its name, and the place of the token.
 fn comparable(body: &Value) -> Value {
-    // As the API server reads it: the executor has a `type` of volumes in the wrong place, which is ignored.
-    let pod: Pod = serde_json::from_value(body.clone()).expect("a pod");
-    let mut pod = serde_json::to_value(pod).expect("JSON");
+    let mut pod = body.clone();
+    // The executor has a `type` of volumes in the wrong place, which the API server ignores.
+    for volume in pod["spec"]["volumes"].as_array_mut().expect("volumes") {
+        volume.as_object_mut().expect("a volume").remove("type");
+    }
     let name = pod["metadata"]["name"].as_str().expect("a name");
     let (start, suffix) = name.rsplit_once('-').expect("a suffix");
     assert!(
@@ -25,7 +26,12 @@ fn comparable(body: &Value) -> Value {
     let container = &mut pod["spec"]["containers"][0];
     let arguments = container["args"][0].as_str().expect("arguments");
     container["args"][0] = arguments.replace(BUILD_TOKEN, "$SD_TEMPORAL_TOKEN").into();
-    container["env"].as_array_mut().expect("variables").retain(|variable| variable["name"] != "SD_TEMPORAL_TOKEN");
+    let variables = container["env"].as_array_mut().expect("variables");
+    variables.retain(|variable| variable["name"] != "SD_TEMPORAL_TOKEN");
+    for variable in variables {
+        // What is null is not set.
+        variable.as_object_mut().expect("a variable").retain(|_, value| !value.is_null());
+    }
     pod
 }
 

@@ -1,14 +1,14 @@
 //! Messages of all kinds, and what an operator sees of the worker.
 
-use journeyman::amqp::header_table;
-use journeyman::amqp::lapin::BasicProperties;
-use journeyman::amqp::lapin::types::{AMQPValue, FieldTable};
+use journeyman_platform::amqp::header_table;
+use journeyman_platform::amqp::lapin::BasicProperties;
+use journeyman_platform::amqp::lapin::types::{AMQPValue, FieldTable};
 use serde_json::json;
 
-use crate::executor::BUILD_TOKEN;
-use crate::process::Process;
-use crate::support::{Place, start, text, until};
-use crate::wire::{Way, Wire};
+use crate::screwdriver::executor::BUILD_TOKEN;
+use crate::screwdriver::support::{Place, start, text, until};
+use crate::support::process::Process;
+use crate::support::wire::{Way, Wire};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn s6_a_start_is_handled_whatever_headers_it_has() {

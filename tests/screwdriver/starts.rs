@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use journeyman::host::crash_points::{BUILD_CRASH_POINTS, DEFERRAL_CRASH_POINTS};
+use journeyman_platform::host::crash_points::{BUILD_CRASH_POINTS, DEFERRAL_CRASH_POINTS};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
-use crate::cluster::{Cluster, How};
-use crate::executor::BUILD_TOKEN;
-use crate::support::{Place, of_build, start, status, until, waiting_for_resources};
+use crate::screwdriver::executor::BUILD_TOKEN;
+use crate::screwdriver::support::{Place, of_build, start, status, until, waiting_for_resources};
+use crate::support::cluster::{Cluster, How};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_build_goes_from_its_message_to_a_pod_that_runs() {

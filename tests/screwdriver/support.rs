@@ -4,43 +4,28 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
-use std::time::Duration;
 
-use journeyman::amqp::lapin::message::BasicGetMessage;
-use journeyman::amqp::lapin::options::{
+use journeyman_platform::amqp::lapin::message::BasicGetMessage;
+use journeyman_platform::amqp::lapin::options::{
     BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions, QueueBindOptions,
     QueueDeclareOptions,
 };
-use journeyman::amqp::lapin::types::{AMQPValue, FieldTable};
-use journeyman::amqp::lapin::{BasicProperties, Channel, Confirmation, Connection, ExchangeKind};
-use journeyman::amqp::{self, header_table};
+use journeyman_platform::amqp::lapin::types::{AMQPValue, FieldTable};
+use journeyman_platform::amqp::lapin::{BasicProperties, Channel, Confirmation, Connection, ExchangeKind};
+use journeyman_platform::amqp::{self, header_table};
 use parking_lot::Mutex;
 use reqwest::Method;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use crate::broker;
-use crate::cluster::{Cluster, Fault, How, NAMESPACE};
-use crate::executor::{BUILD_TOKEN, start_message};
-use crate::gremlin::{self, Gremlin};
-use crate::process::{Process, command};
+use crate::screwdriver::executor::{BUILD_TOKEN, start_message};
+use crate::support::broker;
+use crate::support::cluster::{Cluster, Fault, How, NAMESPACE};
+use crate::support::gremlin::{self, Gremlin};
+use crate::support::process::{Process, command};
 
-const TEST_TIMEOUT: Duration = Duration::from_secs(90);
-
-pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(TEST_TIMEOUT, future).await.unwrap_or_else(|_| panic!("{what}: not within {TEST_TIMEOUT:?}"))
-}
-
-/// Waits until the condition holds, by polling it.
-pub(crate) async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
-    let waiting = async {
-        while !condition().await {
-            tokio::task::yield_now().await;
-        }
-    };
-    within(what, waiting).await;
-}
+pub(crate) use crate::support::{TEST_TIMEOUT, until};
 
 /// A recorded message that starts a build, with this id.
 pub(crate) fn start(build_id: u64) -> Value {

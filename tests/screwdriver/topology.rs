@@ -2,16 +2,16 @@
 
 use std::process::Command;
 
-use journeyman::amqp::lapin::options::{
+use journeyman_platform::amqp::lapin::options::{
     BasicGetOptions, BasicNackOptions, BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions,
     ExchangeDeleteOptions, QueueBindOptions, QueueDeclareOptions, QueueDeleteOptions,
 };
-use journeyman::amqp::lapin::types::{AMQPValue, FieldTable};
-use journeyman::amqp::lapin::{BasicProperties, Channel, Confirmation, ExchangeKind};
-use journeyman::amqp::{Broker, BrokerConfig, header_table};
+use journeyman_platform::amqp::lapin::types::{AMQPValue, FieldTable};
+use journeyman_platform::amqp::lapin::{BasicProperties, Channel, Confirmation, ExchangeKind};
+use journeyman_platform::amqp::{Broker, BrokerConfig, header_table};
 use serde_json::Value;
 
-use crate::broker::{management, shared};
+use crate::support::broker::{management, shared};
 
 /// Names of one test at the shared broker.
 struct Place {

@@ -2,18 +2,18 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{ClaimAction, ClaimEnd, KillCause, LossReason, REPORT_RESERVE};
-use journeyman::domain::id::{LocalToken, PriorityQueue, Run};
-use journeyman::domain::lease::{self, Lease};
-use journeyman::domain::outcome::{ExceptionReason, Outcome};
-use journeyman::domain::refusal::Refusal;
-use journeyman::domain::service_supervisor::ServiceAvailability;
-use journeyman::domain::time::Instant;
-use journeyman::domain::worker::{Alert, Effect, ExitReason, GrantedClaim, PollResult, RecoveryResult};
+use journeyman_domain::claim::{CancelCause, ClaimAction, ClaimEnd, LossReason, REPORT_RESERVE};
+use journeyman_domain::id::{LocalToken, PriorityQueue, Run};
+use journeyman_domain::lease::{self, Granted, Lease};
+use journeyman_domain::outcome::{ExceptionReason, Outcome};
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::service_supervisor::ServiceAvailability;
+use journeyman_domain::time::Instant;
+use journeyman_domain::worker::{Alert, Effect, ExitReason, GrantedClaim, PollResult, RecoveryResult};
 
-use crate::host::{DEQUEUE_ALERT, Track};
-use crate::queue::{How, State};
-use crate::world::World;
+use crate::sim::host::{DEQUEUE_ALERT, Track};
+use crate::sim::queue::{How, State};
+use crate::sim::world::World;
 
 /// How late a timer of the simulated host may fire.
 const LATE: Duration = Duration::from_millis(250);
@@ -45,15 +45,15 @@ impl World {
             Effect::Claim(claim, ClaimAction::Execute | ClaimAction::Start) => self.check_execute(host, *claim),
             Effect::Claim(claim, ClaimAction::Report { outcome, .. }) => self.check_report(host, *claim, *outcome),
             Effect::Claim(claim, ClaimAction::Reclaim { timeout }) => self.check_reclaim(host, *claim, *timeout),
-            Effect::Claim(claim, ClaimAction::Kill { cause: KillCause::ClaimLost(_), .. }) => {
+            Effect::Claim(claim, ClaimAction::Kill { cause: CancelCause::ClaimLost(_), .. }) => {
                 if let Some(track) = self.hosts[host].claims.get_mut(claim) {
                     track.given_up = true;
                 }
             }
-            Effect::Claim(claim, ClaimAction::Kill { cause: KillCause::Shutdown, .. }) => {
+            Effect::Claim(claim, ClaimAction::Kill { cause: CancelCause::Shutdown, .. }) => {
                 self.check_shutdown(host, *claim)
             }
-            Effect::Claim(claim, ClaimAction::Kill { cause: KillCause::Command(order), .. }) => {
+            Effect::Claim(claim, ClaimAction::Kill { cause: CancelCause::Command(order), .. }) => {
                 let track = &self.hosts[host].claims[claim];
                 self.held("I34", track.ordered == Some(*order), || {
                     format!("host {host} ends without an order: {track:?}")
@@ -69,7 +69,7 @@ impl World {
             Effect::Open(_)
             | Effect::ProbeHost
             | Effect::DropMessage(_)
-            | Effect::Claim(_, ClaimAction::Upload | ClaimAction::CheckStatus | ClaimAction::UpdateLease { .. })
+            | Effect::Claim(_, ClaimAction::Upload | ClaimAction::CheckStatus | ClaimAction::UpdateLease(_))
             | Effect::Exit(_) => {}
         }
     }
@@ -121,7 +121,8 @@ impl World {
             format!("host {host} starts {run} too late: {track:?}")
         });
         self.held("I25", !track.executed, || format!("host {host} starts {run} again"));
-        self.held("I25", !self.hosts[host].ever_executed.contains(&run), || {
+        let forgotten = self.hosts[host].forgotten.contains(&run);
+        self.held("I25", !self.hosts[host].ever_executed.contains(&run) || forgotten, || {
             format!("host {host} starts {run} in a second process")
         });
         self.held("I6", !self.hosts[host].executed.contains(&run), || {
@@ -179,7 +180,7 @@ impl World {
         let room = lease.expires_at().since(now) + LATE >= timeout * 2 * lease::RECLAIM_ATTEMPTS_MIN;
         // A claim that was granted late in a long poll is reclaimed before anything is started.
         let granted_late = !track.executed && now >= lease.expires_at();
-        let on_time = track.leased_at.is_some() && !track.suspended && track.told_first && !granted_late;
+        let on_time = track.lease.is_some() && !track.suspended && track.told_first && !granted_late;
         self.held("I4", room || !on_time, || format!("host {host} extends too late for three attempts: {track:?}"));
         self.hosts[host].claims.get_mut(&claim).expect("a claim").told_first = false;
     }
@@ -219,9 +220,8 @@ impl World {
                 let over = track.lease.is_some_and(|lease| now >= lease.expires_at());
                 self.held("I5", over, || format!("host {host} gives up before its time: {track:?}"));
                 // A claim that a previous process made is granted again for the rest of its lease.
-                let whole = track.lease.zip(track.leased_at).is_some_and(|(lease, sent_at)| {
-                    lease.granted_until().since(sent_at).as_millis() > u128::from(self.queue.lease_ms / 2)
-                });
+                let whole =
+                    track.lease.is_some_and(|lease| lease.length().as_millis() > u128::from(self.queue.lease_ms / 2));
                 let calm = self.calm && track.granted_calm && !track.suspended && whole;
                 self.held("I10", !calm, || format!("host {host} loses a lease in the calm: {track:?}"));
             }
@@ -273,6 +273,14 @@ impl World {
             | Alert::Denied { .. }
             | Alert::Throttled { .. }
             | Alert::OverlapPossible { .. } => {}
+        }
+    }
+
+    /// A lease that is over stays over, even if its extension was on its way.
+    pub fn note_expired(&mut self, host: usize) {
+        let now = self.hosts[host].local(self.now);
+        for track in self.hosts[host].claims.values_mut() {
+            track.given_up |= track.reports > 0 && track.lease.is_some_and(|lease| now >= lease.expires_at());
         }
     }
 
@@ -378,10 +386,10 @@ impl World {
 
     fn note_grants(&mut self, host: usize, brought: &[GrantedClaim]) {
         let grace = self.hosts[host].grace();
-        let (sent_at, now) = (self.sent_at, self.hosts[host].local(self.now));
+        let now = self.hosts[host].local(self.now);
         for one in brought {
             if let Some(track) = self.hosts[host].claims.get_mut(&one.token) {
-                track.leased(sent_at, one.length, grace, now);
+                track.leased(one.lease, grace, now);
             }
         }
     }
@@ -391,18 +399,18 @@ impl World {
         host: usize,
         claim: LocalToken,
         sent_at: Instant,
-        answer: Result<Duration, Refusal>,
+        answer: Result<Granted, Refusal>,
     ) {
         let (calm, now) = (self.sent_in_calm(host, sent_at), self.hosts[host].local(self.now));
         let state = &mut self.hosts[host];
         let grace = state.grace();
         let Some(track) = state.claims.get_mut(&claim) else { return };
         match answer {
-            Ok(length) => {
+            Ok(granted) => {
                 state.definite.insert(track.run.clone());
                 state.accepted = true;
                 track.granted_calm = calm;
-                track.leased(sent_at, length, grace, now);
+                track.leased(granted, grace, now);
             }
             Err(Refusal::Gone) => {
                 state.definite.insert(track.run.clone());
@@ -429,21 +437,27 @@ impl World {
         });
     }
 
-    pub fn check_taken(&mut self, host: usize, claim: LocalToken, sent_at: Instant, answer: Result<Duration, Refusal>) {
+    pub fn check_taken(&mut self, host: usize, claim: LocalToken, sent_at: Instant, answer: Result<Granted, Refusal>) {
         let now = self.hosts[host].local(self.now);
         let calm = self.sent_in_calm(host, sent_at);
         let state = &mut self.hosts[host];
         let grace = state.grace();
         let Some(track) = state.claims.get_mut(&claim) else { return };
         match answer {
-            Ok(length) => {
+            Ok(granted) => {
                 state.definite.insert(track.run.clone());
                 track.granted_calm = calm;
-                track.leased(sent_at, length, grace, now);
+                track.leased(granted, grace, now);
             }
-            Err(Refusal::Gone | Refusal::Denied | Refusal::Rejected) => {
+            // Where a message may bring the run again, credentials that are refused settle nothing.
+            Err(Refusal::Denied) if state.azure => {}
+            Err(refusal @ (Refusal::Gone | Refusal::Denied | Refusal::Rejected)) => {
                 state.definite.insert(track.run.clone());
                 track.told_gone = true;
+                // Without the optional scope a claim is forgotten; a recovery may find it as that of a lost reply.
+                if refusal == Refusal::Denied {
+                    state.forgotten.insert(track.run.clone());
+                }
             }
             Err(Refusal::Retry { .. } | Refusal::Throttled { .. } | Refusal::Full | Refusal::Stale) => {}
         }
@@ -456,17 +470,11 @@ impl World {
         }
     }
 
-    pub fn check_reclaimed(
-        &mut self,
-        host: usize,
-        claim: LocalToken,
-        sent_at: Instant,
-        answer: Result<Duration, Refusal>,
-    ) {
+    pub fn check_reclaimed(&mut self, host: usize, claim: LocalToken, answer: Result<Granted, Refusal>) {
         let (grace, now) = (self.hosts[host].grace(), self.hosts[host].local(self.now));
         let Some(track) = self.hosts[host].claims.get_mut(&claim) else { return };
         match answer {
-            Ok(length) => track.leased(sent_at, length, grace, now),
+            Ok(granted) => track.leased(granted, grace, now),
             Err(Refusal::Gone) => track.told_gone = true,
             Err(_) => {}
         }
@@ -475,12 +483,11 @@ impl World {
 
 impl Track {
     /// Notes what a reply granted, whatever the rules make of it.
-    fn leased(&mut self, sent_at: Instant, length: Duration, grace: Duration, now: Instant) {
-        let lease = Lease::granted(sent_at, length, grace);
+    fn leased(&mut self, granted: Granted, grace: Duration, now: Instant) {
+        let lease = Lease::new(granted, grace);
         // What was given up stays given up, even if the extension was on its way.
         if !self.given_up && self.lease.is_none_or(|known| lease.expires_at() > known.expires_at()) {
             self.lease = Some(lease);
-            self.leased_at = Some(sent_at);
             // A reply that took its time leaves no room; then the extension is due at once.
             self.told_first =
                 lease.expires_at().since(now) >= lease.attempt_timeout() * 2 * lease::RECLAIM_ATTEMPTS_MIN;

@@ -3,20 +3,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use journeyman::domain::claim;
-use journeyman::domain::id::{LocalToken, Run, ServiceId, SourceId};
-use journeyman::domain::journal::{BootId, ClaimRecord, EntryId, Journal, JournalRecord};
-use journeyman::domain::lease::{self, Lease};
-use journeyman::domain::outcome::{Outcome, Verdict};
-use journeyman::domain::poll;
-use journeyman::domain::service_supervisor::ServiceAvailability;
-use journeyman::domain::time::Instant;
-use journeyman::domain::worker::{
+use journeyman_domain::claim;
+use journeyman_domain::id::{LocalToken, Run, ServiceId, SourceId};
+use journeyman_domain::journal::{BootId, ClaimRecord, EntryId, Journal, JournalRecord};
+use journeyman_domain::lease::{self, Lease};
+use journeyman_domain::outcome::{Outcome, Verdict};
+use journeyman_domain::poll;
+use journeyman_domain::service_supervisor::ServiceAvailability;
+use journeyman_domain::time::Instant;
+use journeyman_domain::worker::{
     Event, ExitPolicy, ExitReason, MinResources, OnTerminationNotice, RecoveredClaim, SourceSpec, Worker, WorkerPolicy,
 };
 
-use crate::queue::LANES;
-use crate::rng::Rng;
+use crate::sim::queue::LANES;
+use crate::sim::rng::Rng;
 
 pub const DEQUEUE_ALERT: u32 = 10;
 pub const DENIED_MAX: u32 = 6;
@@ -68,6 +68,8 @@ pub struct Host {
     pub left: BTreeSet<Run>,
     /// What was executed here in whichever life.
     pub ever_executed: BTreeSet<Run>,
+    /// What the queue refused to grant again in whichever life, for lack of a scope.
+    pub forgotten: BTreeSet<Run>,
 }
 
 #[derive(Debug, Clone)]
@@ -89,7 +91,6 @@ pub struct Stop {
 pub struct Track {
     pub run: Run,
     pub lease: Option<Lease>,
-    pub leased_at: Option<Instant>,
     pub told_gone: bool,
     pub told_canceled: bool,
     pub executed: bool,
@@ -117,7 +118,6 @@ impl Track {
         Self {
             run,
             lease: None,
-            leased_at: None,
             told_gone: false,
             told_canceled: false,
             executed: false,
@@ -141,9 +141,9 @@ impl Track {
 
     /// The latest moment at which anything may be started or sent, worked out from the reply and not from the rules.
     pub fn last_moment(&self, grace: Duration) -> Option<Instant> {
-        let (sent_at, lease) = self.leased_at.zip(self.lease)?;
-        let length = lease.granted_until().since(sent_at);
-        Some(sent_at.plus(length).minus(lease::clock_error(length) + grace.min(length / 10)))
+        let lease = self.lease?;
+        let length = lease.length();
+        Some(lease.granted_until().minus(lease::clock_error(length) + grace.min(length / 10)))
     }
 }
 
@@ -209,6 +209,7 @@ impl Host {
             journal: Journal::default(),
             left: BTreeSet::new(),
             ever_executed: BTreeSet::new(),
+            forgotten: BTreeSet::new(),
         }
     }
 

@@ -5,16 +5,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use journeyman::domain::jitter::Jitter;
-use journeyman::domain::lane::dispatcher::{AttemptLimits, Dispatcher, LaneId, NextAttempt};
-use journeyman::domain::lane::endpoint::EndpointHealth;
-use journeyman::domain::lane::retry::{HeadState, HeadVerdict, OnExhausted, RetryPolicy};
-use journeyman::domain::lane::{Control, ErrorClass, Reply};
-use journeyman::domain::staged::Stamp;
-use journeyman::domain::time::Instant;
+use journeyman_domain::jitter::Jitter;
+use journeyman_domain::lane::dispatcher::{AttemptLimits, Dispatcher, LaneId, NextAttempt};
+use journeyman_domain::lane::endpoint::EndpointHealth;
+use journeyman_domain::lane::retry::{HeadState, HeadVerdict, OnExhausted, RetryPolicy};
+use journeyman_domain::lane::{Control, ErrorClass, Reply};
+use journeyman_domain::staged::Stamp;
+use journeyman_domain::time::Instant;
 
+use super::Seeds;
 use super::rng::Rng;
-use super::setting;
 
 const LANES: usize = 6;
 const ENDPOINTS: [(&str, &str); 3] = [("a", "x"), ("b", "x"), ("c", "y")];
@@ -244,9 +244,9 @@ fn index(next: &NextAttempt) -> usize {
 
 #[test]
 fn p1_receivers_get_each_lane_in_order_without_gaps_and_only_heads_twice() {
-    let (first, seeds) = (setting("JOURNEYMAN_SIM_SEED", 0), setting("JOURNEYMAN_SIM_SEEDS", 2_000));
+    let seeds = Seeds::new();
     let (mut faults, mut attempts): (BTreeMap<&str, u64>, usize) = (BTreeMap::new(), 0);
-    for seed in first..first + seeds {
+    while let Some(seed) = seeds.next() {
         for history in 0..HISTORIES {
             let mut world = World::new(seed * HISTORIES + history);
             let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| world.run()));
@@ -257,6 +257,7 @@ fn p1_receivers_get_each_lane_in_order_without_gaps_and_only_heads_twice() {
             }
         }
     }
+    let seeds = seeds.count();
     println!("simulation of lanes: {} histories, {attempts} attempts, {faults:?}, 0 lost", seeds * HISTORIES);
     assert!(seeds < 300 || faults.len() == 10, "faults that never struck: only {faults:?}");
 }

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use journeyman::domain::id::{Run, TaskId};
-use journeyman::domain::outcome::{ExceptionReason, Outcome};
+use journeyman_domain::id::{Run, TaskId};
+use journeyman_domain::outcome::{ExceptionReason, Outcome};
 
 pub const LANES: u16 = 3;
 pub const VISIBILITY_MS: u64 = 300_000;

@@ -4,22 +4,23 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use journeyman::domain::claim::{CancelCommand, ClaimAction, ClaimEvent, LossReason, RunTerms, UploadStatus};
-use journeyman::domain::host_health::ProbeResult;
-use journeyman::domain::id::{LocalToken, PriorityQueue, Run, SourceId, TaskId};
-use journeyman::domain::journal::{self, ClaimRecord, EntryId, JournalRecord};
-use journeyman::domain::outcome::{ExecuteFailure, Outcome, PrepareFailure, Verdict};
-use journeyman::domain::refusal::Refusal;
-use journeyman::domain::service_supervisor::ServiceAvailability;
-use journeyman::domain::time::Instant;
-use journeyman::domain::worker::{
+use journeyman_domain::claim::{CancelCommand, ClaimAction, ClaimEvent, LossReason, RunTerms, UploadStatus};
+use journeyman_domain::host_health::ProbeResult;
+use journeyman_domain::id::{LocalToken, PriorityQueue, Run, SourceId, TaskId};
+use journeyman_domain::journal::{self, ClaimRecord, EntryId, JournalRecord};
+use journeyman_domain::lease::Granted;
+use journeyman_domain::outcome::{ExecuteFailure, Outcome, PrepareFailure, Verdict};
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::service_supervisor::ServiceAvailability;
+use journeyman_domain::time::Instant;
+use journeyman_domain::worker::{
     Effect, Event, ExitReason, GrantedClaim, OpenResult, PollResult, ReceivedMessage, RecoveryResult,
 };
 
-use crate::faults::{ALL, Fault, FaultTotals};
-use crate::host::{CLAIMANT, Host, Received, Stop, Track};
-use crate::queue::{How, Queue, State};
-use crate::rng::Rng;
+use crate::sim::faults::{ALL, Fault, FaultTotals};
+use crate::sim::host::{CLAIMANT, Host, Received, Stop, Track};
+use crate::sim::queue::{How, Queue, State};
+use crate::sim::rng::Rng;
 
 const CALL_TIMEOUT: u64 = 30_000;
 /// The real service holds a poll for 20 s of a lease of 1200 s; one with leases of 15 s, for longer than a lease.
@@ -464,7 +465,7 @@ impl World {
             }
             Fault::HighDequeueCount => {
                 let task = TaskId::parse("unknown-too").expect("a task id");
-                self.queue.put(2, Some(Run { task, run: 0 }), crate::host::DEQUEUE_ALERT, self.now);
+                self.queue.put(2, Some(Run { task, run: 0 }), crate::sim::host::DEQUEUE_ALERT, self.now);
             }
             other => unreachable!("{other:?} is no incident"),
         }
@@ -579,7 +580,7 @@ impl World {
         worker.handle(event, now);
         let life = self.hosts[host].life;
         while let Some(effect) =
-            self.hosts[host].worker.as_mut().and_then(journeyman::domain::worker::Worker::next_effect)
+            self.hosts[host].worker.as_mut().and_then(journeyman_domain::worker::Worker::next_effect)
         {
             if self.trace.is_some() {
                 let line = format!("host {host} -> {effect:?}");
@@ -592,6 +593,7 @@ impl World {
             }
         }
         self.hosts[host].note_polls(self.now);
+        self.note_expired(host);
         self.check_capacity(host);
         self.check_told_in_time(host);
         self.set_wake(host);
@@ -599,7 +601,7 @@ impl World {
 
     fn set_wake(&mut self, host: usize) {
         let late = if self.hit(Fault::TimerLate, 5) { self.rng.below(self.queue.lease_ms / 20).min(240) } else { 0 };
-        let Some(at) = self.hosts[host].worker.as_ref().and_then(journeyman::domain::worker::Worker::next_deadline)
+        let Some(at) = self.hosts[host].worker.as_ref().and_then(journeyman_domain::worker::Worker::next_deadline)
         else {
             return;
         };
@@ -678,7 +680,7 @@ impl World {
                 let took = self.rng.between(1, 10_000);
                 self.later(host, took, HostEvent::Probed(condition));
             }
-            Effect::Claim(_, ClaimAction::UpdateLease { .. }) | Effect::Alert(_) => {}
+            Effect::Claim(_, ClaimAction::UpdateLease(_)) | Effect::Alert(_) => {}
             Effect::Claim(claim, ClaimAction::Close(end)) => {
                 self.hosts[host].claims.remove(&claim);
                 if !journal::is_left_to_next_process(end) && !self.rng.chance(10) {
@@ -1058,26 +1060,26 @@ impl World {
                 let answer = answer.map(|answer| self.poll_result(host, answer));
                 self.sent_poll = false;
                 self.check_polled(host, lane, &answer);
-                Event::Polled { source: SourceId(0), sent_at, answer }
+                Event::Polled { source: SourceId(0), answer }
             }
             Call::Recover { .. } => {
                 let answer = answer.map(|answer| self.found(host, answer));
                 self.check_recovered(host, &answer);
-                Event::Recovered { source: SourceId(0), sent_at, answer }
+                Event::Recovered { source: SourceId(0), answer }
             }
             Call::Claim { claim, run } => {
-                let answer = answer.map(|answer| answer.expect_length());
+                let answer = answer.map(|answer| Granted { sent_at, length: answer.expect_length() });
                 if answer.is_ok() {
                     let terms = self.terms(&run);
                     self.tell(host, Event::Claim(claim, ClaimEvent::Terms(terms)));
                 }
                 self.check_claimed(host, claim, sent_at, answer);
-                Event::Claim(claim, ClaimEvent::Claimed { sent_at, answer })
+                Event::Claim(claim, ClaimEvent::Claimed(answer))
             }
             Call::TakeOver { claim, .. } => {
-                let answer = answer.map(|answer| answer.expect_length());
+                let answer = answer.map(|answer| Granted { sent_at, length: answer.expect_length() });
                 self.check_taken(host, claim, sent_at, answer);
-                Event::Claim(claim, ClaimEvent::Claimed { sent_at, answer })
+                Event::Claim(claim, ClaimEvent::Claimed(answer))
             }
             Call::Delete { message, .. } => {
                 let answer = answer.map(|_| ());
@@ -1085,9 +1087,9 @@ impl World {
                 Event::Deleted { message, answer }
             }
             Call::Reclaim { claim, .. } => {
-                let answer = answer.map(|answer| answer.expect_length());
-                self.check_reclaimed(host, claim, sent_at, answer);
-                Event::Claim(claim, ClaimEvent::Reclaimed { sent_at, answer })
+                let answer = answer.map(|answer| Granted { sent_at, length: answer.expect_length() });
+                self.check_reclaimed(host, claim, answer);
+                Event::Claim(claim, ClaimEvent::Reclaimed(answer))
             }
             Call::Report { claim, .. } => {
                 let answer = answer.map(|_| ());
@@ -1141,7 +1143,8 @@ impl World {
                     track.granted_calm = self.sent_in_calm(host, self.sent_at);
                     self.hosts[host].claims.insert(token, track);
                     let terms = self.terms(&run);
-                    polled.claims.push(GrantedClaim { token, run, length, terms });
+                    let lease = Granted { sent_at: self.sent_at, length };
+                    polled.claims.push(GrantedClaim { token, run, lease, terms });
                 }
             }
             Answer::Opened | Answer::Partly(_) | Answer::Length(_) | Answer::Done | Answer::Lost(_) => {

@@ -10,7 +10,7 @@ use journeyman::control::client::ControlClient;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::task_queue::{CLIENT_ID, TOKEN};
+use crate::support::task_queue::{CLIENT_ID, TOKEN};
 
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 const QUEUE_LOG: &str = "queue.log";

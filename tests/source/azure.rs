@@ -2,14 +2,14 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use journeyman::domain::id::PriorityQueue;
-use journeyman::domain::refusal::Refusal;
 use journeyman::source::taskcluster::{Dialect, Taskcluster};
 use journeyman::source::{Message, MessageQueue as _, Recovery as _, Source as _};
+use journeyman_domain::id::PriorityQueue;
+use journeyman_domain::refusal::Refusal;
 use serde_json::{Value, json};
 
-use crate::gremlin::{Act, Gremlin, answer, json as say};
-use crate::support::{CANARY, RETRY, discreet, run, settings, source};
+use crate::source::support::{CANARY, RETRY, discreet, run, settings, source};
+use crate::support::gremlin::{Act, Gremlin, answer, json as say};
 
 fn urls(base: &str, lane: usize, key: &str) -> Value {
     let signature = format!("sv=2015-04-05&se=2026-11-21T10%3A54%3A04Z&sp=p&sig={CANARY}%2B{key}%2F%3D");

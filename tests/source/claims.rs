@@ -3,19 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use journeyman::domain::id::PriorityQueue;
-use journeyman::domain::outcome::{ExceptionReason, Outcome};
-use journeyman::domain::refusal::Refusal;
-use journeyman::host::clock::Clock;
-use journeyman::source::taskcluster::{Dialect, Taskcluster};
-use journeyman::source::{CallError, LossReason, MessageQueue as _, Recovery as _, RecoveryBatch, Source as _};
-use serde_json::json;
-use tokio::sync::Notify;
-
-use crate::gremlin::{Act, Asked, Gremlin, answer_with, date, json as say};
-use crate::support::{
+use crate::source::support::{
     CANARY, RETRY, claim, claimed, discreet, error, only, poll, polled, reclaim, run, settings, source,
 };
+use crate::support::gremlin::{Act, Asked, Gremlin, answer_with, date, json as say};
+use journeyman::source::taskcluster::{Dialect, Taskcluster};
+use journeyman::source::{CallError, LossReason, MessageQueue as _, Recovery as _, RecoveryBatch, Source as _};
+use journeyman_domain::id::PriorityQueue;
+use journeyman_domain::outcome::{ExceptionReason, Outcome};
+use journeyman_domain::refusal::Refusal;
+use serde_json::json;
+use tokio::sync::Notify;
 
 fn signer(asked: &Asked) -> hawk::Header {
     let value = asked.header("authorization").expect("the request is signed");
@@ -73,9 +71,8 @@ async fn the_lease_is_computed_from_the_services_clock() {
         granted["credentials"].as_object_mut().expect("an object").remove("certificate");
         let body = json!({ "tasks": [granted] }).to_string();
         let headers = [("content-type", "application/json"), ("date", &date(shift_s))];
-        let sent_at = Clock::boot().now();
         let batch = polled(answer_with(200, &headers, body)).await.expect("the poll is answered");
-        let lease = batch.grants[0].expires_at.since(sent_at).as_secs();
+        let lease = batch.grants[0].lease.length.as_secs();
         assert!((1190..=1200).contains(&lease), "{lease} s with a clock {shift_s} s apart");
     }
 }
@@ -137,8 +134,7 @@ async fn a_reclaim_replaces_the_credentials_of_every_later_call() {
     let script = vec![say(200, &reclaim("T", 0, "second")), say(200, &reclaim("T", 0, "third")), say(200, &done)];
     let (gremlin, claim) = claimed(|_| script).await;
     for _ in 0..2 {
-        let sent_at = Clock::boot().now();
-        let lease = claim.renew().await.expect("it is granted").since(sent_at).as_secs();
+        let lease = claim.renew().await.expect("it is granted").length.as_secs();
         assert!((1190..=1200).contains(&lease), "{lease}");
     }
     claim.report(Outcome::Completed).await.expect("it is accepted");
@@ -392,7 +388,7 @@ async fn an_endless_listing_is_cut() {
     let page = json!({ "tasks": [], "continuationToken": "again" });
     let (gremlin, found) = recovered(vec![say(200, &page)], Duration::MAX).await;
     assert!(found.expect("it is answered").grants.is_empty());
-    assert_eq!(gremlin.asked().len(), journeyman::limits::LISTING_PAGES_MAX);
+    assert_eq!(gremlin.asked().len(), journeyman_domain::limits::LISTING_PAGES_MAX);
 }
 
 #[tokio::test]

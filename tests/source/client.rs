@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use journeyman::source::taskcluster::{Api, ApiConfig, Credentials, Dialect, RereadCredentials};
 use serde_json::json;
 
-use crate::gremlin::{Act, Gremlin, answer, answer_with, head, json as say};
-use crate::support::{RETRY, discreet, run, settings};
+use crate::source::support::{RETRY, discreet, run, settings};
+use crate::support::gremlin::{Act, Gremlin, answer, answer_with, head, json as say};
 
 fn api(root_url: &str) -> Api {
     Api::new(settings(root_url, Dialect::ClaimWork).api).expect("the settings are good")

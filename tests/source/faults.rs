@@ -3,15 +3,15 @@
 
 use std::time::Duration;
 
-use journeyman::domain::id::PriorityQueue;
-use journeyman::domain::refusal::Refusal;
 use journeyman::source::taskcluster::{Dialect, Taskcluster};
 use journeyman::source::{CallError, Source as _};
+use journeyman_domain::id::PriorityQueue;
+use journeyman_domain::refusal::Refusal;
 use serde_json::json;
 
-use crate::azure::{opened, queues};
-use crate::gremlin::{self, Act, Gremlin, answer, answer_with, head};
-use crate::support::{RETRY, discreet, poll, settings, source, with_short_timeouts};
+use crate::source::azure::{opened, queues};
+use crate::source::support::{RETRY, discreet, poll, settings, source, with_short_timeouts};
+use crate::support::gremlin::{self, Act, Gremlin, answer, answer_with, head};
 
 fn unfinished(announced: usize) -> Vec<u8> {
     let announced = announced.to_string();

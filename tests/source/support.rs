@@ -4,15 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use journeyman::domain::id::{PriorityQueue, Run, TaskId};
-use journeyman::domain::refusal::Refusal;
 use journeyman::source::taskcluster::{
     ApiConfig, ArtifactStorage, Config, Credentials, Dialect, Taskcluster, Timeouts,
 };
 use journeyman::source::{CallError, Claim, Grant, PollBatch, Source as _};
+use journeyman_domain::id::{PriorityQueue, Run, TaskId};
+use journeyman_domain::refusal::Refusal;
 use serde_json::{Value, json};
 
-use crate::gremlin::{self, Act, Gremlin};
+use crate::support::gremlin::{self, Act, Gremlin};
 
 /// Part of every secret in these tests; must appear in no message.
 pub(crate) const CANARY: &str = "CANARY";

@@ -3,15 +3,15 @@
 use std::io::Write as _;
 use std::sync::Arc;
 
-use journeyman::domain::refusal::Refusal;
 use journeyman::source::taskcluster::ArtifactStorage;
 use journeyman::source::{Artifact, ArtifactBody};
 use journeyman::task::ArtifactErrorReason;
+use journeyman_domain::refusal::Refusal;
 use serde_json::json;
 use sha2::Digest as _;
 
-use crate::gremlin::{Act, Gremlin, answer, json as say};
-use crate::support::{CANARY, RETRY, claimed, claimed_by, discreet, error};
+use crate::source::support::{CANARY, RETRY, claimed, claimed_by, discreet, error};
+use crate::support::gremlin::{Act, Gremlin, answer, json as say};
 
 fn file(content: &[u8]) -> ArtifactBody {
     let mut file = tempfile::tempfile().expect("a file can be made");

@@ -82,10 +82,6 @@ impl Broker {
         self.value("AMQPS")
     }
 
-    pub(crate) fn management(&self) -> String {
-        self.value("MANAGEMENT")
-    }
-
     /// The directory of its certificates: `ca.pem`, `client.pem`, `client.key`.
     pub(crate) fn tls(&self) -> PathBuf {
         self.folder.path().join("tls")

@@ -4,10 +4,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use journeyman::domain::id::TaskId;
 use journeyman::queue::{self, Config, Db, RegisteredClient, RunningQueue};
 use journeyman::source::taskcluster::formats::{format_time, new_task_id};
 use journeyman::source::taskcluster::{Api, ApiConfig, Credentials};
+use journeyman_domain::id::TaskId;
 use serde_json::{Value, json};
 
 pub(crate) const CLIENT_ID: &str = "tester";

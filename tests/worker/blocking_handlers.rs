@@ -9,7 +9,7 @@ use journeyman::worker::ExitReason;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use serde_json::json;
 
-use crate::service::Service;
+use crate::worker::service::Service;
 
 const LEASE: Duration = Duration::from_secs(20);
 

@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use journeyman::domain::refusal::Refusal;
 use journeyman::source::memory::RunState;
 use journeyman::worker::Command;
 use journeyman::worker::status::{Note, WorkerStatus};
+use journeyman_domain::refusal::Refusal;
 use serde_json::json;
 use tokio::sync::watch;
 
-use crate::faults::Mood;
-use crate::recovery::{Life, Scene};
-use crate::scripted::{COMPLETED, HANDED_BACK, STYLES, Told};
+use crate::worker::faults::Mood;
+use crate::worker::recovery::{Life, Scene};
+use crate::worker::scripted::{COMPLETED, HANDED_BACK, STYLES, Told};
 
 async fn view(life: &Life) -> WorkerStatus {
     life.control.status().await.expect("it lives")

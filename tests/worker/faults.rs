@@ -4,22 +4,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use journeyman::domain::id::{PriorityQueue, Run, TaskId};
-use journeyman::domain::outcome::{ExceptionReason, Outcome};
-use journeyman::domain::refusal::Refusal;
-use journeyman::domain::time::Instant;
-use journeyman::host::clock::Clock;
+use crate::worker::scripted::{COMPLETED, STYLES, Told, binding, create, memory_queue, queue_with, runs, settings};
 use journeyman::source::memory::{Config, MemoryQueue, MemorySource, PollStyle, RunEnd, RunState};
 use journeyman::source::{
     Artifact, CallError, Capabilities, Claim, Grant, LossReason, Message, MessageQueue, OpenResult, PollBatch,
     Recovery, RecoveryBatch, Source, SourceFuture,
 };
 use journeyman::worker::{ExitReason, Worker, WorkerConfig};
+use journeyman_domain::id::{PriorityQueue, Run, TaskId};
+use journeyman_domain::lease::Granted;
+use journeyman_domain::outcome::{ExceptionReason, Outcome};
+use journeyman_domain::refusal::Refusal;
+use journeyman_platform::host::clock::Clock;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
-
-use crate::scripted::{COMPLETED, STYLES, Told, binding, create, memory_queue, queue_with, runs, settings};
 
 /// How a queue misbehaves at present.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -183,7 +182,7 @@ impl Claim for MoodyClaim {
     fn run(&self) -> &Run {
         self.inner.run()
     }
-    fn renew(&self) -> SourceFuture<'_, Instant> {
+    fn renew(&self) -> SourceFuture<'_, Granted> {
         if *self.mood.borrow() == Mood::OnlyReports {
             return Box::pin(async { Err(no_room()) });
         }

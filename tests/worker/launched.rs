@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use journeyman::domain::id::TaskId;
-use journeyman::domain::outcome::Outcome;
 use journeyman::handler::erase;
 use journeyman::handler::staged::{Progress, Staged, StagedAnswer, StagedHandler, StagedPolicy, Stamp, Work};
-use journeyman::host::clock::Clock;
 use journeyman::source::memory::{Config, MemoryQueue, PollStyle, RunEnd, RunState};
 use journeyman::worker::{SourceBinding, Worker, WorkerConfig};
+use journeyman_domain::id::TaskId;
+use journeyman_domain::outcome::Outcome;
+use journeyman_platform::host::clock::Clock;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 

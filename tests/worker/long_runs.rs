@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use journeyman::domain::id::TaskId;
-use journeyman::host::clock::Clock;
 use journeyman::source::memory::{Config, MemoryQueue};
 use journeyman::worker::{ExitReason, Worker};
+use journeyman_domain::id::TaskId;
+use journeyman_platform::host::clock::Clock;
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use crate::scripted::{COMPLETED, STYLES, Told, binding, create, memory_queue, runs, settings};
+use crate::worker::scripted::{COMPLETED, STYLES, Told, binding, create, memory_queue, runs, settings};
 
 #[tokio::test(start_paused = true)]
 async fn a_task_of_ten_hours_keeps_its_claim() {

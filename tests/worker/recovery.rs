@@ -5,17 +5,17 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use journeyman::domain::id::TaskId;
-use journeyman::domain::refusal::Refusal;
-use journeyman::host::clock::Clock;
 use journeyman::source::memory::{MemoryQueue, PollStyle, RunEnd, RunState};
 use journeyman::worker::status::{RecoverySummary, WorkerStatus};
 use journeyman::worker::{Control, ExitReason, Worker, WorkerConfig};
+use journeyman_domain::id::TaskId;
+use journeyman_domain::refusal::Refusal;
+use journeyman_platform::host::clock::Clock;
 use serde_json::json;
 use tokio::sync::{mpsc, watch};
 
-use crate::faults::{Mood, Moody};
-use crate::scripted::{COMPLETED, HANDED_BACK, STYLES, Told, binding, create, memory_queue, settings};
+use crate::worker::faults::{Mood, Moody};
+use crate::worker::scripted::{COMPLETED, HANDED_BACK, STYLES, Told, binding, create, memory_queue, settings};
 
 /// A queue and a work folder, which outlive workers.
 pub struct Scene {

@@ -4,14 +4,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use journeyman::domain::id::TaskId;
-use journeyman::domain::outcome::{ExceptionReason, Outcome};
 use journeyman::handler::artifact::{ArtifactDeclaration, ArtifactKind, Optionality};
 use journeyman::handler::{self, CancelCause, Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError};
-use journeyman::host::clock::Clock;
 use journeyman::source::Source;
 use journeyman::source::memory::{Config, MemoryQueue, PollStyle, RunEnd, RunState};
 use journeyman::worker::{ExitReason, SourceBinding, Worker, WorkerConfig};
+use journeyman_domain::id::TaskId;
+use journeyman_domain::outcome::{ExceptionReason, Outcome};
+use journeyman_platform::host::clock::Clock;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -104,6 +104,10 @@ pub fn settings(folder: &Path, clock: Clock) -> WorkerConfig {
 impl PayloadHandler for Scripted {
     type Payload = Script;
     type Prepared = Script;
+
+    fn payload_schema(&self) -> Value {
+        schemars::schema_for!(Script).into()
+    }
 
     async fn prepare(&self, payload: Script, _: &Context) -> Result<Script, PrepareError> {
         Ok(payload)

@@ -3,16 +3,16 @@
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use journeyman::domain::id::{Run, TaskId};
 use journeyman::queue::{self, Db, RegisteredClient};
 use journeyman::source::taskcluster::{
     Api, ApiConfig, ArtifactStorage, Config as SourceSettings, Credentials, Dialect, Taskcluster,
 };
 use journeyman::worker::{Worker, WorkerConfig};
+use journeyman_domain::id::{Run, TaskId};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use crate::scripted::{Told, binding};
+use crate::worker::scripted::{Told, binding};
 
 pub struct Service {
     pub queue: queue::RunningQueue,

@@ -4,7 +4,7 @@ use journeyman::worker::{ExitReason, Worker, WorkerConfig};
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use crate::scripted::{COMPLETED, STYLES, Told, binding, create, memory_queue, runs, settings};
+use crate::worker::scripted::{COMPLETED, STYLES, Told, binding, create, memory_queue, runs, settings};
 
 #[tokio::test(start_paused = true)]
 async fn i06_equal_task_ids_of_two_deployments_are_two_tasks() {

@@ -7,7 +7,7 @@ use journeyman::handler::{self, Context, ExecuteError, PayloadHandler, PrepareEr
 use journeyman::worker::{Control, ExitReason, SourceBinding, Worker};
 use serde_json::{Value, json};
 
-use crate::scripted::{HANDED_BACK, STYLES, create, memory_queue, runs, settings};
+use crate::worker::scripted::{HANDED_BACK, STYLES, create, memory_queue, runs, settings};
 
 /// Its `prepare` has the worker released, and then finds that the payload is malformed.
 struct ReleasesAndRejects(Arc<OnceLock<Control>>);

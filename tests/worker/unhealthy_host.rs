@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use journeyman::domain::id::TaskId;
 use journeyman::source::memory::RunState;
 use journeyman::worker::{ExitReason, Worker, WorkerConfig};
+use journeyman_domain::id::TaskId;
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use crate::scripted::{COMPLETED, HANDED_BACK, STYLES, binding, create, memory_queue, runs, settings};
+use crate::worker::scripted::{COMPLETED, HANDED_BACK, STYLES, binding, create, memory_queue, runs, settings};
 
 #[tokio::test(start_paused = true)]
 async fn i33_a_sick_host_hands_one_task_back_claims_no_other_and_goes_on_once_it_is_mended() {

@@ -4,14 +4,14 @@ use std::path::PathBuf;
 use std::process::Stdio;
 
 use journeyman::source::zookeeper::Dialect;
-use journeyman::zookeeper::Session;
+use journeyman::zookeeper::client::{Acl, Client, ConnectOptions};
 use journeyman::zookeeper::lock::{HeldLock, LockMode};
+use journeyman::zookeeper::{CreateMode, Session};
 use serde_json::{Value, json};
 use tokio::io::AsyncBufReadExt as _;
 use tokio::process::Command;
-use zookeeper_client::{Acls, Client, CreateMode};
 
-use crate::support::{Tree, within};
+use crate::zookeeper::support::{Tree, within};
 
 struct Zk {
     _folder: tempfile::TempDir,
@@ -48,9 +48,11 @@ impl Zk {
 
 /// A client with other rights than everybody's.
 pub(crate) async fn owner(tree: &Tree) -> Client {
-    let client = Client::connector().with_auth("digest", b"owner:secret").connect(&tree.connect.servers).await;
-    let chroot = tree.connect.chroot.clone().expect("a chroot");
-    client.expect("it is connected").chroot(chroot).map_err(drop).expect("a chroot")
+    let (servers, session_timeout) = (tree.connect.servers.clone(), tree.connect.session_timeout);
+    let auth = Some(("digest".to_owned(), b"owner:secret".to_vec()));
+    let client = Client::connect(&ConnectOptions { servers, session_timeout, tls: None, auth }).await;
+    let chroot = tree.connect.chroot.as_deref().expect("a chroot");
+    client.expect("it is connected").chroot(chroot).expect("a path")
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -107,8 +109,7 @@ async fn doctor_names_what_is_odd_in_a_tree() {
     let queue = tree.queue(Dialect::ZuulExecutor);
     queue.ensure(session).await.expect("it is made");
     session.ensure("/zuul/unheard/of").await.expect("it is made");
-    let secret = CreateMode::Persistent.with_acls(Acls::creator_all());
-    owner(&tree).await.create("/zuul/secret", b"", &secret).await.expect("it is made");
+    owner(&tree).await.create("/zuul/secret", b"", CreateMode::Persistent, Acl::CreatorAll).await.expect("it is made");
     session.create(&queue.path("waiters", "a"), b"", CreateMode::Ephemeral).await.expect("it waits");
     let known = HeldLock::try_take(session, &queue.path("locks", "a"), LockMode::Exclusive).await;
     let stranger = std::sync::Arc::new(Session::connect(&tree.connect).await.expect("it is connected"));
@@ -136,8 +137,7 @@ async fn doctor_names_what_is_odd_in_a_tree() {
 async fn doctor_fails_without_the_rights_that_a_worker_needs() {
     let Some(tree) = Tree::new().await else { return };
     tree.session.ensure("/zuul").await.expect("it is made");
-    let read_only = CreateMode::Persistent.with_acls(Acls::anyone_read());
-    owner(&tree).await.create("/zuul/merger", b"", &read_only).await.expect("it is made");
+    owner(&tree).await.create("/zuul/merger", b"", CreateMode::Persistent, Acl::AnyoneRead).await.expect("it is made");
     let (status, found) = Zk::on(&tree, "zuul-merger").run(&["doctor"]).await;
     let failed = found["checks"].as_array().expect("a list").iter().find(|check| check["state"] == "failed");
     let failed = failed.unwrap_or_else(|| panic!("nothing failed: {found}"));

@@ -1,23 +1,24 @@
 //! What goes wrong in Zuul's queues: a test for each row of the catalogue that is not elsewhere.
 
 use futures_util::{StreamExt as _, stream};
-use journeyman::domain::id::PriorityQueue;
-use journeyman::domain::outcome::Outcome;
-use journeyman::domain::refusal::Refusal;
 use journeyman::handler::ExecuteError;
 use journeyman::source::zookeeper::{Dialect, ZooKeeperSource};
 use journeyman::source::{Grant, Source as _};
 use journeyman::task::Reply;
+use journeyman::zookeeper::CreateMode;
+use journeyman::zookeeper::client::Acl;
 use journeyman::zookeeper::components::{self, Component, ComponentState, Registration};
 use journeyman::zookeeper::event_queue::EventQueue;
 use journeyman::zookeeper::janitor::Janitor;
 use journeyman::zookeeper::job_queue::ClaimAttempt;
 use journeyman::zookeeper::submit::{CancelResult, Submission};
+use journeyman_domain::id::PriorityQueue;
+use journeyman_domain::outcome::Outcome;
+use journeyman_domain::refusal::Refusal;
 use serde_json::{Value, json};
-use zookeeper_client::{Acl, CreateMode, Permission};
 
-use crate::commands::owner;
-use crate::support::{Running, Tree, handler, never_ends, returns, until, within};
+use crate::zookeeper::commands::owner;
+use crate::zookeeper::support::{Running, Tree, handler, never_ends, returns, until, within};
 
 const RESULTS: &str = "/zuul/events/tenant/t/pipelines/p/result";
 
@@ -313,10 +314,9 @@ async fn a_request_that_may_not_be_read_keeps_no_other_waiting() {
     let queue = tree.queue(Dialect::ZuulMerger);
     let id = submit(&tree, Dialect::ZuulMerger).await;
     let owner = owner(&tree).await;
-    owner
-        .set_acl(&queue.path("params", &id), &[Acl::new_const(Permission::ALL, "auth", "")], None)
-        .await
-        .expect("it is set");
+    let params = queue.path("params", &id);
+    tree.session.delete_tree(&params).await.expect("it is answered");
+    owner.create(&params, b"", CreateMode::Persistent, Acl::CreatorAll).await.expect("it is made");
     let second = submit(&tree, Dialect::ZuulMerger).await;
     let worker = Running::start(tree.source(Dialect::ZuulMerger), returns(|_| json!({})));
     let waiting = queue.wait_for_result(&tree.session, Dialect::ZuulMerger, &second);

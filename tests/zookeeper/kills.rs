@@ -1,21 +1,23 @@
 //! kill -9 of the worker at each step between the lock and the end: no request is lost, and none is completed twice.
 //!
-//! `JOURNEYMAN_CRASH_RUNS` is the number of kills at each step (default 4).
+//! `JOURNEYMAN_CRASH_RUNS` is the number of kills at each step. Without it, rounds begin for 20 seconds.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use journeyman::source::zookeeper::Dialect;
+use journeyman::zookeeper::CreateMode;
 use journeyman::zookeeper::event_queue::EventQueue;
 use journeyman::zookeeper::janitor::Janitor;
 use journeyman::zookeeper::submit::Submission;
 use journeyman::zookeeper::watch::{TreeEvent, TreeWatch};
 use rustix::process::Signal;
 use serde_json::Value;
-use zookeeper_client::CreateMode;
 
-use crate::process::{Process, config};
-use crate::support::{Tree, until, within};
+use crate::support::Repeats;
+use crate::support::process::{Process, config};
+use crate::zookeeper::support::{Tree, until, within};
 
 /// A queue, and workers that die one after the other.
 struct Scene {
@@ -87,14 +89,10 @@ impl Scene {
                     *completed.entry(id).or_default() += 1;
                 }
                 TreeEvent::Changed(_) | TreeEvent::Deleted(_) => {}
-                other @ (TreeEvent::Reconnected | TreeEvent::Ended) => panic!("events may be missing: {other:?}"),
+                other @ (TreeEvent::EventsLost | TreeEvent::Ended) => panic!("events may be missing: {other:?}"),
             }
         }
     }
-}
-
-fn runs() -> usize {
-    std::env::var("JOURNEYMAN_CRASH_RUNS").ok().and_then(|text| text.parse().ok()).unwrap_or(4)
 }
 
 async fn die_at_each_step(dialect: Dialect, steps: &[&str]) {
@@ -102,7 +100,8 @@ async fn die_at_each_step(dialect: Dialect, steps: &[&str]) {
     let queue = scene.tree.queue(dialect);
     let session = scene.tree.session.clone();
     let mut results = TreeWatch::start(&session, &format!("{}/results", queue.root())).await.expect("it is answered");
-    for _ in 0..runs() {
+    let repeats = Repeats::new("JOURNEYMAN_CRASH_RUNS", Duration::from_secs(20));
+    for _ in (0..).take_while(|round| repeats.again(*round)) {
         for step in steps {
             scene.submit().await;
             let ended = scene.worker(Some(step)).ends().await;

@@ -1,6 +1,7 @@
 //! Each mechanism beside Zuul's own class.
 
 use journeyman::source::zookeeper::Dialect;
+use journeyman::zookeeper::CreateMode;
 use journeyman::zookeeper::components::{self, Component, ComponentState, Registration};
 use journeyman::zookeeper::event_queue::EventQueue;
 use journeyman::zookeeper::lock::{HeldLock, LockMode};
@@ -8,9 +9,8 @@ use journeyman::zookeeper::queue_counts::QueueCounts;
 use journeyman::zookeeper::semaphore::{Holder, Places, Semaphore};
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
-use zookeeper_client::CreateMode;
 
-use crate::support::{Tree, until, within};
+use crate::zookeeper::support::{Tree, until, within};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_is_held_by_one_and_read_by_many() {

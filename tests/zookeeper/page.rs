@@ -6,16 +6,16 @@ use std::sync::Arc;
 use journeyman::console::http::SnapshotFn;
 use journeyman::console::http::worker::serve;
 use journeyman::control::WorkerStatusReply;
-use journeyman::http::{Exposure, HttpListener};
 use journeyman::source::Source;
 use journeyman::source::zookeeper::{Dialect, ZooKeeperSource};
 use journeyman::zookeeper::lock::{HeldLock, LockMode};
 use journeyman::zookeeper::semaphore::{Holder, Places, Semaphore};
 use journeyman::zookeeper::submit::Submission;
+use journeyman_platform::http::{Exposure, HttpListener};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::support::{Running, Tree, never_ends, until, within};
+use crate::zookeeper::support::{Running, Tree, never_ends, until, within};
 
 async fn get(address: SocketAddr, path: &str) -> (String, String) {
     let mut stream = tokio::net::TcpStream::connect(address).await.expect("it listens");

@@ -9,15 +9,15 @@ use journeyman::handler::{Context, ExecuteError};
 use journeyman::source::zookeeper::Dialect;
 use journeyman::task::Reply;
 use journeyman::worker::ExitReason;
+use journeyman::zookeeper::CreateMode;
 use journeyman::zookeeper::event_queue::EventQueue;
 use journeyman::zookeeper::job_queue::RequestState;
 use journeyman::zookeeper::submit::Submission;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
-use zookeeper_client::CreateMode;
 
-use crate::support::{Program as Zuul, Running, Tree, handler, until, within};
-use crate::wire::{Way, Wire};
+use crate::support::wire::{Way, Wire};
+use crate::zookeeper::support::{Program as Zuul, Running, Tree, handler, until, within};
 
 const SUBMIT: &str = "zuul_submit.py";
 

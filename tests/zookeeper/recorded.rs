@@ -5,7 +5,7 @@ use base64::engine::general_purpose::STANDARD;
 use journeyman::zookeeper::map::{self, Encoding};
 use serde_json::{Value, json};
 
-use crate::support::Tree;
+use crate::zookeeper::support::Tree;
 
 struct Node {
     path: String,

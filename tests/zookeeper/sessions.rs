@@ -8,12 +8,11 @@ use journeyman::source::zookeeper::Dialect;
 use journeyman::zookeeper::job_queue::RequestState;
 use journeyman::zookeeper::lock::{HeldLock, LockMode};
 use journeyman::zookeeper::submit::Submission;
-use journeyman::zookeeper::{ConnectConfig, Session};
+use journeyman::zookeeper::{ConnectConfig, CreateMode, Session};
 use serde_json::json;
-use zookeeper_client::CreateMode;
 
-use crate::support::{Running, Tree, never_ends, returns, until, waits, within};
-use crate::wire::{Way, Wire};
+use crate::support::wire::{Way, Wire};
+use crate::zookeeper::support::{Running, Tree, never_ends, returns, until, waits, within};
 
 fn task() -> Submission {
     Submission {

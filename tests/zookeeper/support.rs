@@ -17,8 +17,7 @@ use tokio::io::AsyncBufReadExt as _;
 use tokio::process::{Child, Command};
 use tokio::task::JoinHandle;
 
-/// The longest wait of a test.
-pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) use crate::support::{until, within};
 
 /// What a test needs that may be missing on a developer's machine, but not in the gate.
 fn needed(variable: &str) -> Option<String> {
@@ -122,20 +121,6 @@ impl Program {
         while within("its output", self.lines.next_line()).await.expect("it is text").is_some() {}
         within("its end", self.child.wait()).await.expect("it is waited for").code().unwrap_or(-1)
     }
-}
-
-pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(TEST_TIMEOUT, future).await.unwrap_or_else(|_| panic!("{what}: not within {TEST_TIMEOUT:?}"))
-}
-
-/// Waits until the condition holds, by asking the server for it.
-pub(crate) async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
-    let waiting = async {
-        while !condition().await {
-            tokio::task::yield_now().await;
-        }
-    };
-    within(what, waiting).await;
 }
 
 type Act = Arc<dyn Fn(Value, Context) -> Pin<Box<dyn Future<Output = Result<(), ExecuteError>> + Send>> + Send + Sync>;

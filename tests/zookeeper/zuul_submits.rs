@@ -1,11 +1,11 @@
 //! Zuul's scheduler submits, our worker works.
 
 use journeyman::source::zookeeper::{Dialect, ZooKeeperQueue};
+use journeyman::zookeeper::CreateMode;
 use journeyman::zookeeper::job_queue::{JobQueue, RequestState};
 use serde_json::json;
-use zookeeper_client::CreateMode;
 
-use crate::support::{Running, Tree, never_ends, returns, until};
+use crate::zookeeper::support::{Running, Tree, never_ends, returns, until};
 
 const SUBMIT: &str = "zuul_submit.py";
 

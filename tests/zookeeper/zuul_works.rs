@@ -6,7 +6,7 @@ use journeyman::zookeeper::janitor::Janitor;
 use journeyman::zookeeper::submit::Submission;
 use serde_json::{Value, json};
 
-use crate::support::{Tree, within};
+use crate::zookeeper::support::{Tree, within};
 
 const WORKER: &str = "zuul_worker.py";
 

@@ -20,8 +20,8 @@ use crate::config::{Config, Environment};
 use crate::console::{text, worker};
 use crate::control::client::{ControlClient, Error, Follow};
 use crate::control::{WorkerCommand, WorkerCommandRequest};
-use crate::limits::DRAIN_POLL_INTERVAL;
 use crate::worker::Note;
+use journeyman_domain::limits::DRAIN_POLL_INTERVAL;
 pub(super) use top::top;
 
 #[derive(Debug, Args)]

@@ -27,13 +27,13 @@ use crate::console::http::{self, SnapshotFn};
 use crate::control::controller_api::{ControllerStatusReply, PoolHandles, command_routes, serve, socket_in};
 use crate::control::worker_api::{ReloadSender, Socket};
 use crate::controller;
-use crate::domain::group::{KEY_BYTES_MAX, Key};
-use crate::host::clock::Clock;
-use crate::host::containment::{close_inherited_fds_on_exec, harden_process};
-use crate::http::BearerToken;
-use crate::limits::{CONTROLLER_HEARTBEAT, CONTROLLER_STANDBY_INTERVAL, TOKEN_BYTES_MIN};
 use crate::notifier::Announcing;
 use crate::observe::log;
+use journeyman_domain::group::{KEY_BYTES_MAX, Key};
+use journeyman_domain::limits::{CONTROLLER_HEARTBEAT, CONTROLLER_STANDBY_INTERVAL, TOKEN_BYTES_MIN};
+use journeyman_platform::host::clock::Clock;
+use journeyman_platform::host::containment::{close_inherited_fds_on_exec, harden_process};
+use journeyman_platform::http::BearerToken;
 use reloadable_keys::PoolsTarget;
 
 /// `journeyman controller`

@@ -21,13 +21,13 @@ use super::{output, worker, worker_setup};
 use crate::config::schema::{Amqp, COMMAND, Config, Handler, LogFormat, ProgramHandler, Source, TaskclusterSource};
 use crate::config::values::{self, Listen, OptionalSpan, Queue as TaskQueue, Secret};
 use crate::config::{Environment, LoadedConfig, ValueOrigin};
-use crate::host::containment::{close_inherited_fds_on_exec, harden_process};
-use crate::host::termination_notice::MetadataProvider;
-use crate::http::{Exposure, HttpListener};
 use crate::observe::log;
 use crate::queue::{self, Auth, RegisteredClient};
 use crate::source::taskcluster::Dialect;
 use crate::worker::Control;
+use journeyman_platform::host::containment::{close_inherited_fds_on_exec, harden_process};
+use journeyman_platform::host::termination_notice::MetadataProvider;
+use journeyman_platform::http::{Exposure, HttpListener};
 use page::DevPage;
 use state_file::{DevState, DevStateFile, state_dir};
 

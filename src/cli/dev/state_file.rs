@@ -13,8 +13,8 @@ use crate::config::Environment;
 use crate::config::environment::STATE_VARIABLE;
 use crate::config::secrets::ClientCredentials;
 use crate::config::values::Secret;
-use crate::host::file_lock::FileLock;
 use crate::source::taskcluster::Api;
+use journeyman_platform::host::file_lock::FileLock;
 
 /// What a running `journeyman dev` writes to `dev.json`, readable for its owner only.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -43,7 +43,7 @@ impl DevState {
     const FILE: &str = "dev.json";
 
     pub(in crate::cli) fn read(folder: &Path) -> Option<Self> {
-        serde_json::from_str(&fs::read_to_string(folder.join(Self::FILE)).ok()?).ok()
+        serde_json::from_slice(fs::read_to_string(folder.join(Self::FILE)).ok()?.as_bytes()).ok()
     }
 
     pub(in crate::cli) fn client(&self) -> Result<Api, Failure> {

@@ -1,15 +1,15 @@
 //! Checks the connection to a broker and the request queue of a source.
 
 use super::Check;
-use crate::amqp;
-use crate::amqp::delay::DelayGuarantee;
-use crate::amqp::lapin::Connection;
 use crate::cli::amqp_setup;
 use crate::config::Environment;
 use crate::config::schema::{Config, RequestSource};
-use crate::domain::refusal::{CallError, Refusal};
-use crate::limits::AMQP_CLOSE_TIMEOUT;
 use crate::source::amqp::DeferralConfig;
+use journeyman_domain::limits::AMQP_CLOSE_TIMEOUT;
+use journeyman_domain::refusal::{CallError, Refusal};
+use journeyman_platform::amqp;
+use journeyman_platform::amqp::delay::DelayGuarantee;
+use journeyman_platform::amqp::lapin::Connection;
 
 pub(super) async fn check_source(
     name: &str,

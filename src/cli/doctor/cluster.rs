@@ -1,20 +1,13 @@
 //! Checks that a cluster answers, and that this host may list its pods.
 
-use k8s_openapi::api::core::v1::Pod;
-use kube::api::ListParams;
-
 use super::Check;
 use crate::config::values::File;
-use crate::kubernetes::{KubernetesClient, KubernetesError};
+use crate::kubernetes::{KubernetesClient, KubernetesError, PODS, Pod};
 
 pub(super) async fn check(name: String, kubeconfig: Option<&File>, namespace: &str) -> Check {
     let part = format!("{name}: cluster");
     let client = KubernetesClient::new(kubeconfig.map(|file| file.0.clone()), namespace.to_owned());
-    let listing = async {
-        let api = client.api::<Pod>().await?;
-        let params = ListParams::default().limit(1);
-        client.check("list the pods of namespace", namespace, api.list(&params)).await
-    };
+    let listing = client.list::<Pod>(&PODS, ("the pods of namespace", namespace), &[("limit", "1")]);
     let fix = match listing.await {
         Ok(_) => return Check::ok(part, format!("the pods of namespace {namespace} can be listed")),
         Err(error @ KubernetesError::Denied(_)) => {

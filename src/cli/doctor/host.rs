@@ -13,11 +13,11 @@ use crate::cli::termination_watch;
 use crate::config::schema::{Config, Host};
 use crate::control::WorkerStatusReply;
 use crate::control::client::{ControlClient, Error};
-use crate::host::containment::{Requirement, own_cgroup_path};
-use crate::host::resources;
-use crate::host::termination_notice::{self, MetadataProvider};
-use crate::limits::{DOCTOR_CALL_TIMEOUT, TASK_OPEN_FILES, WORKER_OPEN_FILES, WORKER_OPEN_FILES_MIN};
-use crate::worker::snapshot::format_bytes;
+use journeyman_domain::limits::{DOCTOR_CALL_TIMEOUT, TASK_OPEN_FILES, WORKER_OPEN_FILES, WORKER_OPEN_FILES_MIN};
+use journeyman_domain::units::format_bytes;
+use journeyman_platform::host::containment::{Requirement, own_cgroup_path};
+use journeyman_platform::host::resources;
+use journeyman_platform::host::termination_notice::{self, MetadataProvider};
 
 /// On a thread of its own, because a file system may hang.
 pub(super) async fn check_host(config: Config) -> Vec<Check> {

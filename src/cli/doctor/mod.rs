@@ -30,8 +30,8 @@ use crate::config::schema::{Config, Source};
 #[cfg(feature = "kubernetes")]
 use crate::config::values::File;
 use crate::config::{Environment, LoadedConfig};
-use crate::limits::DOCTOR_CHECK_TIMEOUT;
-use crate::redact;
+use journeyman_domain::limits::DOCTOR_CHECK_TIMEOUT;
+use journeyman_platform::redact;
 
 #[derive(Debug, Args)]
 pub(super) struct DoctorArgs {

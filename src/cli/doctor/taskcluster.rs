@@ -7,10 +7,11 @@ use crate::cli::taskcluster_setup;
 use crate::cli::worker_setup::WorkerIdentity;
 use crate::config::Environment;
 use crate::config::schema::TaskclusterSource;
-use crate::domain::refusal::Refusal;
-use crate::limits::{DOCTOR_CALL_TIMEOUT, DOCTOR_STEP_TIMEOUT};
+use crate::queue::scopes::satisfies;
 use crate::source::CallError;
 use crate::source::taskcluster::{Api, ApiConfig, CredentialCheck, Credentials, Dialect, Timeouts};
+use journeyman_domain::limits::{DOCTOR_CALL_TIMEOUT, DOCTOR_STEP_TIMEOUT};
+use journeyman_domain::refusal::Refusal;
 
 const SKEW_WARNING: SignedDuration = SignedDuration::from_secs(5);
 /// Hawk and signed URLs allow one minute of clock skew.
@@ -154,7 +155,7 @@ impl SourceChecks<'_> {
             }
         };
         let missing = |mut scopes: Vec<String>| {
-            scopes.retain(|scope| !is_granted(scope, &have));
+            scopes.retain(|scope| !satisfies(&have, scope));
             scopes.join(", ")
         };
         match (missing(required), missing(optional)) {
@@ -191,23 +192,5 @@ fn check_clock(date: Option<Timestamp>) -> Check {
         skew if skew > SKEW_MAX => Check::failed("clock", found, fix),
         skew if skew > SKEW_WARNING => Check::warning("clock", found, fix),
         _ => Check::ok("clock", "clock agrees with that of the service"),
-    }
-}
-
-/// A scope that ends in `*` covers all scopes with this prefix.
-fn is_granted(scope: &str, have: &[String]) -> bool {
-    have.iter().any(|own| own == scope || own.strip_suffix('*').is_some_and(|start| scope.starts_with(start)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_star_covers_scopes_with_its_prefix_only() {
-        let have = ["queue:claim-work:build/*".to_owned(), "queue:worker-id:g/w".to_owned()];
-        assert!(is_granted("queue:claim-work:build/linux", &have) && is_granted("queue:worker-id:g/w", &have));
-        assert!(!is_granted("queue:claim-work:test/linux", &have) && !is_granted("queue:worker-id:g/w2", &have));
-        assert!(!is_granted("queue:reclaim-task:*", &["queue:reclaim-task:a".to_owned()]));
     }
 }

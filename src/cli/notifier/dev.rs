@@ -15,13 +15,13 @@ use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::output;
 use crate::config::values::Secret;
 use crate::console::notifier::CONSOLE;
-use crate::http::{BearerToken, Exposure, HttpListener};
-use crate::limits::NOTIFIER_DEV_TIMEOUT;
 use crate::notifier::{
     Database, EndpointSettings, Event, Notifier, NotifierClient, NotifierConfig, Publisher, SealKeys, Sender,
     SenderConfig, Tokens,
 };
-use crate::sqlite::Db;
+use journeyman_domain::limits::NOTIFIER_DEV_TIMEOUT;
+use journeyman_platform::http::{BearerToken, Exposure, HttpListener};
+use journeyman_platform::sqlite::Db;
 
 const EVENTS: usize = 8;
 
@@ -83,7 +83,7 @@ fn event(number: usize) -> Result<Event, Failure> {
     let key = format!("build-{}", number % 2 + 1);
     let (id, data) = (number.to_string(), json!({ "step": number / 2 + 1 }));
     let event = json!({ "source": "dev", "id": id, "type": "build.step", "key": key, "data": data });
-    serde_json::from_str(&event.to_string()).map_err(internal)
+    serde_json::from_slice(event.to_string().as_bytes()).map_err(internal)
 }
 
 fn config(url: &str, key: &str, token: &str) -> Result<NotifierConfig, Failure> {

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use crate::cli::exit::{Exit, Failure};
 use crate::config::values::{Secret, SecretFile};
 use crate::config::{Environment, schema};
-use crate::domain::lane::dispatcher::EndpointLimits;
 use crate::notifier::{ClientCertificate, Endpoint, EndpointSettings, Endpoints, Sender, SenderConfig, TypePattern};
+use journeyman_domain::lane::dispatcher::EndpointLimits;
 
 pub(super) fn invalid(key: &str, error: &dyn Display) -> Failure {
     Failure::new(Exit::Config, format!("{key}: {error}"))

@@ -21,9 +21,9 @@ use crate::cli::output;
 use crate::cli::signals::ExitSignals;
 use crate::config::Environment;
 use crate::config::values::{Listen, SecretFile, Span};
-use crate::http::{Exposure, HttpListener};
-use crate::limits::{NOTIFIER_BODY_BYTES_MAX, NOTIFIER_LISTEN_LANES_MAX};
 use crate::notifier::{Signed, SigningKey, verify};
+use journeyman_domain::limits::{NOTIFIER_BODY_BYTES_MAX, NOTIFIER_LISTEN_LANES_MAX};
+use journeyman_platform::http::{Exposure, HttpListener};
 
 /// `journeyman notifier listen`
 #[derive(Debug, Args)]

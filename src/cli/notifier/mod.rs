@@ -18,11 +18,11 @@ use super::signals::ExitSignals;
 use crate::config::values::SecretFile;
 use crate::config::{Environment, schema};
 use crate::console::notifier::CONSOLE;
-use crate::http::BearerToken;
 use crate::notifier::{Database, Notifier, NotifierConfig, NotifierError, SealKeys, Tokens};
 use crate::observe::log;
-use crate::sqlite::Db;
 use endpoints::{endpoints, keys, sender};
+use journeyman_platform::http::BearerToken;
+use journeyman_platform::sqlite::Db;
 
 /// `journeyman notifier`
 #[derive(Debug, Args)]

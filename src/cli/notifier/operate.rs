@@ -15,8 +15,9 @@ use crate::config::Environment;
 use crate::config::values::Span;
 use crate::console::rows::Table;
 use crate::console::{notifier as console, text};
-use crate::domain::staged::Stamp;
 use crate::notifier::Status;
+use journeyman_domain::staged::Stamp;
+use journeyman_platform::host::clock::stamp;
 
 /// How to reach the notifier, and how to print.
 #[derive(Debug, Args)]
@@ -289,7 +290,7 @@ async fn change_one(
 }
 
 fn now() -> Stamp {
-    Stamp(Timestamp::now().as_millisecond())
+    stamp()
 }
 
 #[cfg(test)]

@@ -10,8 +10,8 @@ use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::output;
 use crate::config::Environment;
 use crate::config::values::Span;
-use crate::limits::NOTIFIER_DATA_BYTES_MAX;
 use crate::notifier::{Event, Publisher};
+use journeyman_domain::limits::NOTIFIER_DATA_BYTES_MAX;
 
 /// `journeyman notifier send`
 #[derive(Debug, Args)]

@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 
 use super::endpoints::invalid;
-use crate::amqp::{self, Broker, BrokerConfig};
 use crate::cli::config_args::{self, ConfigArgs, NoFlags};
 use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::{amqp_setup, output};
 use crate::config::{Environment, schema};
-use crate::limits::AMQP_CLOSE_TIMEOUT;
 use crate::notifier::{AmqpConfig, MistralConfig, Outbox, Topology, TopologyError, UrlKey};
+use journeyman_domain::limits::AMQP_CLOSE_TIMEOUT;
+use journeyman_platform::amqp::{self, Broker, BrokerConfig};
 
 pub(super) async fn run(settings: ConfigArgs<NoFlags>, environment: &Environment) -> ExitResult {
     let loaded = settings.load(&environment.without_controller_variables())?;

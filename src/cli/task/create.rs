@@ -12,10 +12,10 @@ use super::super::exit::{Exit, ExitResult, Failure};
 use super::super::output::{self, Format};
 use super::super::queue_client::QueueClient;
 use crate::config::values::{Queue, Span};
-use crate::domain::id::TaskId;
-use crate::limits::TASK_DEFINITION_BYTES_MAX;
 use crate::queue::Priority;
 use crate::source::taskcluster::formats::{format_time, new_task_id};
+use journeyman_domain::id::TaskId;
+use journeyman_domain::limits::TASK_DEFINITION_BYTES_MAX;
 
 #[derive(Debug, Args)]
 pub struct CreateArgs {
@@ -149,7 +149,7 @@ impl CreateArgs {
 
 /// Parses a JSON argument: the text itself, `@FILE`, or `-` for standard input.
 pub(in crate::cli) fn parse_json_arg<T: DeserializeOwned>(text: &str, what: &str) -> Result<T, Failure> {
-    serde_json::from_str(&read_arg(text, what)?).map_err(|error| {
+    serde_json::from_slice(read_arg(text, what)?.as_bytes()).map_err(|error| {
         Failure::new(Exit::Usage, format!("the {what} is not valid JSON: {error}; to read a file, write @FILE"))
     })
 }

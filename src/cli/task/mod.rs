@@ -14,12 +14,14 @@ use crate::config::Environment;
 use crate::config::values::{Queue, Span};
 use crate::console::rows::{Table, cell};
 use crate::console::text::{self, strip_control_chars};
-use crate::domain::id::{Run, TaskId};
-use crate::domain::refusal::Refusal;
-use crate::limits::{TASK_LIST_PAGES_MAX, TASK_LOG_POLL, TASK_LOG_STALL, TASK_WAIT_POLL_MAX, TASK_WAIT_POLL_MIN};
 use crate::source::CallError;
 use crate::source::taskcluster::formats::is_slugid;
 use crate::source::taskcluster::{Api, Download, ListPage, TaskSearch};
+use journeyman_domain::id::{Run, TaskId};
+use journeyman_domain::limits::{
+    TASK_LIST_PAGES_MAX, TASK_LOG_POLL, TASK_LOG_STALL, TASK_WAIT_POLL_MAX, TASK_WAIT_POLL_MIN,
+};
+use journeyman_domain::refusal::Refusal;
 use task_status::{FoundTask, TaskState, TaskStatus};
 
 const LOG_ARTIFACT: &str = "public/logs/live.log";

@@ -7,8 +7,6 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
-use zookeeper_client as zk;
-use zookeeper_client::CreateMode;
 
 use super::{SourceArgs, find_source};
 use crate::cli::doctor::zookeeper::connect;
@@ -16,14 +14,15 @@ use crate::cli::doctor::{Check, report};
 use crate::cli::exit::ExitResult;
 use crate::config::Environment;
 use crate::config::schema::ZooKeeperSource;
-use crate::limits::{
+use crate::source::zookeeper::ZooKeeperQueue;
+use crate::zookeeper::inspect::Walk;
+use crate::zookeeper::{CreateMode, Error, Session, client as zk, map};
+use journeyman_domain::limits::{
     DOCTOR_CALL_TIMEOUT, DOCTOR_CHECK_TIMEOUT, ZOOKEEPER_CLOCK_SKEW_MAX, ZOOKEEPER_NODE_BYTES_MAX,
     ZOOKEEPER_WALK_NODES_MAX,
 };
-use crate::source::zookeeper::ZooKeeperQueue;
-use crate::worker::snapshot::format_duration;
-use crate::zookeeper::inspect::Walk;
-use crate::zookeeper::{Error, Session, map};
+use journeyman_domain::units::format_duration;
+use journeyman_platform::host::clock::stamp;
 
 const SHOWN: usize = 3;
 
@@ -45,7 +44,7 @@ async fn check(name: &str, source: &ZooKeeperSource) -> Vec<Check> {
     let now_ms = check_writes(&session, if is_there { queue } else { "" }, &mut checks).await.unwrap_or_else(|error| {
         let fix = "give this client the rights to read, create, write and delete there";
         checks.push(Check::failed("permissions", error.to_string(), fix));
-        unix_ms()
+        stamp().0
     });
     let mut walk = Walk::default();
     let walking = session.walk(&mut walk, "/", ZOOKEEPER_WALK_NODES_MAX, |_| true);
@@ -68,16 +67,12 @@ async fn server_version(source: &ZooKeeperSource) -> Option<String> {
     version.split(['-', ',', '\n']).next().map(str::to_owned)
 }
 
-fn unix_ms() -> i64 {
-    jiff::Timestamp::now().as_millisecond()
-}
-
 /// Creates, reads, watches, fills and removes a node. Returns the server's time.
 async fn check_writes(session: &Session, folder: &str, checks: &mut Vec<Check>) -> Result<i64, Error> {
     let path = format!("{folder}/journeyman-doctor-{}", uuid::Uuid::new_v4().simple());
-    let before = unix_ms();
+    let before = stamp().0;
     session.create(&path, b"", CreateMode::Ephemeral).await?;
-    let after = unix_ms();
+    let after = stamp().0;
     let (_, stat) = session.get(&path).await?.ok_or_else(|| Error::new("read", &path, zk::Error::NoNode))?;
     let has_event_zxids = session.has_event_zxids(&path).await?;
     let filled = session.set(&path, &vec![b'x'; ZOOKEEPER_NODE_BYTES_MAX], None).await;

@@ -7,12 +7,12 @@ use serde_json::{Value, json};
 use super::job_failure as failure;
 use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::output::{self, Format};
-use crate::limits::ZOOKEEPER_TREE_NODES_MAX;
 use crate::zookeeper::Session;
 use crate::zookeeper::decode::Decoded;
 use crate::zookeeper::inspect::{Contender, Walk};
 use crate::zookeeper::map;
 use crate::zookeeper::watch::{TreeEvent, TreeWatch};
+use journeyman_domain::limits::ZOOKEEPER_TREE_NODES_MAX;
 
 /// Prints the nodes below a path, each with what the map says of it.
 pub(super) async fn tree(session: &Session, path: &str, format: Format) -> ExitResult {
@@ -121,7 +121,7 @@ pub(super) async fn watch(session: Session, path: &str, format: Format) -> ExitR
             TreeEvent::Created(path) => ("created", path),
             TreeEvent::Changed(path) => ("changed", path),
             TreeEvent::Deleted(path) => ("deleted", path),
-            TreeEvent::Reconnected => ("reconnected", String::new()),
+            TreeEvent::EventsLost => ("reconnected", String::new()),
             TreeEvent::Ended => return Err(Failure::new(Exit::Unreachable, "the session has expired")),
         };
         // It may be gone again.

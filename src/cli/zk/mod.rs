@@ -144,8 +144,8 @@ pub(super) async fn run(command: ZkCommand, environment: &Environment) -> ExitRe
 
 async fn submit(arguments: SubmitArgs, environment: &Environment) -> ExitResult {
     let usage = |message: String| Failure::new(Exit::Usage, message);
-    let payload =
-        serde_json::from_str(&arguments.payload).map_err(|error| usage(format!("the payload is no JSON: {error}")))?;
+    let payload = serde_json::from_slice(arguments.payload.as_bytes())
+        .map_err(|error| usage(format!("the payload is no JSON: {error}")))?;
     let field = |pair: &String| {
         let (key, value) = pair.split_once('=').ok_or_else(|| usage(format!("\"{pair}\" is not KEY=VALUE")))?;
         Ok((key.to_owned(), Value::from(value)))

@@ -8,8 +8,8 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
 
 use crate::control::worker_api::ApiError;
-use crate::http::BearerToken;
-use crate::limits::CONTROL_BODY_BYTES_MAX;
+use journeyman_domain::limits::CONTROL_BODY_BYTES_MAX;
+use journeyman_platform::http::BearerToken;
 
 /// Requires the token for every route of `commands`; without a token, rejects every command.
 pub(super) fn require_token(commands: Router, token: Option<BearerToken>) -> Router {

@@ -19,8 +19,8 @@ use crate::console::page::{self, Commands, PageContent};
 use crate::control::controller_api::ControllerStatusReply;
 use crate::control::poison_api::Inventories;
 use crate::controller::status::PoolStatus;
-use crate::http::{BearerToken, HttpListener};
-use crate::limits::CONTROL_ANSWER_BYTES_MAX;
+use journeyman_domain::limits::CONTROL_ANSWER_BYTES_MAX;
+use journeyman_platform::http::{BearerToken, HttpListener};
 
 /// Serves until dropped. `commands` need the token.
 pub async fn serve(

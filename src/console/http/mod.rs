@@ -20,7 +20,7 @@ use tokio::time::timeout;
 
 use crate::console::openmetrics::{self, Metric};
 use crate::console::page::HtmlPage;
-use crate::limits::HTTP_SNAPSHOT_TIMEOUT;
+use journeyman_domain::limits::HTTP_SNAPSHOT_TIMEOUT;
 
 /// Takes a snapshot; `None` once the worker or controller has exited.
 pub type SnapshotFn<S> = dyn Fn() -> Pin<Box<dyn Future<Output = Option<S>> + Send>> + Send + Sync;

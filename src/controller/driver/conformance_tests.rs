@@ -376,7 +376,7 @@ mod real {
     }
 
     fn has_cgroups() -> bool {
-        let probe = crate::host::containment::WorkerCgroups::probe("conformance");
+        let probe = journeyman_platform::host::containment::WorkerCgroups::probe("conformance");
         if let Err(why) = &probe {
             assert!(std::env::var_os("CI").is_none(), "no cgroups: {why}");
             println!("MISSING: cgroups, so nothing was tested: {why}");
@@ -633,19 +633,18 @@ mod real {
             wait_until_up(&place, worker).await;
         }
         let socket = place.path().join("docker.sock").display().to_string();
-        let client = bollard::Docker::connect_with_unix(&socket, 60, bollard::API_DEFAULT_VERSION).expect("a client");
-        let client = client.negotiate_version().await.expect("it replies");
-        let options = bollard::query_parameters::ListContainersOptionsBuilder::new().all(true).build();
-        let containers = client.list_containers(Some(options)).await.expect("a list");
+        let http = journeyman_platform::http::client::client_builder().unix_socket(socket).build().expect("a client");
+        let list = http.get("http://docker/containers/json?all=true").send().await.expect("it replies");
+        let containers: Vec<serde_json::Value> = list.json().await.expect("a list");
         let of = |worker: &WorkerSpec| {
-            let is_it = |labels: &std::collections::HashMap<String, String>| labels["journeyman.worker"] == worker.id;
-            containers.iter().find(|one| one.labels.as_ref().is_some_and(is_it)).expect("its container")
+            let is_it = |one: &&serde_json::Value| one["Labels"]["journeyman.worker"] == worker.id;
+            let container = containers.iter().find(is_it).expect("its container");
+            container["Names"][0].as_str().expect("a name")[1..].to_owned()
         };
-        let [first, second] =
-            [&renamed, &other].map(|worker| of(worker).names.as_ref().expect("a name")[0][1..].to_owned());
+        let [first, second] = [&renamed, &other].map(of);
         for (from, to) in [(&first, "elsewhere"), (&second, &first)] {
-            let options = bollard::query_parameters::RenameContainerOptionsBuilder::new().name(to).build();
-            client.rename_container(from, options).await.expect("it is renamed");
+            let url = format!("http://docker/containers/{from}/rename?name={to}");
+            assert!(http.post(url).send().await.expect("it replies").status().is_success());
         }
         assert!(site.handle.stop(&renamed.id));
         site.wait_for_exit(&renamed.id, true).await;

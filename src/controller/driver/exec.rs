@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::run_program::{ProgramOutput, run, run_checked};
 use super::{Driver, DriverError, ListedWorker, StartError, StopMode, WorkerExit, WorkerSpec, WorkerState};
-use crate::domain::group::Key;
+use journeyman_domain::group::Key;
 
 pub(super) struct ExecDriver {
     pub(super) program: Vec<String>,
@@ -31,7 +31,7 @@ impl ExecDriver {
         let read = lines.map(|(at, line)| {
             let odd = |what: &str| DriverError(format!("line {} of the list is not a worker: {what}", at + 1));
             let ExecListEntry { pool, id, key, stopping, exit, log, log_tail } =
-                serde_json::from_str(line).map_err(|error| odd(&error.to_string()))?;
+                serde_json::from_slice(line.as_bytes()).map_err(|error| odd(&error.to_string()))?;
             let key = Key::new(&key).ok_or_else(|| odd("the key is too long"))?;
             let standing = match exit {
                 Some(how) => WorkerState::Exited(WorkerExit { reason: how, log, log_tail }),

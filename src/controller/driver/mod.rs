@@ -25,14 +25,14 @@ use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
 
 use crate::config::pool::{PoolConfig, PoolDriver};
 use crate::controller::state_store::StateStore;
-use crate::domain::group::Key;
-use crate::domain::group::restart_backoff::WorkerEnd;
-use crate::domain::time::Instant;
-use crate::host::clock::{Clock, or_pending};
-use crate::limits::{
+use journeyman_domain::group::Key;
+use journeyman_domain::group::restart_backoff::WorkerEnd;
+use journeyman_domain::limits::{
     CONTROLLER_RECONCILE_INTERVAL, DRIVER_CALL_TIMEOUT, DRIVER_CALLS_MAX, DRIVER_LIST_SLOW, DRIVER_POLL_INTERVAL,
     DRIVER_STARTS_QUEUED_MAX,
 };
+use journeyman_domain::time::Instant;
+use journeyman_platform::host::clock::{Clock, or_pending};
 
 use docker::DockerDriver;
 use exec::ExecDriver;

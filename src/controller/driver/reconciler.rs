@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::{ListedWorker, StopMode, WorkerChange, WorkerExit, WorkerIdSource, WorkerSpec, WorkerState};
-use crate::domain::group::Key;
-use crate::domain::group::restart_backoff::WorkerEnd;
-use crate::domain::group::scale::WorkerActivity;
-use crate::domain::time::Instant;
-use crate::limits::CONTROLLER_BUSY_TTL;
+use journeyman_domain::group::Key;
+use journeyman_domain::group::restart_backoff::WorkerEnd;
+use journeyman_domain::group::scale::WorkerActivity;
+use journeyman_domain::limits::CONTROLLER_BUSY_TTL;
+use journeyman_domain::time::Instant;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StopProgress {

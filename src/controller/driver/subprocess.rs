@@ -14,13 +14,13 @@ use tokio::process::{Child, Command};
 use super::worker_logs::WorkerLogs;
 use super::{Driver, DriverError, ListedWorker, StartError, StopMode, WorkerExit, WorkerSpec, WorkerState};
 use crate::controller::state_store::{StateStore, WorkerPid, WorkerRecord};
-use crate::domain::group::Key;
-use crate::domain::journal::BootId;
-use crate::host::containment::children::{self, ChildRegistration, StartedChild};
-use crate::host::containment::{Cgroup, WorkerCgroups, command_prefix};
-use crate::host::process::{self, ProcessStat};
-use crate::host::program_path::find_program;
-use crate::host::work_dir::remove_tree;
+use journeyman_domain::group::Key;
+use journeyman_domain::journal::BootId;
+use journeyman_platform::host::containment::children::{self, ChildRegistration, StartedChild};
+use journeyman_platform::host::containment::{Cgroup, WorkerCgroups, command_prefix};
+use journeyman_platform::host::process::{self, ProcessStat};
+use journeyman_platform::host::program_path::find_program;
+use journeyman_platform::host::work_dir::remove_tree;
 
 pub(super) struct SubprocessDriver {
     /// Program and arguments.
@@ -202,7 +202,7 @@ fn cannot_run(error: impl std::fmt::Display) -> StartError {
 }
 
 fn is_this_boot(record: &WorkerRecord) -> bool {
-    static BOOT: LazyLock<BootId> = LazyLock::new(crate::host::journal::current_boot);
+    static BOOT: LazyLock<BootId> = LazyLock::new(journeyman_platform::host::journal::current_boot);
     *BOOT.0 == *record.boot
 }
 

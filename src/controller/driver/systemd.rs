@@ -15,8 +15,8 @@ use super::run_program::{ProgramOutput, run, run_checked};
 use super::{Driver, DriverError, ListedWorker, StartError, StopMode, WorkerExit, WorkerSpec, WorkerState};
 use crate::config::pool::SystemdDriverConfig;
 use crate::controller::state_store::{StateStore, WorkerRecord};
-use crate::domain::group::Key;
-use crate::limits::UNIT_NAME_BYTES_MAX;
+use journeyman_domain::group::Key;
+use journeyman_domain::limits::UNIT_NAME_BYTES_MAX;
 
 pub(super) struct SystemdDriver {
     pub(super) config: SystemdDriverConfig,
@@ -118,7 +118,7 @@ impl Driver for SystemdDriver {
         let mut records = self.records()?;
         let pattern = self.unit_name("*");
         let said = self.call(&["list-units", "--all", "--full", "--no-pager", "--output=json", &pattern]).await?;
-        let units: Vec<ListedUnit> = serde_json::from_str(&said)
+        let units: Vec<ListedUnit> = serde_json::from_slice(said.as_bytes())
             .map_err(|error| DriverError(format!("systemctl did not print a list of units: {error}")))?;
         let mut found = Vec::new();
         let (start, end) = (format!("{}@", self.config.unit), ".service");

@@ -4,7 +4,9 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 
-use crate::limits::{DRIVER_ENDED_LOGS_MAX, DRIVER_LOG_BYTES_KEPT, DRIVER_LOG_BYTES_MAX, DRIVER_LOG_TAIL_BYTES_MAX};
+use journeyman_domain::limits::{
+    DRIVER_ENDED_LOGS_MAX, DRIVER_LOG_BYTES_KEPT, DRIVER_LOG_BYTES_MAX, DRIVER_LOG_TAIL_BYTES_MAX,
+};
 
 const TRUNCATION_MARK: &[u8] = b"[truncated]\n";
 

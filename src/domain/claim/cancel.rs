@@ -3,11 +3,11 @@
 use alloc::vec::Vec;
 
 use super::{
-    AfterStop, CancelCommand, CancelResult, ClaimAction, ClaimEnd, ClaimState, KillCause, LossReason, Stage,
+    AfterStop, CancelCause, CancelCommand, CancelResult, ClaimAction, ClaimEnd, ClaimState, LossReason, Stage,
     UploadStage,
 };
-use crate::domain::outcome::{ExceptionReason, Outcome};
-use crate::domain::time::Instant;
+use crate::outcome::{ExceptionReason, Outcome};
+use crate::time::Instant;
 
 impl ClaimState {
     /// The result that `command` would have.
@@ -46,7 +46,7 @@ impl ClaimState {
             (CancelResult::Stopping(outcome), Stage::Preparing | Stage::Executing) => {
                 self.stage = Stage::Stopping { after: AfterStop::Report(outcome) };
                 actions.push(ClaimAction::Kill {
-                    cause: KillCause::Command(command),
+                    cause: CancelCause::Command(command),
                     grace: self.policy.termination_grace,
                 });
             }

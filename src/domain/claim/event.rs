@@ -1,11 +1,12 @@
 //! Events and actions of one claim, and how it ends.
 
+use core::fmt;
 use core::time::Duration;
 
-use crate::domain::lease::Lease;
-use crate::domain::outcome::{ExceptionReason, Outcome, PrepareFailure, Verdict};
-use crate::domain::refusal::Refusal;
-use crate::domain::time::Instant;
+use crate::lease::{Granted, Lease};
+use crate::outcome::{ExceptionReason, Outcome, PrepareFailure, Verdict};
+use crate::refusal::Refusal;
+use crate::time::Instant;
 
 /// Why a claim ended without a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -22,6 +23,19 @@ pub enum LossReason {
     GrantedTooLate,
     /// The worker had to exit before the report.
     ShutdownDeadline,
+}
+
+impl fmt::Display for LossReason {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Self::Revoked => "revoked by the queue",
+            Self::Canceled => "canceled",
+            Self::DeadlineExceeded => "deadline exceeded",
+            Self::LeaseExpired => "lease expired",
+            Self::GrantedTooLate => "granted too late",
+            Self::ShutdownDeadline => "shutdown deadline",
+        })
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -42,6 +56,33 @@ pub enum ClaimEnd {
     NotGranted,
 }
 
+impl ClaimEnd {
+    /// The outcome that was decided here, whether or not the queue accepted it.
+    pub const fn outcome(self) -> Option<Outcome> {
+        match self {
+            Self::Reported(outcome)
+            | Self::AlreadyResolved(outcome)
+            | Self::ReportRejected(outcome)
+            | Self::Unconfirmed { outcome, .. } => Some(outcome),
+            Self::Lost(_) | Self::NotGranted => None,
+        }
+    }
+}
+
+impl fmt::Display for ClaimEnd {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Reported(outcome) => outcome.fmt(out),
+            Self::AlreadyResolved(outcome) => write!(out, "{outcome}, but the queue had another outcome"),
+            Self::ReportRejected(outcome) => write!(out, "{outcome}, but the queue rejected the report"),
+            Self::Unconfirmed { outcome, loss } => write!(out, "{outcome}, but the queue did not confirm it: {loss}"),
+            Self::Lost(LossReason::Canceled) => out.write_str("canceled"),
+            Self::Lost(loss) => write!(out, "claim lost: {loss}"),
+            Self::NotGranted => out.write_str("not granted"),
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum UploadStatus {
     Complete,
@@ -50,11 +91,27 @@ pub enum UploadStatus {
     UploadFailed,
 }
 
+/// Why a payload has to end early. Of several causes the greatest applies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum KillCause {
-    ClaimLost(LossReason),
+pub enum CancelCause {
+    /// The worker shuts down. Reported as `worker-shutdown`.
     Shutdown,
+    /// An operator stopped it on this worker.
     Command(CancelCommand),
+    /// The claim is over. Nothing is reported.
+    ClaimLost(LossReason),
+}
+
+impl CancelCause {
+    /// Describes the cause for the task's log.
+    pub const fn message(self) -> &'static str {
+        match self {
+            Self::Shutdown => "stopped: the worker is shutting down",
+            Self::Command(CancelCommand::Release) => "stopped: released by an operator",
+            Self::Command(CancelCommand::Cancel) => "stopped: canceled by an operator",
+            Self::ClaimLost(_) => "stopped: the task was canceled, its deadline has passed, or its claim was lost",
+        }
+    }
 }
 
 /// An operator's command about one claim. Of several the greatest applies.
@@ -131,7 +188,7 @@ pub enum ClaimAction {
     Start,
     /// Send SIGTERM, and SIGKILL after `grace`. Answered by [`ClaimEvent::Ended`] when all processes are gone.
     Kill {
-        cause: KillCause,
+        cause: CancelCause,
         grace: Duration,
     },
     /// Finish the log, upload log and artifacts.
@@ -146,18 +203,9 @@ pub enum ClaimAction {
     /// Ask whether, and why, the run is no longer ours.
     CheckStatus,
     /// Tell the handler, and uploads, the new lease.
-    UpdateLease {
-        expires_at: Instant,
-        report_by: Instant,
-    },
+    UpdateLease(Lease),
     /// The claim is over; drop every call in flight for it.
     Close(ClaimEnd),
-}
-
-impl ClaimAction {
-    pub(super) fn update_lease(lease: Lease) -> Self {
-        Self::UpdateLease { expires_at: lease.expires_at(), report_by: lease.report_by() }
-    }
 }
 
 /// What the queue says of a run when it grants it.
@@ -180,21 +228,14 @@ impl RunTerms {
 pub enum ClaimEvent {
     /// Precedes [`ClaimEvent::Claimed`] of a grant.
     Terms(RunTerms),
-    /// The claim request was answered; `sent_at` is from before it was sent.
-    Claimed {
-        sent_at: Instant,
-        /// The length of the lease.
-        answer: Result<Duration, Refusal>,
-    },
+    /// The claim request was answered.
+    Claimed(Result<Granted, Refusal>),
     Prepared(Result<(), PrepareFailure>),
     /// The payload ended, or its preparation was aborted; none of its processes is left.
     Ended(Verdict),
     Uploaded(UploadStatus),
     Reported(Result<(), Refusal>),
-    Reclaimed {
-        sent_at: Instant,
-        answer: Result<Duration, Refusal>,
-    },
+    Reclaimed(Result<Granted, Refusal>),
     /// Why the run is no longer this worker's; `None` while it is.
     StatusChecked(Result<Option<LossReason>, Refusal>),
     /// The source reports that the claim is no longer ours.

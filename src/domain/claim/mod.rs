@@ -13,13 +13,13 @@ use core::time::Duration;
 
 use super::backoff::{self, Backoff};
 use super::jitter::Jitter;
-use super::lease::{self, Lease};
+use super::lease::{self, Granted, Lease};
 use super::outcome::{ExceptionReason, ExecuteFailure, Outcome, PrepareFailure, Verdict};
 use super::refusal::Refusal;
 use super::time::Instant;
 
 pub use event::{
-    CancelCommand, CancelResult, ClaimAction, ClaimEnd, ClaimEvent, KillCause, LossReason, RunTerms, UploadStatus,
+    CancelCause, CancelCommand, CancelResult, ClaimAction, ClaimEnd, ClaimEvent, LossReason, RunTerms, UploadStatus,
 };
 
 /// Claim requests without a definite answer. The message stays invisible for minutes; these take half a minute.
@@ -241,15 +241,13 @@ impl ClaimState {
         }
         match event {
             ClaimEvent::Terms(terms) => self.terms = Some(terms),
-            ClaimEvent::Claimed { sent_at, answer: Ok(length) } => {
-                self.on_granted(sent_at, length, now, jitter, actions)
-            }
-            ClaimEvent::Claimed { answer: Err(refusal), .. } => self.on_claim_refused(refusal, now, jitter, actions),
+            ClaimEvent::Claimed(Ok(granted)) => self.on_granted(granted, now, jitter, actions),
+            ClaimEvent::Claimed(Err(refusal)) => self.on_claim_refused(refusal, now, jitter, actions),
             ClaimEvent::Prepared(answer) => self.on_prepared(answer, now, actions),
             ClaimEvent::Ended(verdict) => self.on_ended(verdict, now, actions),
             ClaimEvent::Uploaded(status) => self.on_uploaded(status, now, actions),
             ClaimEvent::Reported(answer) => self.on_reported(answer, now, jitter, actions),
-            ClaimEvent::Reclaimed { sent_at, answer } => self.on_reclaimed(sent_at, answer, now, jitter, actions),
+            ClaimEvent::Reclaimed(answer) => self.on_reclaimed(answer, now, jitter, actions),
             ClaimEvent::StatusChecked(answer) => self.on_status_checked(answer, now, actions),
             ClaimEvent::Lost => self.on_lost(LossReason::Revoked, actions),
             ClaimEvent::Release { deadline } => self.on_release(deadline, now, actions),
@@ -277,18 +275,11 @@ impl ClaimState {
         own.into_iter().flatten().min()
     }
 
-    fn on_granted(
-        &mut self,
-        sent_at: Instant,
-        length: Duration,
-        now: Instant,
-        jitter: &mut Jitter,
-        actions: &mut Vec<ClaimAction>,
-    ) {
+    fn on_granted(&mut self, granted: Granted, now: Instant, jitter: &mut Jitter, actions: &mut Vec<ClaimAction>) {
         if !matches!(self.stage, Stage::Requested { .. }) {
             return;
         }
-        let lease = Lease::granted(sent_at, length, self.policy.termination_grace);
+        let lease = Lease::new(granted, self.policy.termination_grace);
         let was_late = self.lease.replace(lease).is_some();
         if !lease.is_usable(now) {
             // I3: a lease counts from when the poll was sent, and the service may have held the poll for longer. Only a
@@ -314,7 +305,7 @@ impl ClaimState {
             self.start_upload(command.outcome(), actions);
         } else {
             self.schedule_status_check(now);
-            actions.push(ClaimAction::update_lease(lease));
+            actions.push(ClaimAction::UpdateLease(lease));
             let (stage, action) = if self.policy.starts_in_one_step {
                 (Stage::Executing, ClaimAction::Start)
             } else {
@@ -534,7 +525,7 @@ impl ClaimState {
             Stage::Preparing | Stage::Executing | Stage::Stopping { .. } => {
                 self.stage = Stage::Stopping { after: AfterStop::Abandon(loss) };
                 let grace = self.lease.map_or(self.policy.termination_grace, |lease| lease.grace());
-                actions.push(ClaimAction::Kill { cause: KillCause::ClaimLost(loss), grace });
+                actions.push(ClaimAction::Kill { cause: CancelCause::ClaimLost(loss), grace });
             }
             // A late grant that is being reclaimed.
             Stage::Requested { .. } if self.lease.is_some() => self.close(ClaimEnd::Lost(loss), actions),

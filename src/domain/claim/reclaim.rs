@@ -7,16 +7,15 @@ use super::{
     AfterStop, ClaimAction, ClaimEnd, ClaimState, LOSS_CHECK_MAX, LossReason, ReclaimSchedule, SHUTDOWN_UPLOAD_MAX,
     Stage, StatusSchedule, UPLOAD_AFTER_REPORT_MAX, UploadStage,
 };
-use crate::domain::jitter::Jitter;
-use crate::domain::lease::{self, Lease};
-use crate::domain::refusal::Refusal;
-use crate::domain::time::Instant;
+use crate::jitter::Jitter;
+use crate::lease::{self, Granted, Lease};
+use crate::refusal::Refusal;
+use crate::time::Instant;
 
 impl ClaimState {
     pub(super) fn on_reclaimed(
         &mut self,
-        sent_at: Instant,
-        answer: Result<Duration, Refusal>,
+        answer: Result<Granted, Refusal>,
         now: Instant,
         jitter: &mut Jitter,
         actions: &mut Vec<ClaimAction>,
@@ -27,14 +26,14 @@ impl ClaimState {
         }
         if matches!(self.stage, Stage::Requested { .. }) {
             return match answer {
-                Ok(length) => self.on_granted(sent_at, length, now, jitter, actions),
+                Ok(granted) => self.on_granted(granted, now, jitter, actions),
                 Err(refusal) => self.on_claim_refused(refusal, now, jitter, actions),
             };
         }
         match answer {
             Ok(_) if self.loss.is_some() => {}
-            Ok(length) => {
-                let extended = lease.or_later(Lease::granted(sent_at, length, self.policy.termination_grace));
+            Ok(granted) => {
+                let extended = lease.or_later(Lease::new(granted, self.policy.termination_grace));
                 if extended == lease {
                     // An extension that gains nothing is retried like an indefinite answer, not at once.
                     self.retry_reclaim(lease, None, now, jitter);
@@ -43,7 +42,7 @@ impl ClaimState {
                 self.reclaim_retry.reset();
                 self.lease = Some(extended);
                 self.reclaim = ReclaimSchedule::Due(extended.reclaim_at(jitter).max(now));
-                actions.push(ClaimAction::update_lease(extended));
+                actions.push(ClaimAction::UpdateLease(extended));
             }
             Err(Refusal::Gone) => self.on_reclaim_gone(now, actions),
             // I5: only a definite loss or the local deadline ends the run.

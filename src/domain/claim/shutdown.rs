@@ -4,11 +4,11 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use super::{
-    AfterStop, ClaimAction, ClaimEnd, ClaimState, KillCause, LossReason, POLL_WAIT_MAX, PollBarrier, REPORT_RESERVE,
+    AfterStop, CancelCause, ClaimAction, ClaimEnd, ClaimState, LossReason, POLL_WAIT_MAX, PollBarrier, REPORT_RESERVE,
     SHUTDOWN_UPLOAD_MAX, Stage, UPLOAD_AFTER_REPORT_MAX,
 };
-use crate::domain::outcome::{ExceptionReason, Outcome};
-use crate::domain::time::Instant;
+use crate::outcome::{ExceptionReason, Outcome};
+use crate::time::Instant;
 
 impl ClaimState {
     pub(super) fn on_release(&mut self, deadline: Option<Instant>, now: Instant, actions: &mut Vec<ClaimAction>) {
@@ -56,7 +56,7 @@ impl ClaimState {
             (AfterStop::Abandon(LossReason::ShutdownDeadline), Duration::ZERO)
         };
         self.stage = Stage::Stopping { after };
-        actions.push(ClaimAction::Kill { cause: KillCause::Shutdown, grace });
+        actions.push(ClaimAction::Kill { cause: CancelCause::Shutdown, grace });
     }
 
     pub(super) fn abandon_at_deadline(&mut self, actions: &mut Vec<ClaimAction>) {
@@ -64,7 +64,7 @@ impl ClaimState {
             Stage::Preparing | Stage::Executing | Stage::Stopping { .. } => {
                 self.stage = Stage::Stopping { after: AfterStop::Abandon(LossReason::ShutdownDeadline) };
                 self.release = Some(None);
-                actions.push(ClaimAction::Kill { cause: KillCause::Shutdown, grace: Duration::ZERO });
+                actions.push(ClaimAction::Kill { cause: CancelCause::Shutdown, grace: Duration::ZERO });
             }
             Stage::UploadingAfterReport => self.finish_upload(actions),
             Stage::Explaining { end, .. } => self.close(end, actions),

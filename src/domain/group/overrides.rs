@@ -5,7 +5,7 @@ use alloc::collections::BTreeMap;
 
 use super::Key;
 use super::scale::ScaleLimits;
-use crate::domain::time::Instant;
+use crate::time::Instant;
 
 /// No worker is started or stopped.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,9 +3,9 @@
 
 use core::time::Duration;
 
-use crate::domain::backoff::{self, Backoff};
-use crate::domain::jitter::Jitter;
-use crate::domain::time::Instant;
+use crate::backoff::{self, Backoff};
+use crate::jitter::Jitter;
+use crate::time::Instant;
 
 pub const RESTART_DELAY: backoff::Policy =
     backoff::Policy { first: Duration::from_secs(1), max: Duration::from_secs(300) };

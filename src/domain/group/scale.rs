@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::load::Load;
 use super::{GroupPhase, Key};
-use crate::domain::time::Instant;
+use crate::time::Instant;
 
 /// Workers of one group that start at once: more would only compete for the host.
 pub const MAX_STARTING: u32 = 4;

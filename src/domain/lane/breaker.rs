@@ -3,7 +3,7 @@
 use core::time::Duration;
 
 use super::Reply;
-use crate::domain::time::Instant;
+use crate::time::Instant;
 
 /// Consecutive failures of an origin that works no more.
 pub const BREAKER_FAILURES: u32 = 5;
@@ -83,7 +83,7 @@ impl Breaker {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::lane::ErrorClass;
+    use crate::lane::ErrorClass;
 
     const DEAD: Reply = Reply::Failed(ErrorClass::Connect);
     const WELL: Reply = Reply::Answered { status: 400, retry_after: None, control: None };

@@ -6,7 +6,7 @@ use core::time::Duration;
 
 use super::Reply;
 use super::breaker::{Breaker, Pass};
-use crate::domain::time::Instant;
+use crate::time::Instant;
 
 /// At an endpoint that has not answered yet.
 const ATTEMPTS_AT_FIRST: usize = 4;
@@ -245,7 +245,7 @@ mod tests {
     use core::time::Duration;
 
     use super::*;
-    use crate::domain::lane::ErrorClass;
+    use crate::lane::ErrorClass;
 
     const WELL: Reply = Reply::Answered { status: 200, retry_after: None, control: None };
     const LIMITS: AttemptLimits = AttemptLimits { in_all: 4, per_endpoint: 2, per_origin: 3 };

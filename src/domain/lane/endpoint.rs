@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::retry::RETRY_AFTER_MAX;
 use super::{Control, Reply};
-use crate::domain::staged::Stamp;
+use crate::staged::Stamp;
 
 /// An endpoint without one success for so long is disabled, if it was tried often enough.
 pub const DISABLE_AFTER: Duration = Duration::from_secs(5 * 24 * 60 * 60);
@@ -85,7 +85,7 @@ impl EndpointHealth {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::lane::ErrorClass;
+    use crate::lane::ErrorClass;
 
     fn answered(status: u16, retry_after: Option<u64>, control: Option<Control>) -> Reply {
         Reply::Answered { status, retry_after: retry_after.map(Duration::from_secs), control }

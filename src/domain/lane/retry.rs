@@ -6,8 +6,8 @@ use core::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::{Control, Reply};
-use crate::domain::jitter::Jitter;
-use crate::domain::staged::Stamp;
+use crate::jitter::Jitter;
+use crate::staged::Stamp;
 
 /// The waits of a lane that keeps its order; the last one is repeated.
 pub const ORDERED_WAITS: [Duration; 8] = [
@@ -124,7 +124,7 @@ impl RetryPolicy {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::lane::ErrorClass;
+    use crate::lane::ErrorClass;
 
     const ERROR: Reply = Reply::Failed(ErrorClass::Connect);
 

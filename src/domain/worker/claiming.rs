@@ -8,9 +8,9 @@
 use core::time::Duration;
 
 use super::{Alert, Effect, ExitReason, Mode, Worker};
-use crate::domain::id::SourceId;
-use crate::domain::service_supervisor::ServiceAvailability;
-use crate::domain::time::Instant;
+use crate::id::SourceId;
+use crate::service_supervisor::ServiceAvailability;
+use crate::time::Instant;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ExitPolicy {

@@ -6,14 +6,14 @@ use super::{
     Alert, ClaimEntry, ClaimTimer, Effect, ExitReason, GrantedClaim, Mode, PendingCleanup, RecoveredClaim, RunKey,
     Worker,
 };
-use crate::domain::claim::{self, ClaimAction, ClaimEnd, ClaimEvent, ClaimState};
-use crate::domain::id::{LocalToken, Run, SourceId};
-use crate::domain::outcome::{ExecuteFailure, PrepareFailure};
-use crate::domain::poll::Capabilities;
-use crate::domain::refusal::Refusal;
-use crate::domain::service_supervisor::ServiceAvailability;
-use crate::domain::slots::Slot;
-use crate::domain::time::Instant;
+use crate::claim::{self, CancelCommand, ClaimAction, ClaimEnd, ClaimEvent, ClaimState};
+use crate::id::{LocalToken, Run, SourceId};
+use crate::outcome::{ExecuteFailure, PrepareFailure};
+use crate::poll::Capabilities;
+use crate::refusal::Refusal;
+use crate::service_supervisor::ServiceAvailability;
+use crate::slots::Slot;
+use crate::time::Instant;
 
 pub(super) enum ClaimOrigin {
     Poll(Option<Slot>),
@@ -41,11 +41,10 @@ impl Worker {
         &mut self,
         source: SourceId,
         grant: GrantedClaim,
-        sent_at: Instant,
         origin: ClaimOrigin,
         now: Instant,
     ) {
-        let GrantedClaim { token, run, length, terms } = grant;
+        let GrantedClaim { token, run, lease, terms } = grant;
         let last_run = terms.is_last_run() && !matches!(self.mode, Mode::Releasing { .. });
         let (slot, alert) = match origin {
             ClaimOrigin::Poll(Some(slot)) => (Some(slot), None),
@@ -76,7 +75,7 @@ impl Worker {
             // Before the grant, so that the payload is never prepared.
             self.handle_claim_event(token, ClaimEvent::Release { deadline: self.release_deadline() }, now);
         }
-        self.handle_claim_event(token, ClaimEvent::Claimed { sent_at, answer: Ok(length) }, now);
+        self.handle_claim_event(token, ClaimEvent::Claimed(Ok(lease)), now);
     }
 
     pub(super) fn run_key(&self, source: SourceId, run: &Run) -> RunKey {
@@ -136,12 +135,15 @@ impl Worker {
         let (source, recovered) = (held.source, held.state.is_recovered());
         match event {
             // I12: a definite answer settles the messages.
-            ClaimEvent::Claimed { answer: Ok(_) | Err(Refusal::Gone), .. } if recovered => {
-                self.delete_messages_of(claim)
+            ClaimEvent::Claimed(Ok(_) | Err(Refusal::Gone)) if recovered => self.delete_messages_of(claim),
+            // I25: a message would bring the run again. Its claim takes no other scope, so the refusal is transient.
+            ClaimEvent::Claimed(Err(Refusal::Denied)) if recovered && self.has_messages(source) => {
+                let answer = Err(Refusal::Retry { retry_after: None });
+                return self.handle_claim_event(claim, ClaimEvent::Claimed(answer), now);
             }
-            ClaimEvent::Claimed { .. } if recovered => {}
-            ClaimEvent::Claimed { answer: Ok(_), .. } => self.on_grant(claim, source, now),
-            ClaimEvent::Claimed { answer: Err(refusal), .. } => self.on_claim_refused(claim, source, refusal, now),
+            ClaimEvent::Claimed(_) if recovered => {}
+            ClaimEvent::Claimed(Ok(_)) => self.on_grant(claim, source, now),
+            ClaimEvent::Claimed(Err(refusal)) => self.on_claim_refused(claim, source, refusal, now),
             ClaimEvent::Prepared(Err(PrepareFailure::HostFault)) => self.on_host_fault(claim, now),
             ClaimEvent::Prepared(Err(PrepareFailure::ServiceDown)) => self.on_service_down(claim, source, now),
             ClaimEvent::Ended(verdict) => {
@@ -157,12 +159,14 @@ impl Worker {
             }
             // I34: while no further poll follows, a release waits for the poll in flight, which would return the
             // task. Where the next poll would return it too, waiting is useless.
-            ClaimEvent::Command(_) if !self.is_claiming() => self.await_own_poll(claim, source, now),
+            ClaimEvent::Command(CancelCommand::Release) if !self.is_claiming() => {
+                self.await_own_poll(claim, source, now)
+            }
             ClaimEvent::Command(_)
             | ClaimEvent::Prepared(_)
             | ClaimEvent::Uploaded(_)
             | ClaimEvent::Reported(_)
-            | ClaimEvent::Reclaimed { .. }
+            | ClaimEvent::Reclaimed(_)
             | ClaimEvent::StatusChecked(_)
             | ClaimEvent::Lost
             | ClaimEvent::Release { .. }
@@ -172,6 +176,11 @@ impl Worker {
             | ClaimEvent::Tick => {}
         }
         self.handle_claim_event(claim, event, now);
+    }
+
+    /// Whether polls return messages, and not claims.
+    fn has_messages(&self, source: SourceId) -> bool {
+        !self.sources[source.index()].poller.capabilities().long_poll
     }
 
     fn on_grant(&mut self, claim: LocalToken, source: SourceId, now: Instant) {
@@ -346,13 +355,8 @@ impl Worker {
             self.timers.remove(&ClaimTimer { at, claim });
         }
         if held.state.is_granted() || held.state.is_recovered() {
-            match end {
-                ClaimEnd::Reported(_) | ClaimEnd::AlreadyResolved(_) => self.resolved_runs.insert(&key),
-                ClaimEnd::ReportRejected(_)
-                | ClaimEnd::Lost(_)
-                | ClaimEnd::Unconfirmed { .. }
-                | ClaimEnd::NotGranted => self.abandoned_runs.insert(&key),
-            };
+            let is_resolved = matches!(end, ClaimEnd::Reported(_) | ClaimEnd::AlreadyResolved(_));
+            if is_resolved { &mut self.resolved_runs } else { &mut self.abandoned_runs }.insert(&key);
         }
         self.launched -= u32::from(held.is_launched);
         match self.cleanup_pending.get_mut(&claim) {

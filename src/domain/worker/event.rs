@@ -4,13 +4,14 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use crate::domain::claim::{ClaimAction, ClaimEvent, RunTerms};
-use crate::domain::host_health::ProbeResult;
-use crate::domain::id::{LocalToken, PriorityQueue, Run, SourceId};
-use crate::domain::outcome::Outcome;
-use crate::domain::refusal::Refusal;
-use crate::domain::service_supervisor::ServiceAvailability;
-use crate::domain::time::Instant;
+use crate::claim::{ClaimAction, ClaimEvent, RunTerms};
+use crate::host_health::ProbeResult;
+use crate::id::{LocalToken, PriorityQueue, Run, SourceId};
+use crate::lease::Granted;
+use crate::outcome::Outcome;
+use crate::refusal::Refusal;
+use crate::service_supervisor::ServiceAvailability;
+use crate::time::Instant;
 
 use super::{HostResources, WorkerPolicy};
 
@@ -31,8 +32,7 @@ pub struct ReceivedMessage {
 pub struct GrantedClaim {
     pub token: LocalToken,
     pub run: Run,
-    /// Length of the lease, from when the request was sent.
-    pub length: Duration,
+    pub lease: Granted,
     pub terms: RunTerms,
 }
 
@@ -62,12 +62,10 @@ pub enum Event {
     },
     Polled {
         source: SourceId,
-        sent_at: Instant,
         answer: Result<PollResult, Refusal>,
     },
     Recovered {
         source: SourceId,
-        sent_at: Instant,
         answer: Result<RecoveryResult, Refusal>,
     },
     Deleted {

@@ -5,12 +5,12 @@ use alloc::vec::Vec;
 use super::{
     Alert, DELETE_ATTEMPTS_MAX, DELETE_RETRY, DeleteState, Effect, MessageEntry, MessageKey, ReceivedMessage, Worker,
 };
-use crate::domain::backoff::Backoff;
-use crate::domain::claim::ClaimState;
-use crate::domain::id::{LocalToken, SourceId};
-use crate::domain::refusal::Refusal;
-use crate::domain::slots::Slot;
-use crate::domain::time::Instant;
+use crate::backoff::Backoff;
+use crate::claim::ClaimState;
+use crate::id::{LocalToken, SourceId};
+use crate::refusal::Refusal;
+use crate::slots::Slot;
+use crate::time::Instant;
 
 impl Worker {
     pub(super) fn on_message(

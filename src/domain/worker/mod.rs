@@ -319,8 +319,8 @@ impl Worker {
                 self.sources[source.index()].poller.set_unread_poll_of_previous_process(ago, now);
             }
             Event::Opened { source, sent_at, answer } => self.on_opened(source, sent_at, answer, now),
-            Event::Polled { source, sent_at, answer } => self.on_polled(source, sent_at, answer, now),
-            Event::Recovered { source, sent_at, answer } => self.on_recovered(source, sent_at, answer, now),
+            Event::Polled { source, answer } => self.on_polled(source, answer, now),
+            Event::Recovered { source, answer } => self.on_recovered(source, answer, now),
             Event::Deleted { message, answer } => self.on_deleted(message, answer, now),
             Event::Claim(claim, event) => self.on_claim_event(claim, event, now),
             Event::Launched { claim } => self.on_launched(claim),

@@ -3,9 +3,9 @@
 use alloc::vec::Vec;
 
 use super::{Effect, ExitReason, Mode, Worker};
-use crate::domain::claim::{ClaimEvent, ClaimState};
-use crate::domain::id::{LocalToken, SourceId};
-use crate::domain::time::Instant;
+use crate::claim::{ClaimEvent, ClaimState};
+use crate::id::{LocalToken, SourceId};
+use crate::time::Instant;
 
 impl Worker {
     pub(super) fn drain(&mut self, exit: ExitReason, now: Instant) {

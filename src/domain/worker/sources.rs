@@ -9,10 +9,10 @@ use super::{
     Alert, Effect, ExitReason, FAILURES_BEFORE_ALERT, FAILURES_PER_REPEATED_ALERT, OpenResult, POLL_MAX, PollResult,
     RecoveryResult, RunKey, Worker,
 };
-use crate::domain::id::{LocalToken, Run, SourceId};
-use crate::domain::poll::{CLOCK_SKEW_MAX, NextCall, UnreadPoll};
-use crate::domain::refusal::Refusal;
-use crate::domain::time::Instant;
+use crate::id::{LocalToken, Run, SourceId};
+use crate::poll::{CLOCK_SKEW_MAX, NextCall, UnreadPoll};
+use crate::refusal::Refusal;
+use crate::time::Instant;
 
 impl Worker {
     pub(super) fn on_opened(
@@ -32,13 +32,7 @@ impl Worker {
         }
     }
 
-    pub(super) fn on_polled(
-        &mut self,
-        source: SourceId,
-        sent_at: Instant,
-        answer: Result<PollResult, Refusal>,
-        now: Instant,
-    ) {
+    pub(super) fn on_polled(&mut self, source: SourceId, answer: Result<PollResult, Refusal>, now: Instant) {
         let feed = &mut self.sources[source.index()];
         let mut slots = core::mem::take(&mut feed.reserved_slots);
         match answer {
@@ -70,7 +64,7 @@ impl Worker {
                     }
                 }
                 for grant in result.claims {
-                    self.on_granted_claim(source, grant, sent_at, ClaimOrigin::Poll(slots.pop()), now);
+                    self.on_granted_claim(source, grant, ClaimOrigin::Poll(slots.pop()), now);
                 }
             }
             Err(refusal) => self.on_refusal(source, refusal, now),
@@ -79,13 +73,7 @@ impl Worker {
         self.on_poll_ended(source, now);
     }
 
-    pub(super) fn on_recovered(
-        &mut self,
-        source: SourceId,
-        sent_at: Instant,
-        answer: Result<RecoveryResult, Refusal>,
-        now: Instant,
-    ) {
+    pub(super) fn on_recovered(&mut self, source: SourceId, answer: Result<RecoveryResult, Refusal>, now: Instant) {
         let feed = &mut self.sources[source.index()];
         match answer {
             Ok(RecoveryResult { claims, error: missed, foreign_claims: others }) => {
@@ -111,7 +99,7 @@ impl Worker {
                     } else {
                         ClaimOrigin::PreviousProcess
                     };
-                    self.on_granted_claim(source, one, sent_at, origin, now);
+                    self.on_granted_claim(source, one, origin, now);
                 }
             }
             Err(refusal) => {

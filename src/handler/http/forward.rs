@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::TryStreamExt as _;
-use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Response, StatusCode};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _};
 use tokio::time::Instant;
@@ -22,15 +22,16 @@ use tokio_util::io::StreamReader;
 use url::Url;
 
 use super::{AddressedRequest, HttpInner};
-use crate::domain::refusal::Refusal;
 use crate::handler::artifact::{self, ArtifactDeclaration, ArtifactKind};
 use crate::handler::process::format_seconds;
 use crate::handler::{Context, ExecuteError, ExecuteFailure, TaskInfo};
-use crate::http::client::{BodyError, read_body};
-use crate::limits::{
+use crate::task::{Reply, ReplyStatus, Results};
+use journeyman_domain::limits::{
     SERVICE_ANSWER_BYTES_MAX, SERVICE_HEADERS_MAX, SERVICE_RETRY_AFTER_DEFAULT, SERVICE_RETRY_AFTER_MAX,
 };
-use crate::task::{Reply, ReplyStatus, Results};
+use journeyman_domain::refusal::Refusal;
+use journeyman_platform::host::clock::stamp;
+use journeyman_platform::http::client::{self, BodyError, read_body};
 
 pub(super) enum ForwardResult {
     Done,
@@ -257,8 +258,8 @@ fn is_forwarded_header(name: &str) -> bool {
 }
 
 fn retry_after(response: &Response) -> Duration {
-    let seconds = header(response, RETRY_AFTER).and_then(|text| text.trim().parse().ok());
-    seconds.map_or(SERVICE_RETRY_AFTER_DEFAULT, Duration::from_secs).min(SERVICE_RETRY_AFTER_MAX)
+    let asked = client::retry_after(response.headers(), stamp());
+    asked.unwrap_or(SERVICE_RETRY_AFTER_DEFAULT).min(SERVICE_RETRY_AFTER_MAX)
 }
 
 /// Waits with the slot occupied, so that the worker claims no other task for an overloaded service; at most until the

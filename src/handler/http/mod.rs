@@ -23,9 +23,9 @@ use super::{
 use crate::config::Environment;
 use crate::config::schema::HttpHandler;
 use crate::config::values::ServiceAddress;
-use crate::http::client::client_builder;
-use crate::limits::SERVICE_CONNECT_TIMEOUT;
 use forward::ForwardResult;
+use journeyman_domain::limits::SERVICE_CONNECT_TIMEOUT;
+use journeyman_platform::http::client::client_builder;
 
 /// Clones share the service.
 #[derive(Debug, Clone)]
@@ -153,6 +153,10 @@ impl PayloadHandler for Http {
 
     fn describe(&self) -> String {
         format!("{} (http, {})", self.inner.name, self.inner.display_address())
+    }
+
+    fn payload_schema(&self) -> serde_json::Value {
+        Request::schema()
     }
 
     async fn prepare(&self, request: Request, context: &Context) -> Result<AddressedRequest, PrepareError> {

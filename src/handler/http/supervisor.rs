@@ -1,5 +1,5 @@
 //! Supervises a service: checks its health and, if the worker starts it, starts, stops and restarts it, as
-//! [`crate::domain::service_supervisor`] decides.
+//! [`journeyman_domain::service_supervisor`] decides.
 
 use std::future::Future;
 use std::os::unix::fs::FileTypeExt as _;
@@ -10,20 +10,20 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 
 use super::HttpInner;
-use crate::domain::outcome::Cleanup;
-use crate::domain::service_supervisor::{
-    Effect, Event, HealthCheckResult, ManagedBy, ServiceAvailability, ServicePolicy, ServiceSupervisor as Rules,
-    StopReason,
-};
 use crate::handler::SidecarContext;
 use crate::handler::environment::{self, Variables};
 use crate::handler::process::{Launch, RunLimits, RunningProcess};
 use crate::handler::sidecar::{SidecarProcess, SidecarStatus};
-use crate::host::clock::or_pending;
-use crate::limits::{
+use journeyman_domain::limits::{
     SERVICE_ABSENT_PROBE_INTERVAL, SERVICE_FAILED_PROBES_MAX, SERVICE_FAILURES_ALERT_AFTER,
     SERVICE_FAILURES_ALERT_EVERY, SERVICE_PROBE_TIMEOUT_MIN, SERVICE_STARTING_PROBE_INTERVAL,
 };
+use journeyman_domain::outcome::Cleanup;
+use journeyman_domain::service_supervisor::{
+    Effect, Event, HealthCheckResult, ManagedBy, ServiceAvailability, ServicePolicy, ServiceSupervisor as Rules,
+    StopReason,
+};
+use journeyman_platform::host::clock::or_pending;
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 

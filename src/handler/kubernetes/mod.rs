@@ -13,23 +13,21 @@ use std::future::pending;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Event, Pod, Secret};
-use kube::ResourceExt as _;
-use kube::api::{DeleteParams, ListParams, PostParams};
-use schemars::JsonSchema;
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use crate::committed_schema;
 use crate::config::schema::KubernetesHandler;
-use crate::domain::staged::{FailureClass, PhaseLimit, Progress, StagedAnswer, StagedPolicy, Stamp};
 use crate::kubernetes::{
-    KubernetesClient, KubernetesError, PULLING, PodTemplate, PodVerdict, RUNNING, StartGraces, UNSCHEDULED, existing,
-    failed_init_container, has_started, judge, sweep_ended, waits_for, watch_pods,
+    EVENTS, Event, KubernetesClient, KubernetesError, PODS, PULLING, Pod, PodTemplate, PodVerdict, RUNNING, SECRETS,
+    StartGraces, UNSCHEDULED, existing, failed_init_container, has_started, judge, sweep_ended, waits_for, watch_pods,
 };
-use crate::limits::{POD_KEPT, POD_LOG_TIMEOUT, POD_WARNINGS_MAX};
 use crate::task::Results;
+use journeyman_domain::limits::{POD_KEPT, POD_LOG_TIMEOUT, POD_WARNINGS_MAX};
+use journeyman_domain::staged::{FailureClass, PhaseLimit, Progress, StagedAnswer, StagedPolicy, Stamp};
 
 use super::artifact::{ArtifactDeclaration, Artifacts};
 use super::command::{PayloadArtifact, validate_artifacts};
@@ -47,7 +45,8 @@ const DELETE_CHECK: Duration = Duration::from_secs(2);
 const ORPHAN_GRACE: Duration = Duration::from_secs(600);
 
 /// The payload of the `kubernetes` handler.
-#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PodPayload {
     /// Image of the container; by default that of the worker's template.
@@ -64,7 +63,7 @@ pub struct PodPayload {
     /// What the container needs at least, and what it may use at most.
     pub resources: Option<PodResources>,
     /// Time limit once the container runs, in seconds.
-    #[schemars(range(min = 1, max = 4_294_967_295_u64))]
+    #[cfg_attr(test, schemars(range(min = 1, max = 4_294_967_295_u64)))]
     pub max_run_time: Option<u32>,
     /// Files to upload as artifacts, if the worker has a volume for the task's files.
     #[serde(default, skip_serializing)]
@@ -75,7 +74,8 @@ pub struct PodPayload {
 }
 
 /// Quantities of Kubernetes, such as `cpu = "500m"` and `memory = "1Gi"`.
-#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct PodResources {
     /// What the node must have free.
@@ -136,7 +136,7 @@ impl Kubernetes {
         asked.unwrap_or(self.config.max_run_time.0).min(self.config.max_run_time.0)
     }
 
-    fn manifest(&self, name: &PodName, work: &Work<'_, PodPayload>) -> Result<Pod, String> {
+    fn manifest(&self, name: &PodName, work: &Work<'_, PodPayload>) -> Result<Value, String> {
         let run_time = self.run_time(work.payload);
         let active = run_time + self.config.pull_timeout.0 + ORPHAN_GRACE;
         let values = json!({
@@ -152,16 +152,14 @@ impl Kubernetes {
 
     /// Every pod of the task.
     async fn pods(&self, name: &PodName) -> Result<Vec<Pod>, KubernetesError> {
-        let params = ListParams::default().labels(&format!("{TASK}={}", name.task));
-        let api = self.client.api::<Pod>().await?;
-        Ok(self.client.check("list the pods of task", &name.task, api.list(&params)).await?.items)
+        let selector = format!("{TASK}={}", name.task);
+        let list = self.client.list(&PODS, ("the pods of task", &name.task), &[("labelSelector", &selector)]).await?;
+        Ok(list.items.unwrap_or_default())
     }
 
     /// Whether it was there.
     async fn delete(&self, pod: &str) -> Result<bool, KubernetesError> {
-        let api = self.client.api::<Pod>().await?;
-        let deleted = self.client.check("delete pod", pod, api.delete(pod, &DeleteParams::default())).await;
-        existing(deleted.map(drop)).map(|deleted| deleted.is_some())
+        self.client.delete(&PODS, pod, &json!({})).await
     }
 
     async fn create_secret(&self, pod: &Pod, payload: &PodPayload) -> Result<(), KubernetesError> {
@@ -169,9 +167,7 @@ impl Kubernetes {
             return Ok(());
         }
         let secret = pod_manifest::secret(pod, &payload.secret_env);
-        let api = self.client.api::<Secret>().await?;
-        let params = PostParams::default();
-        match self.client.check("create Secret", &pod.name_any(), api.create(&params, &secret)).await {
+        match self.client.create::<IgnoredAny>(&SECRETS, &secret).await {
             Ok(_) | Err(KubernetesError::Conflict(_)) => Ok(()),
             Err(error) => Err(error),
         }
@@ -183,12 +179,10 @@ impl Kubernetes {
             Ok(pod) => pod,
             Err(reason) => return Ok(invalid(reason)),
         };
-        let api = self.client.api::<Pod>().await?;
-        let params = PostParams::default();
-        let pod = match self.client.check("create pod", &name.pod(), api.create(&params, &pod)).await {
+        let pod = match self.client.create(&PODS, &pod).await {
             Ok(pod) => pod,
             Err(KubernetesError::Conflict(_)) => {
-                let pod = self.client.check("read pod", &name.pod(), api.get(&name.pod())).await?;
+                let pod = self.client.get(&PODS, &name.pod()).await?;
                 if !name.is_of(&pod) {
                     return Ok(invalid(format!("there is a pod {} that is not of this task", name.pod())));
                 }
@@ -211,7 +205,7 @@ impl Kubernetes {
         match self.create_secret(pod, work.payload).await {
             Ok(()) => Ok(self.started(pod, work.context)),
             Err(KubernetesError::Denied(reason) | KubernetesError::Rejected(reason)) => {
-                self.delete(&pod.name_any()).await?;
+                self.delete(&pod.metadata.name).await?;
                 Ok(StagedAnswer::Failed { class: FailureClass::Config, reason: reason.into() })
             }
             Err(error) => Err(error),
@@ -232,7 +226,7 @@ impl Kubernetes {
         let mut is_earlier_there = false;
         for earlier in &pods {
             // It must not run beside this one.
-            is_earlier_there |= self.delete(&earlier.name_any()).await?;
+            is_earlier_there |= self.delete(&earlier.metadata.name).await?;
         }
         match own {
             _ if is_earlier_there => {
@@ -245,8 +239,8 @@ impl Kubernetes {
     }
 
     async fn look(&self, name: &PodName, work: &Work<'_, PodPayload>) -> Result<StagedAnswer, KubernetesError> {
-        let (api, pod) = (self.client.api::<Pod>().await?, handle(name, work));
-        match existing(self.client.check("read pod", &pod, api.get(&pod)).await)? {
+        let pod = handle(name, work);
+        match existing(self.client.get(&PODS, &pod).await)? {
             Some(pod) if name.is_task_of(&pod) => Ok(self.observe(&pod, work).await),
             Some(_) | None => Ok(StagedAnswer::Lost { reason: format!("pod {pod} is gone").into() }),
         }
@@ -269,7 +263,7 @@ impl Kubernetes {
             PodVerdict::Done | PodVerdict::Failed { .. } | PodVerdict::Unknown => (RUNNING, None, Some(Duration::ZERO)),
         };
         let progress = Progress { phase: phase.into(), since, observed_at, check_in };
-        StagedAnswer::Started { handle: pod.name_any().into(), progress }
+        StagedAnswer::Started { handle: pod.metadata.name.as_str().into(), progress }
     }
 
     /// Judges a pod, and keeps what is to be known of one that has ended.
@@ -277,7 +271,8 @@ impl Kubernetes {
         let (verdict, now) = self.judge(pod);
         let is_held = work.context.results().and_then(Results::deferral).is_none();
         if is_held {
-            *self.held.of(&pod.name_any()).version.lock() = pod.resource_version().unwrap_or_default();
+            *self.held.of(&pod.metadata.name).version.lock() =
+                pod.metadata.resource_version.clone().unwrap_or_default();
         }
         match &verdict {
             PodVerdict::Phase { name, .. } => {
@@ -294,14 +289,13 @@ impl Kubernetes {
     }
 
     async fn read_rest_of_log(&self, pod: &Pod, context: &Context) {
-        let (name, log) = (pod.name_any(), context.log());
+        let (name, log) = (pod.metadata.name.clone(), context.log());
         let reading = async {
-            let api = self.client.api::<Pod>().await.map_err(|error| error.to_string())?;
             if let Some(container) = failed_init_container(pod) {
-                pod_log::read(&api, &name, container, &held_pods::HeldPod::default(), log, false).await?;
+                pod_log::read(&self.client, &name, container, &held_pods::HeldPod::default(), log, false).await?;
             }
             if has_started(pod, &self.config.container) {
-                pod_log::read(&api, &name, &self.config.container, &self.held.of(&name), log, false).await?;
+                pod_log::read(&self.client, &name, &self.config.container, &self.held.of(&name), log, false).await?;
             }
             Ok(())
         };
@@ -316,13 +310,14 @@ impl Kubernetes {
 
     /// The last warnings of the cluster about a pod. They are no part of the verdict, so nothing fails for want of them.
     async fn log_warnings(&self, pod: &Pod, context: &Context) {
-        let Ok(api) = self.client.api::<Event>().await else { return };
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
-        let params = ListParams::default().fields(&format!("involvedObject.uid={uid},type=Warning"));
-        match self.client.check("list the events of pod", &pod.name_any(), api.list(&params)).await {
+        let selector = format!("involvedObject.uid={uid},type=Warning");
+        let subject = ("the events of pod", pod.metadata.name.as_str());
+        match self.client.list::<Event>(&EVENTS, subject, &[("fieldSelector", &selector)]).await {
             Ok(events) => {
-                let skipped = events.items.len().saturating_sub(POD_WARNINGS_MAX);
-                for event in events.items.iter().skip(skipped) {
+                let events = events.items.unwrap_or_default();
+                let skipped = events.len().saturating_sub(POD_WARNINGS_MAX);
+                for event in events.iter().skip(skipped) {
                     let text = |text: &Option<String>| text.clone().unwrap_or_default();
                     context.log().write_note(&format!("{}: {}", text(&event.reason), text(&event.message).trim()));
                 }
@@ -339,7 +334,7 @@ impl Kubernetes {
             }
             let has_ended =
                 matches!(pod.status.as_ref().and_then(|status| status.phase.as_deref()), Some("Succeeded" | "Failed"));
-            is_running |= self.delete(&pod.name_any()).await? && !has_ended;
+            is_running |= self.delete(&pod.metadata.name).await? && !has_ended;
         }
         if !is_running {
             self.held.forget(&handle(name, work));
@@ -369,6 +364,10 @@ impl StagedHandler for Kubernetes {
 
     fn describe(&self) -> String {
         format!("kubernetes (namespace {})", self.config.namespace)
+    }
+
+    fn payload_schema(&self) -> Value {
+        committed_schema::parse(include_str!("pod.schema.json"))
     }
 
     fn policy(&self, payload: &PodPayload) -> StagedPolicy {
@@ -439,10 +438,8 @@ impl StagedHandler for Kubernetes {
         let name = handle(&PodName::of(&work), &work);
         let held = self.held.of(&name);
         let following = async {
-            if &*work.record.phase == RUNNING
-                && let Ok(api) = self.client.api::<Pod>().await
-            {
-                pod_log::follow(&api, &name, &self.config.container, &held, work.context.log()).await;
+            if &*work.record.phase == RUNNING {
+                pod_log::follow(&self.client, &name, &self.config.container, &held, work.context.log()).await;
             }
             pending::<()>().await;
         };

@@ -1,22 +1,24 @@
 //! Reads the log of a container into its task's log, from where an earlier read ended.
 
+use std::io;
+
+use futures_util::TryStreamExt as _;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
-use kube::Api;
-use kube::api::LogParams;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _};
 use tokio::time::sleep;
-use tokio_util::compat::FuturesAsyncReadCompatExt as _;
+use tokio_util::io::StreamReader;
 
 use super::held_pods::HeldPod;
 use crate::handler::log::TaskLog;
-use crate::limits::{POD_LOG_LINE_BYTES_MAX, POD_LOG_RETRY};
+use crate::kubernetes::KubernetesClient;
+use journeyman_domain::limits::{POD_LOG_LINE_BYTES_MAX, POD_LOG_RETRY};
+use journeyman_platform::http::client::root_cause;
 
 /// Reads until it is dropped.
-pub(super) async fn follow(api: &Api<Pod>, name: &str, container: &str, held: &HeldPod, log: &TaskLog) {
+pub(super) async fn follow(client: &KubernetesClient, name: &str, container: &str, held: &HeldPod, log: &TaskLog) {
     loop {
         // Not at once: a container that has ended ends its log.
-        _ = read(api, name, container, held, log, true).await;
+        _ = read(client, name, container, held, log, true).await;
         sleep(POD_LOG_RETRY).await;
     }
 }
@@ -25,24 +27,22 @@ pub(super) async fn follow(api: &Api<Pod>, name: &str, container: &str, held: &H
 ///
 /// Cancel safe: a line that was not written is read again.
 pub(super) async fn read(
-    api: &Api<Pod>,
+    client: &KubernetesClient,
     name: &str,
     container: &str,
     held: &HeldPod,
     log: &TaskLog,
     follow: bool,
 ) -> Result<(), String> {
-    // Whole seconds, which the client would round up.
-    let since_time = held.log_read_until.lock().and_then(|time| Timestamp::from_second(time.as_second()).ok());
-    let params = LogParams {
-        container: Some(container.to_owned()),
-        follow,
-        since_time,
-        timestamps: true,
-        ..LogParams::default()
-    };
-    let stream = api.log_stream(name, &params).await.map_err(|error| error.to_string())?;
-    let mut lines = tokio::io::BufReader::new(stream.compat());
+    // Whole seconds.
+    let since = held.log_read_until.lock().and_then(|time| Timestamp::from_second(time.as_second()).ok());
+    let since = since.map(|time| time.to_string());
+    let follow = if follow { "true" } else { "false" };
+    let mut query = vec![("container", container), ("follow", follow), ("timestamps", "true")];
+    query.extend(since.as_ref().map(|time| ("sinceTime", time.as_str())));
+    let response = client.log(name, &query).await.map_err(|error| error.to_string())?;
+    let pieces = response.bytes_stream().map_err(|error| io::Error::other(root_cause(&error)));
+    let mut lines = StreamReader::new(Box::pin(pieces));
     loop {
         let mut line = Vec::new();
         let mut next = (&mut lines).take(POD_LOG_LINE_BYTES_MAX);

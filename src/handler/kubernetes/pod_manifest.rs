@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Pod, Secret};
-use kube::ResourceExt as _;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
@@ -11,6 +9,7 @@ use super::PodPayload;
 use crate::config::schema::KubernetesHandler;
 use crate::config::values::merge_json;
 use crate::handler::staged::Work;
+use crate::kubernetes::Pod;
 use crate::task::Results;
 
 /// Of pods: a hash of the task. It tells the pods of this worker's tasks from others of the same name.
@@ -46,7 +45,7 @@ impl PodName {
 
     /// That of a pod of the same task.
     pub(super) fn launch_of(pod: &Pod) -> Option<(u32, u32)> {
-        let (attempt, launch) = pod.labels().get(LAUNCH)?.split_once('-')?;
+        let (attempt, launch) = pod.metadata.label(LAUNCH)?.split_once('-')?;
         Some((attempt.parse().ok()?, launch.parse().ok()?))
     }
 
@@ -55,7 +54,7 @@ impl PodName {
     }
 
     pub(super) fn is_task_of(&self, pod: &Pod) -> bool {
-        pod.labels().get(TASK) == Some(&self.task)
+        pod.metadata.label(TASK) == Some(self.task.as_str())
     }
 
     pub(super) fn pod(&self) -> String {
@@ -73,7 +72,7 @@ pub(super) fn manifest(
     env: BTreeMap<String, String>,
     active_seconds: u64,
     work: &Work<'_, PodPayload>,
-) -> Result<Pod, String> {
+) -> Result<Value, String> {
     let (payload, context) = (work.payload, work.context);
     let mut pod = json!({ "spec": { "automountServiceAccountToken": false } });
     merge_json(&mut pod, template);
@@ -127,9 +126,9 @@ pub(super) fn manifest(
     let metadata = json!({
         "name": name.pod(), "labels": labels, "annotations": { "journeyman/run": context.task().run.to_string() },
     });
-    merge_json(&mut pod, json!({ "metadata": metadata, "spec": spec }));
+    merge_json(&mut pod, json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec }));
     pod["spec"]["containers"] = containers.into();
-    serde_json::from_value(pod).map_err(|error| format!("it is no pod: {error}"))
+    Ok(pod)
 }
 
 /// Label values have 63 characters of a few kinds.
@@ -147,11 +146,9 @@ fn append(list: &mut Value, more: impl IntoIterator<Item = Value>) -> Result<(),
 }
 
 /// The cluster deletes it together with the pod.
-pub(super) fn secret(pod: &Pod, values: &BTreeMap<String, String>) -> Secret {
-    let name = pod.name_any();
-    let owner = json!({ "apiVersion": "v1", "kind": "Pod", "name": name, "uid": pod.metadata.uid });
-    let metadata = json!({ "name": name, "labels": pod.labels(), "ownerReferences": [owner] });
-    let mut secret: Secret = serde_json::from_value(json!({ "metadata": metadata })).unwrap_or_default();
-    secret.string_data = Some(values.clone());
-    secret
+pub(super) fn secret(pod: &Pod, values: &BTreeMap<String, String>) -> Value {
+    let (name, uid) = (&pod.metadata.name, &pod.metadata.uid);
+    let owner = json!({ "apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid });
+    let metadata = json!({ "name": name, "labels": pod.metadata.labels(), "ownerReferences": [owner] });
+    json!({ "apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": values })
 }

@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 use super::{Api, Refused};
 use crate::notifier::mistral::is_target;
-use crate::notifier::stamp;
 use crate::notifier::store::EndpointChange;
+use journeyman_platform::host::clock::stamp;
 
 /// Those that get nothing, and those whose last attempt has failed.
 pub(super) async fn unavailable(State(api): State<Arc<Api>>, headers: HeaderMap) -> Result<Json<Value>, Refused> {

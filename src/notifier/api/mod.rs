@@ -20,8 +20,8 @@ use tokio::sync::Semaphore;
 use super::intake::{EndpointError, Intake};
 use super::registry::InvalidEndpoint;
 use super::store::{Store, StoreFailure};
-use crate::http::{BearerToken, add_headers};
-use crate::limits::{NOTIFIER_BODY_BYTES_MAX, NOTIFIER_CALLS_MAX};
+use journeyman_domain::limits::{NOTIFIER_BODY_BYTES_MAX, NOTIFIER_CALLS_MAX};
+use journeyman_platform::http::{BearerToken, add_headers};
 
 pub(crate) use self::shown::{Console, Shown};
 pub(crate) use self::status::{EndpointCondition, EndpointStatus, Status};

@@ -13,14 +13,14 @@ use uuid::Uuid;
 
 use super::status::Status;
 use super::{Api, Refused};
-use crate::domain::lane::dispatcher::LaneId;
-use crate::domain::lane::endpoint::DisableReason;
-use crate::domain::staged::Stamp;
-use crate::limits::{NOTIFIER_NAME_BYTES_MAX, NOTIFIER_ROWS_MAX, NOTIFIER_ROWS_SHOWN};
 use crate::notifier::event::Event;
 use crate::notifier::registry::EndpointSettings;
-use crate::notifier::stamp;
 use crate::notifier::store::{AttemptRow, EndpointChange, LaneChange, LaneRow, ReplayFilter};
+use journeyman_domain::lane::dispatcher::LaneId;
+use journeyman_domain::lane::endpoint::DisableReason;
+use journeyman_domain::limits::{NOTIFIER_NAME_BYTES_MAX, NOTIFIER_ROWS_MAX, NOTIFIER_ROWS_SHOWN};
+use journeyman_domain::staged::Stamp;
+use journeyman_platform::host::clock::stamp;
 
 type Answer<T> = Result<Json<T>, Refused>;
 

@@ -9,11 +9,11 @@ use axum::response::Response;
 
 use super::status::Status;
 use super::{Api, Refused};
-use crate::domain::staged::Stamp;
-use crate::limits::NOTIFIER_ROWS_SHOWN;
 use crate::notifier::counters::Counted;
-use crate::notifier::stamp;
 use crate::notifier::store::{AttemptRow, LaneRow};
+use journeyman_domain::limits::NOTIFIER_ROWS_SHOWN;
+use journeyman_domain::staged::Stamp;
+use journeyman_platform::host::clock::stamp;
 
 /// Draws a notifier.
 pub(crate) struct Console {

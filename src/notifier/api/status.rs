@@ -6,11 +6,11 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::Api;
-use crate::domain::lane::endpoint::{DISABLE_ATTEMPTS_MIN, DisableReason, EndpointHealth};
-use crate::domain::staged::Stamp;
-use crate::named_enum::named_enum;
-use crate::notifier::stamp;
 use crate::notifier::store::{Counts, EndpointState, LastFailure, StoreFailure};
+use journeyman_domain::lane::endpoint::{DISABLE_ATTEMPTS_MIN, DisableReason, EndpointHealth};
+use journeyman_domain::named_enum;
+use journeyman_domain::staged::Stamp;
+use journeyman_platform::host::clock::stamp;
 
 named_enum! {
     pub(crate) enum EndpointCondition {

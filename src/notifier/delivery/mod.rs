@@ -2,7 +2,6 @@
 
 mod address;
 mod headers;
-mod resolver;
 mod sender;
 #[cfg(test)]
 mod sender_tests;

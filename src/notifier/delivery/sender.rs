@@ -9,13 +9,13 @@ use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use bytes::Bytes;
 use ipnet::IpNet;
 use reqwest::header::{
-    CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER, TE,
-    TRAILER, TRANSFER_ENCODING, UPGRADE,
+    CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, TE, TRAILER,
+    TRANSFER_ENCODING, UPGRADE,
 };
 use reqwest::{Certificate, Client, Identity, Proxy, Response};
 use secrecy::{ExposeSecret as _, SecretString};
@@ -23,11 +23,15 @@ use tokio::time::{Instant, timeout_at};
 use url::{Host, Url};
 
 use super::address::AddressPolicy;
-use super::resolver::{Lookup, PolicyResolver, ResolveError, system_lookup};
 use super::signature::{SigningKey, WebhookId, sign};
-use crate::domain::lane::{Control, ErrorClass};
-use crate::http::client::{client_builder, plain_port_hint, root_cause};
-use crate::limits::{WEBHOOK_ANSWER_BYTES_MAX, WEBHOOK_CONNECT_TIMEOUT, WEBHOOK_ERROR_CHARS_MAX, WEBHOOK_IDLE_TIMEOUT};
+use journeyman_domain::lane::{Control, ErrorClass};
+use journeyman_domain::limits::{
+    WEBHOOK_ANSWER_BYTES_MAX, WEBHOOK_CONNECT_TIMEOUT, WEBHOOK_DNS_TIMEOUT, WEBHOOK_ERROR_CHARS_MAX,
+    WEBHOOK_IDLE_TIMEOUT,
+};
+use journeyman_domain::staged::Stamp;
+use journeyman_platform::http::client::{client_builder, plain_port_hint, retry_after, root_cause};
+use journeyman_platform::http::resolver::{FilteringResolver, Lookup, ResolveError, system_lookup};
 
 const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
 const WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");
@@ -141,7 +145,14 @@ impl Sender {
             .https_only(config.https_only);
         builder = match &config.proxy {
             Some(url) => builder.proxy(proxy(url)?),
-            None => builder.dns_resolver(PolicyResolver { policy: Arc::clone(&policy), lookup }),
+            None => {
+                let policy = Arc::clone(&policy);
+                builder.dns_resolver(FilteringResolver {
+                    judge: Arc::new(move |_, address| policy.judge(address)),
+                    lookup,
+                    timeout: WEBHOOK_DNS_TIMEOUT,
+                })
+            }
         };
         if let Some(path) = &config.ca {
             let certificates = Certificate::from_pem_bundle(&read(path)?).map_err(|error| unusable(path, &error))?;
@@ -196,7 +207,7 @@ impl Sender {
             Some(Host::Ipv6(address)) => address.into(),
             Some(Host::Domain(_)) | None => return Ok(()),
         };
-        self.policy.judge(address).map_err(|kind| ResolveError::Denied { address, kind }.to_string())
+        self.policy.judge(address)
     }
 
     async fn attempt(&self, request: &DeliveryRequest, deadline: Instant) -> Result<Answer, (ErrorClass, String)> {
@@ -207,11 +218,12 @@ impl Sender {
             Err(_) => return Err((ErrorClass::Timeout, "no answer in time".to_owned())),
         };
         let mut head = Vec::new();
+        let now = Stamp(request.at.as_millis().try_into().unwrap_or_default());
         // A body that breaks off, or takes too long, leaves what was read. The connection is closed when `response` is dropped.
         timeout_at(deadline, read_head(&mut response, &mut head)).await.ok();
         Ok(Answer {
             status: response.status().as_u16(),
-            retry_after: retry_after(response.headers(), request.at),
+            retry_after: retry_after(response.headers(), now),
             control: control(response.headers()),
             head: head.into(),
         })
@@ -263,16 +275,6 @@ async fn read_head(response: &mut Response, head: &mut Vec<u8>) {
     }
 }
 
-/// Seconds or an HTTP date. A date in the past is no wait.
-fn retry_after(headers: &HeaderMap, at: Duration) -> Option<Duration> {
-    let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
-    if let Ok(seconds) = text.parse::<u32>() {
-        return Some(Duration::from_secs(seconds.into()));
-    }
-    let date = httpdate::parse_http_date(text).ok()?;
-    Some(date.duration_since(SystemTime::UNIX_EPOCH).ok()?.saturating_sub(at))
-}
-
 fn control(headers: &HeaderMap) -> Option<Control> {
     match headers.get(WEBHOOK_DELIVERY)?.to_str().ok()?.trim() {
         "disable" => Some(Control::DisableEndpoint),
@@ -287,8 +289,8 @@ fn classify(error: &reqwest::Error) -> ErrorClass {
     while let Some(error) = cause {
         if let Some(error) = error.downcast_ref::<ResolveError>() {
             return match error {
-                ResolveError::Denied { .. } => ErrorClass::Policy,
-                ResolveError::NoAddress | ResolveError::Timeout | ResolveError::Failed(_) => ErrorClass::Dns,
+                ResolveError::Denied(_) => ErrorClass::Policy,
+                ResolveError::NoAddress | ResolveError::Timeout(_) | ResolveError::Failed(_) => ErrorClass::Dns,
             };
         }
         if is_tls(error, is_connect) {

@@ -17,11 +17,11 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
-use super::resolver::Lookup;
 use super::sender::*;
-use crate::domain::lane::{Control, ErrorClass};
-use crate::host::crypto_provider::install_crypto_provider;
-use crate::limits::WEBHOOK_ANSWER_BYTES_MAX;
+use journeyman_domain::lane::{Control, ErrorClass};
+use journeyman_domain::limits::WEBHOOK_ANSWER_BYTES_MAX;
+use journeyman_platform::host::crypto_provider::install_crypto_provider;
+use journeyman_platform::http::resolver::Lookup;
 
 const LONG: Duration = Duration::from_secs(30);
 const SHORT: Duration = Duration::from_millis(300);

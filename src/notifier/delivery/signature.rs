@@ -13,7 +13,7 @@ use reqwest::header::{HeaderMap, HeaderValue, InvalidHeaderValue};
 use secrecy::{ExposeSecret as _, SecretSlice};
 use sha2::Sha256;
 
-use crate::limits::WEBHOOK_ID_BYTES_MAX;
+use journeyman_domain::limits::WEBHOOK_ID_BYTES_MAX;
 
 /// How old or new a signature may be.
 const TOLERANCE: Duration = Duration::from_secs(5 * 60);

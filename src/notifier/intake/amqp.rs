@@ -13,9 +13,10 @@ use lapin::{Channel, Connection, Consumer};
 use tokio_util::sync::CancellationToken;
 
 use super::topology::Topology;
-use super::{Intake, parse_events, retry_sessions};
-use crate::amqp::{self, Broker};
-use crate::limits::{AMQP_CLOSE_TIMEOUT, NOTIFIER_BATCH_MAX, NOTIFIER_BODY_BYTES_MAX, NOTIFIER_PREFETCH};
+use super::{Intake, parse_events};
+use crate::retry::retry_sessions;
+use journeyman_domain::limits::{AMQP_CLOSE_TIMEOUT, NOTIFIER_BATCH_MAX, NOTIFIER_BODY_BYTES_MAX, NOTIFIER_PREFETCH};
+use journeyman_platform::amqp::{self, Broker};
 
 pub(crate) struct AmqpConfig {
     pub(crate) broker: Broker,
@@ -40,7 +41,7 @@ impl AmqpIntake {
 
     /// Takes events until `stop`. After an error it connects again.
     pub(in crate::notifier) async fn run(self, stop: CancellationToken) {
-        retry_sessions("events from RabbitMQ", &stop, async || self.run_session(&stop).await).await;
+        retry_sessions("cannot take events from RabbitMQ", &stop, async || self.run_session(&stop).await).await;
     }
 
     async fn run_session(&self, stop: &CancellationToken) -> Result<(), String> {

@@ -6,19 +6,13 @@ pub(super) mod topology;
 
 use std::sync::Arc;
 
-use tokio::time::{Instant, sleep};
-use tokio_util::sync::CancellationToken;
-
 use super::counters::Counters;
 use super::event::Event;
 use super::registry::{EndpointSettings, Entry, InvalidEndpoint, Registered, Registry};
-use super::stamp;
 use super::store::{Added, Store, StoreFailure};
-use crate::domain::backoff::Backoff;
-use crate::domain::jitter::Jitter;
-use crate::domain::poll::POLL_RETRY;
-use crate::host::crash_points::crash_point;
-use crate::limits::NOTIFIER_BATCH_MAX;
+use journeyman_domain::limits::NOTIFIER_BATCH_MAX;
+use journeyman_platform::host::clock::stamp;
+use journeyman_platform::host::crash_points::crash_point;
 
 pub(super) struct Intake {
     pub(super) store: Store,
@@ -131,26 +125,4 @@ pub(super) fn parse_events(body: &[u8]) -> Result<Vec<Event>, String> {
         event.check().map_err(|error| format!("event {index}: {error}"))?;
     }
     Ok(events)
-}
-
-/// Repeats the sessions that take `what`, until one ends without an error or `stop` comes while it waits.
-pub(super) async fn retry_sessions(
-    what: &str,
-    stop: &CancellationToken,
-    mut session: impl AsyncFnMut() -> Result<(), String>,
-) {
-    let (mut backoff, mut jitter) = (Backoff::NEW, Jitter::seeded(uuid::Uuid::new_v4().as_u64_pair().0));
-    loop {
-        let began = Instant::now();
-        let Err(why) = session().await else { return };
-        // A connection alone proves nothing: the store may fail.
-        if began.elapsed() > POLL_RETRY.max {
-            backoff.reset();
-        }
-        let wait = backoff.wait(POLL_RETRY, None, &mut jitter);
-        tracing::warn!("cannot take {what}: {why} (retrying in {wait:.1?})");
-        if stop.run_until_cancelled(sleep(wait)).await.is_none() {
-            return;
-        }
-    }
 }

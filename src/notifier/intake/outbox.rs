@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
-use super::{Intake, parse_events, retry_sessions};
-use crate::limits::{NOTIFIER_BODY_BYTES_MAX, NOTIFIER_OUTBOX_INTERVAL, NOTIFIER_OUTBOX_ROWS};
+use super::{Intake, parse_events};
 use crate::notifier::store::{PostgresError, PostgresPool, postgres_words};
+use crate::retry::retry_sessions;
+use journeyman_domain::limits::{NOTIFIER_BODY_BYTES_MAX, NOTIFIER_OUTBOX_INTERVAL, NOTIFIER_OUTBOX_ROWS};
 
 /// Of the lock that makes one notifier wait for another.
 const LOCK: i64 = 0x6a72_6f62;
@@ -47,7 +48,7 @@ impl Outbox {
 
     /// Takes events until `stop`. After an error it connects again.
     pub(in crate::notifier) async fn run(self, intake: Arc<Intake>, stop: CancellationToken) {
-        let what = format!("events from the table {}", self.table);
+        let what = format!("cannot take events from the table {}", self.table);
         retry_sessions(&what, &stop, async || {
             while !stop.is_cancelled() {
                 if self.take(&intake).await? < NOTIFIER_OUTBOX_ROWS {

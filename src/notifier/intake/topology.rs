@@ -8,9 +8,9 @@ use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptio
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{Connection, ExchangeKind};
 
-use crate::amqp::{self, Broker, NameTooLong, header_table, to_short_string};
-use crate::domain::refusal::CallError;
-use crate::limits::NOTIFIER_DELIVERY_LIMIT;
+use journeyman_domain::limits::NOTIFIER_DELIVERY_LIMIT;
+use journeyman_domain::refusal::CallError;
+use journeyman_platform::amqp::{self, Broker, NameTooLong, header_table, to_short_string};
 
 const HASH: &str = "x-modulus-hash";
 const PRECONDITION_FAILED: u16 = 406;

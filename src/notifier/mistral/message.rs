@@ -100,7 +100,7 @@ pub(super) fn parse(queue: &str, key: &UrlKey, properties: &BasicProperties, dat
         );
     }
     let target = Target::new(url, &wire.headers.unwrap_or_default())?;
-    let Body { event } = serde_json::from_str(body.get()).map_err(place)?;
+    let Body { event } = serde_json::from_slice(body.get().as_bytes()).map_err(place)?;
     let Some(r#type) = event else { return Ok(Message::Nameless) };
     let id = match properties.message_id() {
         Some(id) => id.to_string(),

@@ -25,13 +25,14 @@ use tokio_util::sync::CancellationToken;
 pub(crate) use self::message::UrlKey;
 use self::queues::QueueConsumer;
 pub(super) use self::targets::is_target;
-use super::intake::{Intake, retry_sessions};
-use crate::amqp::management::{BrokerPolicy, Management, ManagementError};
-use crate::amqp::{self, Broker, header_table, headers};
-use crate::limits::{
+use super::intake::Intake;
+use crate::retry::retry_sessions;
+use journeyman_domain::limits::{
     AMQP_CLOSE_TIMEOUT, NOTIFIER_DELIVERY_LIMIT, NOTIFIER_MISTRAL_DISCOVERY_INTERVAL, NOTIFIER_MISTRAL_PREFETCH,
     NOTIFIER_MISTRAL_QUEUES_MAX, NOTIFIER_MISTRAL_STANDBY_INTERVAL, NOTIFIER_PREFETCH,
 };
+use journeyman_platform::amqp::management::{BrokerPolicy, Management, ManagementError};
+use journeyman_platform::amqp::{self, Broker, header_table, headers};
 
 /// Where messages go that are no events.
 const DEAD: &str = "journeyman.dead";
@@ -109,7 +110,10 @@ impl MistralIntake {
 
     /// Takes messages until `stop`. After an error it connects again.
     pub(super) async fn run(self, stop: CancellationToken) {
-        retry_sessions("Mistral's notifications from RabbitMQ", &stop, async || self.run_session(&stop).await).await;
+        retry_sessions("cannot take Mistral's notifications from RabbitMQ", &stop, async || {
+            self.run_session(&stop).await
+        })
+        .await;
     }
 
     async fn run_session(&self, stop: &CancellationToken) -> Result<(), String> {

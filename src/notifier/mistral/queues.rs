@@ -19,11 +19,11 @@ use tokio_util::sync::CancellationToken;
 use super::MistralConfig;
 use super::message::{self, Message};
 use super::targets::{self, TargetError};
-use crate::amqp;
-use crate::host::crash_points::crash_point;
-use crate::limits::{NOTIFIER_BATCH_MAX, NOTIFIER_BODY_BYTES_MAX};
 use crate::notifier::event::Event;
 use crate::notifier::intake::Intake;
+use journeyman_domain::limits::{NOTIFIER_BATCH_MAX, NOTIFIER_BODY_BYTES_MAX};
+use journeyman_platform::amqp;
+use journeyman_platform::host::crash_points::crash_point;
 
 const PRECONDITION_FAILED: u16 = 406;
 

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::message::UrlKey;
-use crate::domain::lane::retry::OnExhausted;
-use crate::limits::{NOTIFIER_TARGET_TIMEOUT, NOTIFIER_TARGETS_MAX};
 use crate::notifier::format::Format;
 use crate::notifier::intake::{EndpointError, Intake};
 use crate::notifier::registry::{EndpointSettings, InvalidEndpoint};
+use journeyman_domain::lane::retry::OnExhausted;
+use journeyman_domain::limits::{NOTIFIER_TARGET_TIMEOUT, NOTIFIER_TARGETS_MAX};
 
 /// Of the names of such endpoints.
 pub(super) const PREFIX: &str = "mistral-";

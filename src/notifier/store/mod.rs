@@ -23,17 +23,18 @@ pub(crate) use self::operators::{
     AttemptRow, Counts, EndpointChange, EndpointState, LaneChange, LaneRow, LastFailure, ReplayFilter,
 };
 pub(crate) use self::postgres::{Postgres, PostgresError, PostgresPool, words as postgres_words};
-use self::sqlite::{SqliteTx, Tables};
+use self::sql::Tx;
+use self::sqlite::Tables;
 pub(crate) use self::statements::outcome_text;
 pub(crate) use self::statements::{Added, AttemptRecord, Committed, DueLane, Head, Lease};
 use super::event::Event;
-use crate::domain::lane::dispatcher::LaneId;
-use crate::domain::lane::endpoint::EndpointHealth;
-use crate::domain::lane::partitions::Partition;
-use crate::domain::lane::retry::{HeadState, HeadVerdict};
-use crate::domain::staged::Stamp;
-use crate::limits::NOTIFIER_LEASE;
-use crate::sqlite::{Database, Db, OpenError, StoreStatus};
+use journeyman_domain::lane::dispatcher::LaneId;
+use journeyman_domain::lane::endpoint::EndpointHealth;
+use journeyman_domain::lane::partitions::Partition;
+use journeyman_domain::lane::retry::{HeadState, HeadVerdict};
+use journeyman_domain::limits::NOTIFIER_LEASE;
+use journeyman_domain::staged::Stamp;
+use journeyman_platform::sqlite::{Database, Db, OpenError, StoreStatus};
 
 /// Why nothing was stored or read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -66,7 +67,7 @@ struct Hints {
 
 #[derive(Clone)]
 enum Kind {
-    Sqlite(crate::sqlite::Store<Tables>),
+    Sqlite(journeyman_platform::sqlite::Store<Tables>),
     Postgres(Postgres),
 }
 
@@ -74,18 +75,12 @@ enum Kind {
 macro_rules! transaction {
     ($store:expr, move |$db:ident| $work:expr) => {
         match &$store.database {
-            Kind::Sqlite(sqlite) => {
-                let work = move |conn: &mut &rusqlite::Connection| {
-                    let $db = &mut SqliteTx(conn);
-                    sqlite::run(async { $work.await })
-                };
-                sqlite.execute(work).await
-            }
+            Kind::Sqlite(sqlite) => sqlite.execute(move |$db| sqlite::run($work)).await,
             Kind::Postgres(postgres) => {
                 let mut tries = 0;
                 loop {
                     let mut tx = postgres.begin().await?;
-                    let $db = &mut tx;
+                    let $db = &mut Tx::Postgres(&mut tx);
                     let result = $work.await;
                     if let Some(ended) = tx.end(result, &mut tries).await {
                         break ended;

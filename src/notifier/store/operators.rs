@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::sql::{Sql, SqlError, read, values};
-use crate::domain::lane::dispatcher::LaneId;
-use crate::domain::lane::endpoint::{DisableReason, EndpointHealth};
-use crate::domain::staged::Stamp;
+use super::sql::{SqlError, Tx, read, values};
+use journeyman_domain::lane::dispatcher::LaneId;
+use journeyman_domain::lane::endpoint::{DisableReason, EndpointHealth};
+use journeyman_domain::staged::Stamp;
 
 type Result<T> = std::result::Result<T, SqlError>;
 
@@ -134,7 +134,7 @@ pub(crate) struct ReplayFilter {
     pub(crate) dry_run: bool,
 }
 
-pub(super) async fn endpoints(db: &mut impl Sql) -> Result<BTreeMap<String, EndpointState>> {
+pub(super) async fn endpoints(db: &mut Tx<'_>) -> Result<BTreeMap<String, EndpointState>> {
     let select = "SELECT name, health, disabled, paused_until, note, settings FROM endpoint";
     let mut all = BTreeMap::new();
     for mut row in db.query(select, values![]).await? {
@@ -152,12 +152,12 @@ pub(super) async fn endpoints(db: &mut impl Sql) -> Result<BTreeMap<String, Endp
 }
 
 fn parse<T: serde::de::DeserializeOwned>(text: &str) -> Result<T> {
-    serde_json::from_str(text).map_err(|error| SqlError::Unexpected(error.into()))
+    serde_json::from_slice(text.as_bytes()).map_err(|error| SqlError::Unexpected(error.into()))
 }
 
 /// An endpoint that is disabled keeps its first reason.
 pub(super) async fn change_endpoint(
-    db: &mut impl Sql,
+    db: &mut Tx<'_>,
     endpoint: &str,
     change: EndpointChange,
     note: Option<&str>,
@@ -190,7 +190,7 @@ pub(super) async fn change_endpoint(
 }
 
 /// `None` removes an endpoint that is in no configuration; its lanes stay.
-pub(super) async fn set_settings(db: &mut impl Sql, endpoint: &str, settings: Option<&[u8]>) -> Result<()> {
+pub(super) async fn set_settings(db: &mut Tx<'_>, endpoint: &str, settings: Option<&[u8]>) -> Result<()> {
     db.execute(
         "INSERT INTO endpoint (name, settings) VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET settings = $2",
         values![endpoint, settings],
@@ -199,7 +199,7 @@ pub(super) async fn set_settings(db: &mut impl Sql, endpoint: &str, settings: Op
     .map(drop)
 }
 
-pub(super) async fn counts(db: &mut impl Sql, endpoint: &str) -> Result<(Counts, Option<LastFailure>)> {
+pub(super) async fn counts(db: &mut Tx<'_>, endpoint: &str) -> Result<(Counts, Option<LastFailure>)> {
     let row = db
         .first(
             "SELECT count(*), CAST(coalesce(sum(CASE WHEN state = 'parked' THEN 1 ELSE 0 END), 0) AS BIGINT),
@@ -229,7 +229,7 @@ pub(super) async fn counts(db: &mut impl Sql, endpoint: &str) -> Result<(Counts,
 
 /// The lanes of an endpoint that have messages or are stopped, those with the oldest heads first; or the lanes of one key.
 pub(super) async fn lanes(
-    db: &mut impl Sql,
+    db: &mut Tx<'_>,
     endpoint: Option<&str>,
     key: Option<&str>,
     max: usize,
@@ -260,7 +260,7 @@ pub(super) async fn lanes(
 
 /// The last attempts of an endpoint or a lane, the latest first.
 pub(super) async fn attempts(
-    db: &mut impl Sql,
+    db: &mut Tx<'_>,
     endpoint: Option<&str>,
     lane: Option<i64>,
     max: usize,
@@ -287,7 +287,7 @@ pub(super) async fn attempts(
 
 /// Returns whether there is such a lane, whose head is that message.
 pub(super) async fn change_lane(
-    db: &mut impl Sql,
+    db: &mut Tx<'_>,
     LaneId(lane): LaneId,
     change: LaneChange,
     note: Option<&str>,
@@ -335,7 +335,7 @@ pub(super) async fn change_lane(
 }
 
 /// Opens the lanes whose pause has ended.
-pub(super) async fn end_pauses(db: &mut impl Sql, now: Stamp) -> Result<u64> {
+pub(super) async fn end_pauses(db: &mut Tx<'_>, now: Stamp) -> Result<u64> {
     db.execute(
         "UPDATE lane SET state = 'open', paused_until = NULL, note = NULL,
              due_at = CASE WHEN head <= tail OR EXISTS (SELECT 1 FROM replay WHERE replay.lane = lane.id)
@@ -362,7 +362,7 @@ macro_rules! matching {
 
 /// How many messages that have ended a filter is true for. They are sent once more, each lane's in their order, unless it is a dry
 /// run.
-pub(super) async fn replay(db: &mut impl Sql, filter: &ReplayFilter, now: Stamp) -> Result<i64> {
+pub(super) async fn replay(db: &mut Tx<'_>, filter: &ReplayFilter, now: Stamp) -> Result<i64> {
     let condition = values![
         &filter.endpoint,
         filter.since.map(Timestamp::as_millisecond),

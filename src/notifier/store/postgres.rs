@@ -14,15 +14,15 @@ use tokio_postgres::{AsyncMessage, Config};
 use tokio_postgres_rustls::MakeRustlsConnect;
 use uuid::Uuid;
 
-use super::sql::{Row, Sql, SqlError, Value};
+use super::sql::{Row, SqlError, Value};
 use super::{Hints, StoreFailure};
-use crate::domain::staged::Stamp;
-use crate::host::tls_config::{InvalidTls, client_config};
-use crate::http::client::root_cause;
-use crate::limits::{
+use journeyman_domain::limits::{
     POSTGRES_CONNECTIONS_MAX, POSTGRES_HINT_RETRY, POSTGRES_IDLE_TRANSACTION_TIMEOUT, POSTGRES_STATEMENT_TIMEOUT,
     POSTGRES_TRIES_MAX, POSTGRES_WAIT_TIMEOUT,
 };
+use journeyman_domain::staged::Stamp;
+use journeyman_platform::host::tls_config::{InvalidTls, client_config};
+use journeyman_platform::http::client::root_cause;
 
 const FORMAT: i64 = 1;
 /// Of the locks that nodes take for the schema and for their leases.
@@ -225,34 +225,63 @@ impl PostgresTx {
         tries: &mut usize,
     ) -> Option<Result<T, StoreFailure>> {
         *tries += 1;
-        let statement = if result.is_ok() { "COMMIT" } else { "ROLLBACK" };
-        let ended = match &self.0 {
-            Some(client) => client.batch_execute(statement).await.map_err(SqlError::from),
-            None => Ok(()),
-        };
-        if ended.is_ok() {
-            // Back to the pool.
-            drop(self.0.take());
-        }
+        let ended = self.run_last(if result.is_ok() { "COMMIT" } else { "ROLLBACK" }).await;
         let error = match (result, ended) {
             (Ok(done), Ok(())) => return Some(Ok(done)),
             (Err(error), _) | (Ok(_), Err(error)) => error,
         };
-        if may_pass(&error) && *tries < POSTGRES_TRIES_MAX {
-            return None;
+        if may_pass(&error) && *tries < POSTGRES_TRIES_MAX { None } else { Some(Err(failure(&error))) }
+    }
+
+    async fn run_last(&mut self, statement: &str) -> Result<(), SqlError> {
+        if let Some(client) = &self.0 {
+            client.batch_execute(statement).await?;
         }
-        let incident = Uuid::new_v4();
-        tracing::error!(%error, %incident, "database operation failed");
-        Some(Err(match &error {
-            SqlError::Postgres(lost) if lost.as_db_error().is_none() => StoreFailure::Unreachable(words(lost)),
-            SqlError::Postgres(full) if full.code() == Some(&SqlState::DISK_FULL) => StoreFailure::DiskFull,
-            SqlError::Postgres(_) | SqlError::Sqlite(_) | SqlError::Unexpected(_) => StoreFailure::Failed(incident),
-        }))
+        // Back to the pool.
+        drop(self.0.take());
+        Ok(())
     }
 
     async fn statement(&self, sql: &'static str) -> Result<(&Object, tokio_postgres::Statement), SqlError> {
         let Some(client) = &self.0 else { return Err(SqlError::Unexpected("the transaction has ended".into())) };
         Ok((client, client.prepare_cached(sql).await?))
+    }
+
+    pub(super) async fn query(&mut self, sql: &'static str, values: &[Value]) -> Result<Vec<Row>, SqlError> {
+        let (client, statement) = self.statement(sql).await?;
+        let parameters: Vec<_> = values.iter().map(|value| value as &(dyn ToSql + Sync)).collect();
+        let rows = client.query(&statement, &parameters).await?;
+        let read = |row: &tokio_postgres::Row| {
+            let fields: Result<Vec<Value>, _> = (0..row.len()).map(|index| row.try_get(index)).collect();
+            fields.map(Row::new)
+        };
+        Ok(rows.iter().map(read).collect::<Result<_, tokio_postgres::Error>>()?)
+    }
+
+    pub(super) async fn execute(&mut self, sql: &'static str, values: &[Value]) -> Result<u64, SqlError> {
+        let (client, statement) = self.statement(sql).await?;
+        let parameters: Vec<_> = values.iter().map(|value| value as &(dyn ToSql + Sync)).collect();
+        Ok(client.execute(&statement, &parameters).await?)
+    }
+
+    pub(super) async fn lock_leases(&mut self) -> Result<(), SqlError> {
+        self.query("SELECT 1 FROM pg_advisory_xact_lock($1)", &[Value::Int(LOCK)]).await.map(drop)
+    }
+
+    /// The clock of the server, which the nodes share.
+    pub(super) async fn now(&mut self) -> Result<Stamp, SqlError> {
+        let rows = self.query("SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)", &[]).await?;
+        rows.into_iter().next().ok_or_else(|| SqlError::Unexpected("no time".into()))?.take()
+    }
+}
+
+fn failure(error: &SqlError) -> StoreFailure {
+    let incident = Uuid::new_v4();
+    tracing::error!(%error, %incident, "database operation failed");
+    match error {
+        SqlError::Postgres(lost) if lost.as_db_error().is_none() => StoreFailure::Unreachable(words(lost)),
+        SqlError::Postgres(full) if full.code() == Some(&SqlState::DISK_FULL) => StoreFailure::DiskFull,
+        SqlError::Postgres(_) | SqlError::Sqlite(_) | SqlError::Unexpected(_) => StoreFailure::Failed(incident),
     }
 }
 
@@ -268,35 +297,6 @@ fn may_pass(error: &SqlError) -> bool {
         ]
         .contains(code)
     })
-}
-
-impl Sql for PostgresTx {
-    async fn query(&mut self, sql: &'static str, values: &[Value]) -> Result<Vec<Row>, SqlError> {
-        let (client, statement) = self.statement(sql).await?;
-        let parameters: Vec<_> = values.iter().map(|value| value as &(dyn ToSql + Sync)).collect();
-        let rows = client.query(&statement, &parameters).await?;
-        let read = |row: &tokio_postgres::Row| {
-            let fields: Result<Vec<Value>, _> = (0..row.len()).map(|index| row.try_get(index)).collect();
-            fields.map(Row::new)
-        };
-        Ok(rows.iter().map(read).collect::<Result<_, tokio_postgres::Error>>()?)
-    }
-
-    async fn execute(&mut self, sql: &'static str, values: &[Value]) -> Result<u64, SqlError> {
-        let (client, statement) = self.statement(sql).await?;
-        let parameters: Vec<_> = values.iter().map(|value| value as &(dyn ToSql + Sync)).collect();
-        Ok(client.execute(&statement, &parameters).await?)
-    }
-
-    async fn lock_leases(&mut self) -> Result<(), SqlError> {
-        self.query("SELECT 1 FROM pg_advisory_xact_lock($1)", &[Value::Int(LOCK)]).await.map(drop)
-    }
-
-    /// The clock of the server, which the nodes share.
-    async fn now(&mut self) -> Result<Stamp, SqlError> {
-        let row = self.first("SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)", &[]).await?;
-        row.ok_or_else(|| SqlError::Unexpected("no time".into()))?.take()
-    }
 }
 
 impl ToSql for Value {

@@ -3,7 +3,12 @@
 use std::error::Error;
 use std::sync::Arc;
 
-use crate::domain::staged::Stamp;
+use rusqlite::Connection;
+
+use super::postgres::PostgresTx;
+use super::sqlite;
+use journeyman_domain::staged::Stamp;
+use journeyman_platform::host::clock::stamp;
 
 /// A parameter, or a field of a row.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,21 +20,49 @@ pub(super) enum Value {
 }
 
 /// One transaction. Statements run on SQLite and PostgreSQL alike; their parameters are `$1`, `$2` and so on.
-pub(super) trait Sql {
+/// One type serves both, so that each statement is compiled once.
+pub(super) enum Tx<'a> {
+    /// Exclusive, because a shared connection of SQLite is not `Send`.
+    Sqlite(&'a mut Connection),
+    Postgres(&'a mut PostgresTx),
+}
+
+impl Tx<'_> {
     /// Returns the rows of the statement.
-    async fn query(&mut self, sql: &'static str, values: &[Value]) -> Result<Vec<Row>, SqlError>;
+    pub(super) async fn query(&mut self, sql: &'static str, values: &[Value]) -> Result<Vec<Row>, SqlError> {
+        match self {
+            Self::Sqlite(conn) => sqlite::query(conn, sql, values),
+            Self::Postgres(tx) => tx.query(sql, values).await,
+        }
+    }
 
     /// Returns how many rows the statement has changed.
-    async fn execute(&mut self, sql: &'static str, values: &[Value]) -> Result<u64, SqlError>;
+    pub(super) async fn execute(&mut self, sql: &'static str, values: &[Value]) -> Result<u64, SqlError> {
+        match self {
+            Self::Sqlite(conn) => sqlite::execute(conn, sql, values),
+            Self::Postgres(tx) => tx.execute(sql, values).await,
+        }
+    }
 
-    async fn first(&mut self, sql: &'static str, values: &[Value]) -> Result<Option<Row>, SqlError> {
+    pub(super) async fn first(&mut self, sql: &'static str, values: &[Value]) -> Result<Option<Row>, SqlError> {
         Ok(self.query(sql, values).await?.into_iter().next())
     }
 
     /// Until the end of the transaction, so that nodes renew their leases one after another.
-    async fn lock_leases(&mut self) -> Result<(), SqlError>;
+    pub(super) async fn lock_leases(&mut self) -> Result<(), SqlError> {
+        match self {
+            // There is one writer.
+            Self::Sqlite(_) => Ok(()),
+            Self::Postgres(tx) => tx.lock_leases().await,
+        }
+    }
 
-    async fn now(&mut self) -> Result<Stamp, SqlError>;
+    pub(super) async fn now(&mut self) -> Result<Stamp, SqlError> {
+        match self {
+            Self::Sqlite(_) => Ok(stamp()),
+            Self::Postgres(tx) => tx.now().await,
+        }
+    }
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -2,14 +2,12 @@
 
 use futures_util::FutureExt as _;
 use rusqlite::types::{ToSqlOutput, ValueRef};
-use rusqlite::{Connection, ErrorCode, Statement, ToSql};
+use rusqlite::{CachedStatement, Connection, ErrorCode, ToSql};
 use uuid::Uuid;
 
 use super::StoreFailure;
-use super::sql::{Row, Sql, SqlError, Value};
-use crate::domain::staged::Stamp;
-use crate::notifier::stamp;
-use crate::sqlite::{Batch, JobError, Owner, Schema, Writer};
+use super::sql::{Row, SqlError, Tx, Value};
+use journeyman_platform::sqlite::{Batch, JobError, Owner, Schema, Writer};
 
 pub(super) const SCHEMA: Schema = Schema {
     // `jrnn`.
@@ -25,7 +23,7 @@ pub(super) const SCHEMA: Schema = Schema {
 pub(super) struct Tables;
 
 impl Owner for Tables {
-    type Tx<'a> = &'a Connection;
+    type Tx<'a> = Tx<'a>;
     type Error = StoreFailure;
     type Effects = ();
 
@@ -36,58 +34,43 @@ impl Owner for Tables {
         }
     }
 
-    fn begin<'a>(&'a self, conn: &'a Connection) -> &'a Connection {
-        conn
+    fn begin<'a>(&'a self, conn: &'a mut Connection) -> Tx<'a> {
+        Tx::Sqlite(conn)
     }
 
-    fn collect_effects(_: &Connection, (): &mut ()) {}
+    fn end(_: Tx<'_>) {}
+
+    fn collect_effects((): (), (): &mut ()) {}
 
     fn end_batch(_: &mut Writer<Self>, _: &mut Batch<Self>) {}
 
     fn committed(&mut self, (): ()) {}
 }
 
-pub(super) struct SqliteTx<'a>(pub(super) &'a Connection);
-
-impl SqliteTx<'_> {
-    fn statement(&self, sql: &'static str, values: &[Value]) -> Result<rusqlite::CachedStatement<'_>, SqlError> {
-        // SQLite takes `$1` for a name.
-        let mut statement = self.0.prepare_cached(&sql.replace('$', "?"))?;
-        bind(&mut statement, values)?;
-        Ok(statement)
+fn prepare<'a>(conn: &'a Connection, sql: &str, values: &[Value]) -> Result<CachedStatement<'a>, SqlError> {
+    // SQLite takes `$1` for a name.
+    let mut statement = conn.prepare_cached(&sql.replace('$', "?"))?;
+    for (index, value) in values.iter().enumerate() {
+        statement.raw_bind_parameter(index + 1, value)?;
     }
+    Ok(statement)
 }
 
-fn bind(statement: &mut Statement<'_>, values: &[Value]) -> rusqlite::Result<()> {
-    values.iter().enumerate().try_for_each(|(index, value)| statement.raw_bind_parameter(index + 1, value))
+pub(super) fn query(conn: &Connection, sql: &str, values: &[Value]) -> Result<Vec<Row>, SqlError> {
+    let mut statement = prepare(conn, sql, values)?;
+    let columns = statement.column_count();
+    let mut rows = statement.raw_query();
+    let mut all = Vec::new();
+    while let Some(row) = rows.next()? {
+        let fields = (0..columns).map(|index| row.get_ref(index).map(value_of));
+        all.push(Row::new(fields.collect::<rusqlite::Result<_>>()?));
+    }
+    Ok(all)
 }
 
-impl Sql for SqliteTx<'_> {
-    async fn query(&mut self, sql: &'static str, values: &[Value]) -> Result<Vec<Row>, SqlError> {
-        let mut statement = self.statement(sql, values)?;
-        let columns = statement.column_count();
-        let mut rows = statement.raw_query();
-        let mut all = Vec::new();
-        while let Some(row) = rows.next()? {
-            let fields = (0..columns).map(|index| row.get_ref(index).map(value_of));
-            all.push(Row::new(fields.collect::<rusqlite::Result<_>>()?));
-        }
-        Ok(all)
-    }
-
-    async fn execute(&mut self, sql: &'static str, values: &[Value]) -> Result<u64, SqlError> {
-        let changed = self.statement(sql, values)?.raw_execute()?;
-        Ok(u64::try_from(changed).unwrap_or(u64::MAX))
-    }
-
-    /// There is one writer.
-    async fn lock_leases(&mut self) -> Result<(), SqlError> {
-        Ok(())
-    }
-
-    async fn now(&mut self) -> Result<Stamp, SqlError> {
-        Ok(stamp())
-    }
+pub(super) fn execute(conn: &Connection, sql: &str, values: &[Value]) -> Result<u64, SqlError> {
+    let changed = prepare(conn, sql, values)?.raw_execute()?;
+    Ok(u64::try_from(changed).unwrap_or(u64::MAX))
 }
 
 impl ToSql for Value {

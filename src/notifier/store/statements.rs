@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
 
-use super::sql::{Row, Sql, SqlError, values};
-use crate::domain::lane::dispatcher::LaneId;
-use crate::domain::lane::endpoint::EndpointHealth;
-use crate::domain::lane::partitions::{Owned, Partition, Plan, plan};
-use crate::domain::lane::retry::{HeadState, HeadVerdict, MessageOutcome};
-use crate::domain::staged::Stamp;
-use crate::limits::{NOTIFIER_LEASE, NOTIFIER_PARTITIONS};
+use super::sql::{Row, SqlError, Tx, values};
 use crate::notifier::event::Event;
+use journeyman_domain::lane::dispatcher::LaneId;
+use journeyman_domain::lane::endpoint::EndpointHealth;
+use journeyman_domain::lane::partitions::{Owned, Partition, Plan, plan};
+use journeyman_domain::lane::retry::{HeadState, HeadVerdict, MessageOutcome};
+use journeyman_domain::limits::{NOTIFIER_LEASE, NOTIFIER_PARTITIONS};
+use journeyman_domain::staged::Stamp;
 
 type Result<T> = std::result::Result<T, SqlError>;
 
@@ -73,7 +73,7 @@ pub(crate) struct DueLane {
 }
 
 /// Stores events and appends each to its lane of these endpoints. Returns what became of each, in their order.
-pub(super) async fn add(db: &mut impl Sql, events: &[(Event, Vec<Arc<str>>)], now: Stamp) -> Result<Vec<Added>> {
+pub(super) async fn add(db: &mut Tx<'_>, events: &[(Event, Vec<Arc<str>>)], now: Stamp) -> Result<Vec<Added>> {
     // All transactions change lanes in the same order, so that none waits for another one that waits for it.
     let mut order: Vec<_> = (0..events.len()).collect();
     order.sort_by_key(|&index| events.get(index).map(|(event, _)| &event.key));
@@ -86,7 +86,7 @@ pub(super) async fn add(db: &mut impl Sql, events: &[(Event, Vec<Arc<str>>)], no
     Ok(added)
 }
 
-async fn add_one(db: &mut impl Sql, event: &Event, endpoints: &[Arc<str>], now: Stamp) -> Result<Added> {
+async fn add_one(db: &mut Tx<'_>, event: &Event, endpoints: &[Arc<str>], now: Stamp) -> Result<Added> {
     let occurred_at = event.time.map_or(now.0, jiff::Timestamp::as_millisecond);
     let data = event.data.get().as_bytes();
     let inserted = db
@@ -105,7 +105,7 @@ async fn add_one(db: &mut impl Sql, event: &Event, endpoints: &[Arc<str>], now: 
 }
 
 /// An event of an earlier epoch is a late one: it follows in the epoch of the lane.
-async fn append(db: &mut impl Sql, endpoint: &str, event: &Event, id: i64, now: Stamp) -> Result<()> {
+async fn append(db: &mut Tx<'_>, endpoint: &str, event: &Event, id: i64, now: Stamp) -> Result<()> {
     let partition = i64::from(partition(endpoint, &event.key).0);
     let row = db
         .first(
@@ -131,7 +131,7 @@ async fn append(db: &mut impl Sql, endpoint: &str, event: &Event, id: i64, now: 
 }
 
 /// Unless a later epoch has begun.
-pub(super) async fn close_lanes(db: &mut impl Sql, endpoints: &str, key: &str, epoch: u32) -> Result<()> {
+pub(super) async fn close_lanes(db: &mut Tx<'_>, endpoints: &str, key: &str, epoch: u32) -> Result<()> {
     db.execute(
         "UPDATE lane SET closed_epoch = epoch WHERE key = $1 AND epoch <= $2
              AND endpoint IN (SELECT name FROM endpoint WHERE name LIKE $3)",
@@ -150,7 +150,7 @@ fn partition(endpoint: &str, key: &str) -> Partition {
 
 /// The lanes of an endpoint and a node whose heads are due, the longest first, and when the next head of the endpoint is.
 pub(super) async fn due(
-    db: &mut impl Sql,
+    db: &mut Tx<'_>,
     node: &str,
     endpoint: &str,
     now: Stamp,
@@ -175,7 +175,7 @@ fn number(partition: i64) -> u16 {
 }
 
 /// `None` if nothing of the lane is to be delivered by this node.
-pub(super) async fn head(db: &mut impl Sql, node: &str, lane: LaneId) -> Result<Option<Head>> {
+pub(super) async fn head(db: &mut Tx<'_>, node: &str, lane: LaneId) -> Result<Option<Head>> {
     let row = db
         .first(
             "SELECT partition.token, lane.key, message.position, coalesce(replay.position, CAST(0 AS BIGINT)),
@@ -215,7 +215,7 @@ pub(super) async fn head(db: &mut impl Sql, node: &str, lane: LaneId) -> Result<
 
 /// Stores an attempt and what it means for the lane.
 pub(super) async fn end_attempt(
-    db: &mut impl Sql,
+    db: &mut Tx<'_>,
     node: &str,
     head: &Head,
     state: HeadState,
@@ -315,7 +315,7 @@ pub(crate) const fn outcome_text(outcome: MessageOutcome) -> &'static str {
     }
 }
 
-pub(super) async fn set_health(db: &mut impl Sql, endpoint: &str, health: &EndpointHealth) -> Result<()> {
+pub(super) async fn set_health(db: &mut Tx<'_>, endpoint: &str, health: &EndpointHealth) -> Result<()> {
     let text = serde_json::to_string(health).map_err(|error| SqlError::Unexpected(error.into()))?;
     db.execute(
         "INSERT INTO endpoint (name, health) VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET health = $2",
@@ -326,7 +326,7 @@ pub(super) async fn set_health(db: &mut impl Sql, endpoint: &str, health: &Endpo
 }
 
 /// Renews the lease of a node, takes what it may take, and lets go what it says. Returns what the node has now.
-pub(super) async fn keep_lease(db: &mut impl Sql, node: &str, let_go: &[Partition]) -> Result<Lease> {
+pub(super) async fn keep_lease(db: &mut Tx<'_>, node: &str, let_go: &[Partition]) -> Result<Lease> {
     db.lock_leases().await?;
     let now = db.now().await?;
     db.execute(
@@ -364,7 +364,7 @@ pub(crate) struct Lease {
 }
 
 /// A node that stops lets everything go.
-pub(super) async fn end_lease(db: &mut impl Sql, node: &str) -> Result<()> {
+pub(super) async fn end_lease(db: &mut Tx<'_>, node: &str) -> Result<()> {
     db.lock_leases().await?;
     db.execute("UPDATE partition SET owner = NULL WHERE owner = $1", values![node]).await?;
     db.execute("DELETE FROM node WHERE id = $1", values![node]).await.map(drop)

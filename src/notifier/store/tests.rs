@@ -4,9 +4,9 @@ use jiff::Timestamp;
 use serde_json::value::RawValue;
 
 use super::*;
-use crate::domain::lane::endpoint::DisableReason;
-use crate::domain::lane::retry::MessageOutcome;
-use crate::limits::NOTIFIER_PARTITIONS;
+use journeyman_domain::lane::endpoint::DisableReason;
+use journeyman_domain::lane::retry::MessageOutcome;
+use journeyman_domain::limits::NOTIFIER_PARTITIONS;
 
 /// Makes a test of SQLite and one of PostgreSQL.
 macro_rules! on_each_database {

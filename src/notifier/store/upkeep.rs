@@ -1,15 +1,15 @@
 //! The statements that remove what is old.
 
-use super::sql::{Sql, SqlError, values};
-use crate::domain::staged::Stamp;
-use crate::limits::NOTIFIER_UPKEEP_BATCH;
+use super::sql::{SqlError, Tx, values};
+use journeyman_domain::limits::NOTIFIER_UPKEEP_BATCH;
+use journeyman_domain::staged::Stamp;
 
 /// Removes a bounded number of messages that ended before this time, then events and lanes that nothing refers to. Returns how many
 /// rows are gone.
 ///
 /// Of lanes only those go whose last epoch has had its last event: another one would count again from 1, and receivers would take
 /// its events for old ones.
-pub(super) async fn clean_up(db: &mut impl Sql, before: Stamp) -> Result<u64, SqlError> {
+pub(super) async fn clean_up(db: &mut Tx<'_>, before: Stamp) -> Result<u64, SqlError> {
     let mut removed = 0;
     let old = db
         .query(

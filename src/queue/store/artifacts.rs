@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::super::clock::UnixMillis;
 use super::super::queue_error::QueueError;
 use super::tx::{ListPage, PageRequest, StoreResult, Tx};
-use crate::limits::QUEUE_SWEEP_MAX;
+use journeyman_domain::limits::QUEUE_SWEEP_MAX;
 
 #[derive(Debug, Clone)]
 pub(crate) struct Artifact {
@@ -84,7 +84,7 @@ fn read_artifact(row: &Row<'_>) -> rusqlite::Result<Artifact> {
         storage: row.get(1)?,
         content_type: row.get(2)?,
         expires: UnixMillis(row.get(3)?),
-        details: serde_json::from_str(row.get_ref(4)?.as_str()?).unwrap_or_default(),
+        details: serde_json::from_slice(row.get_ref(4)?.as_str()?.as_bytes()).unwrap_or_default(),
     })
 }
 

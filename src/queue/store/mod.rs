@@ -2,7 +2,7 @@
 
 pub(crate) mod artifacts;
 pub(crate) mod messages;
-mod outbox;
+pub(super) mod outbox;
 pub(crate) mod tx;
 mod writer;
 
@@ -17,7 +17,7 @@ use self::writer::run_waiter;
 use super::queue_error::QueueError;
 use super::task_state::{RunError, WorkerIdentity};
 use crate::source::taskcluster::formats::new_task_id;
-use crate::sqlite::{self, Database, JobError, OpenError, Schema};
+use journeyman_platform::sqlite::{self, Database, JobError, OpenError, Schema};
 
 pub(crate) type Store = sqlite::Store<QueueStore>;
 pub(crate) type StoreError = JobError<QueueError>;
@@ -71,26 +71,24 @@ impl Waiter {
     }
 }
 
-impl Store {
-    /// Claims pending runs, or waits for some until `cancel`. Without a reply, the claims failed.
-    pub(crate) async fn wait_for_work(
-        &self,
-        queue: String,
-        worker: WorkerIdentity,
-        limit: u8,
-        cancel: CancellationToken,
-    ) -> Result<oneshot::Receiver<Vec<ClaimedRun>>, QueueError> {
-        let (reply, answer) = oneshot::channel();
-        let waiter = Waiter { queue, worker, limit, reply, cancel };
-        self.send(Box::new(move |writer, batch| run_waiter(writer, batch, waiter))).await?;
-        Ok(answer)
-    }
+/// Claims pending runs, or waits for some until `cancel`. Without a reply, the claims failed.
+pub(crate) async fn wait_for_work(
+    store: &Store,
+    queue: String,
+    worker: WorkerIdentity,
+    limit: u8,
+    cancel: CancellationToken,
+) -> Result<oneshot::Receiver<Vec<ClaimedRun>>, QueueError> {
+    let (reply, answer) = oneshot::channel();
+    let waiter = Waiter { queue, worker, limit, reply, cancel };
+    store.send(Box::new(move |writer, batch| run_waiter(writer, batch, waiter))).await?;
+    Ok(answer)
+}
 
-    /// Resolves due claims and deadlines now.
-    pub(crate) async fn tick(&self) {
-        // Every batch does.
-        self.execute(|_| Ok(())).await.ok();
-    }
+/// Resolves due claims and deadlines now.
+pub(crate) async fn tick(store: &Store) {
+    // Every batch does.
+    store.execute(|_| Ok(())).await.ok();
 }
 
 #[cfg(test)]

@@ -7,8 +7,8 @@ use super::super::response_json::status;
 use super::super::task_state::{RunState, TaskRecord};
 use super::tx::{StoreResult, Tx};
 use super::{Store, StoreError};
-use crate::limits::{NOTIFY_BATCH_MAX, NOTIFY_OUTBOX_ROWS_MAX};
 use crate::notifier::{Event, TypePattern};
+use journeyman_domain::limits::{NOTIFY_BATCH_MAX, NOTIFY_OUTBOX_ROWS_MAX};
 
 /// The first events of the outbox.
 #[derive(Debug, Default)]
@@ -61,24 +61,23 @@ impl Tx<'_> {
         while let Some(row) = rows.next()? {
             outbox.last = row.get(0)?;
             let event: String = row.get(1)?;
-            outbox.events.push(serde_json::from_str(&event).map_err(StoreError::json)?);
+            outbox.events.push(serde_json::from_slice(event.as_bytes()).map_err(StoreError::json)?);
         }
         Ok(outbox)
     }
 }
 
-impl Store {
-    pub(in crate::queue) async fn outbox(&self) -> Result<Outbox, super::QueueError> {
-        self.execute(|tx| tx.outbox()).await
-    }
+pub(in crate::queue) async fn read(store: &Store) -> Result<Outbox, super::QueueError> {
+    store.execute(|tx| tx.outbox()).await
+}
 
-    /// The notifier has them.
-    pub(in crate::queue) async fn clear_outbox(&self, outbox: &Outbox) -> Result<(), super::QueueError> {
-        let last = outbox.last;
-        self.execute(move |tx| {
+/// The notifier has them.
+pub(in crate::queue) async fn clear(store: &Store, outbox: &Outbox) -> Result<(), super::QueueError> {
+    let last = outbox.last;
+    store
+        .execute(move |tx| {
             tx.conn.execute("DELETE FROM outbox WHERE id <= ?1", [last])?;
             Ok(())
         })
         .await
-    }
 }

@@ -9,7 +9,7 @@ use super::super::{Config, Db};
 use super::artifacts::Artifact;
 use super::tx::Tx;
 use super::*;
-use crate::sqlite::{Job, RunningStore, StoreStatus, job};
+use journeyman_platform::sqlite::{Done, Job, RunningStore, StoreStatus, erase, job, restore};
 
 fn config(clock: QueueClock) -> Arc<Config> {
     Arc::new(Config { clock, ..Config::new(Db::Memory, "/nonexistent".into()) })
@@ -44,13 +44,13 @@ fn writer(clock: &QueueClock) -> Writer {
     Database::open(&Db::Memory, &SCHEMA).unwrap().into_writer(QueueStore::new(config(clock.clone())))
 }
 
-type Reply<T> = oneshot::Receiver<Result<T, QueueError>>;
+type Reply = oneshot::Receiver<Result<Done, QueueError>>;
 
 fn request<T: Send + 'static>(
     work: impl Send + 'static + FnOnce(&mut Tx<'_>) -> Result<T, StoreError>,
-) -> (Job<QueueStore>, Reply<T>) {
+) -> (Job<QueueStore>, Reply) {
     let (reply, answer) = oneshot::channel();
-    (job::<QueueStore, _, _>(work, reply), answer)
+    (job(erase::<QueueStore, T>(work), reply), answer)
 }
 
 /// A batch of one job, on the test's own thread.
@@ -60,7 +60,7 @@ fn run<T: Send + 'static>(
 ) -> Result<T, QueueError> {
     let (job, mut answer) = request(work);
     writer.run_batch(vec![job]).unwrap();
-    answer.try_recv().unwrap()
+    answer.try_recv().unwrap().map(restore)
 }
 
 fn worker() -> WorkerIdentity {
@@ -68,7 +68,7 @@ fn worker() -> WorkerIdentity {
 }
 
 async fn found(store: &Store) -> Vec<ClaimedRun> {
-    let answer = store.wait_for_work("p/w".to_owned(), worker(), 8, CancellationToken::new()).await.unwrap();
+    let answer = wait_for_work(store, "p/w".to_owned(), worker(), 8, CancellationToken::new()).await.unwrap();
     answer.await.unwrap()
 }
 
@@ -80,10 +80,10 @@ async fn pending(store: &Store) -> u32 {
 async fn closed_and_canceled_waiters_get_no_claims() {
     let store = store();
     let cancel = CancellationToken::new();
-    let wait = |cancel| store.wait_for_work("p/w".to_owned(), worker(), 8, cancel);
+    let wait = |cancel| wait_for_work(&store, "p/w".to_owned(), worker(), 8, cancel);
     let closed = wait(CancellationToken::new()).await.unwrap();
     let mut canceled = wait(cancel.clone()).await.unwrap();
-    store.tick().await;
+    tick(&store).await;
     drop(closed);
     cancel.cancel();
     let next = wait(CancellationToken::new()).await.unwrap();

@@ -10,7 +10,7 @@ use super::super::queue_error::QueueError;
 use super::super::task_definition::{NewTask, Requires};
 use super::super::task_state::{Priority, RunRecord, RunState, TaskRecord, WorkerIdentity};
 use super::StoreError;
-use crate::limits::{QUEUE_DEADLINE_DELAY, QUEUE_REPLY_BYTES_MAX, QUEUE_SWEEP_MAX, QUEUE_WORKER_TASKS_MAX};
+use journeyman_domain::limits::{QUEUE_DEADLINE_DELAY, QUEUE_REPLY_BYTES_MAX, QUEUE_SWEEP_MAX, QUEUE_WORKER_TASKS_MAX};
 
 #[derive(Debug)]
 pub(crate) struct TaskRow {
@@ -140,7 +140,7 @@ impl Tx<'_> {
     /// Creating a task with the same definition again returns the existing task.
     pub(crate) fn create_task(&mut self, new_task: NewTask) -> StoreResult<TaskRecord> {
         if let Some(row) = self.find_task(&new_task.task.task_id)? {
-            let value = |json: &str| serde_json::from_str::<serde_json::Value>(json).ok();
+            let value = |json: &str| serde_json::from_slice::<serde_json::Value>(json.as_bytes()).ok();
             let stored = self.definition(row.id)?;
             if new_task.json != stored && value(&new_task.json) != value(&stored) {
                 let message = format!("taskId `{}` is already used by another task", row.task.task_id);
@@ -207,7 +207,7 @@ impl Tx<'_> {
             self.tasks("WHERE runs = '[]' AND id IN (SELECT id FROM dependencies WHERE needs = ?1)", [&task.task_id])?;
         for mut row in waiting {
             let DependencyFields { requires } =
-                serde_json::from_str(&self.definition(row.id)?).map_err(StoreError::json)?;
+                serde_json::from_slice(self.definition(row.id)?.as_bytes()).map_err(StoreError::json)?;
             if !is_met(task, requires) {
                 continue;
             }
@@ -230,7 +230,7 @@ impl Tx<'_> {
     pub(crate) fn scopes(&self, id: i64) -> StoreResult<Vec<String>> {
         let mut found = self.conn.prepare_cached("SELECT scopes FROM definitions WHERE id = ?1")?;
         let text: String = found.query_row([id], |row| row.get(0))?;
-        serde_json::from_str(&text).map_err(StoreError::json)
+        serde_json::from_slice(text.as_bytes()).map_err(StoreError::json)
     }
 
     pub(crate) fn claim(&mut self, mut row: TaskRow, run: u32, worker: &WorkerIdentity) -> StoreResult<ClaimedRun> {
@@ -435,7 +435,7 @@ fn is_met(task: &TaskRecord, requires: Requires) -> bool {
 
 fn read_task(row: &Row<'_>) -> rusqlite::Result<TaskRow> {
     let runs = row.get_ref(11)?.as_str()?;
-    let runs: Vec<RunRecord> = serde_json::from_str(runs)
+    let runs: Vec<RunRecord> = serde_json::from_slice(runs.as_bytes())
         .map_err(|error| rusqlite::Error::FromSqlConversionFailure(11, rusqlite::types::Type::Text, Box::new(error)))?;
     let task = TaskRecord {
         task_id: row.get(1)?,

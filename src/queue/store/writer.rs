@@ -11,7 +11,7 @@ use super::super::Config;
 use super::super::queue_error::{QueueError, QueueErrorCode};
 use super::tx::Tx;
 use super::{Batch, Waiter, Writer};
-use crate::sqlite::Owner;
+use journeyman_platform::sqlite::Owner;
 
 #[derive(Debug)]
 pub(crate) struct QueueStore {
@@ -52,16 +52,21 @@ impl Owner for QueueStore {
         QueueError::internal(&incident)
     }
 
-    fn begin<'a>(&'a self, conn: &'a Connection) -> Tx<'a> {
+    fn begin<'a>(&'a self, conn: &'a mut Connection) -> Tx<'a> {
         let (queues_with_work, files_to_remove) = (Vec::new(), Vec::new());
         let now = self.config.clock.now();
         Tx { conn, config: &self.config, now, queues_with_work, files_to_remove, announced: 0 }
     }
 
-    fn collect_effects(tx: Tx<'_>, effects: &mut Effects) {
-        effects.queues_with_work.extend(tx.queues_with_work);
-        effects.files_to_remove.extend(tx.files_to_remove);
-        effects.announced += tx.announced;
+    fn end(tx: Tx<'_>) -> Effects {
+        let Tx { queues_with_work, files_to_remove, announced, .. } = tx;
+        Effects { queues_with_work, files_to_remove, announced }
+    }
+
+    fn collect_effects(of_job: Effects, effects: &mut Effects) {
+        effects.queues_with_work.extend(of_job.queues_with_work);
+        effects.files_to_remove.extend(of_job.files_to_remove);
+        effects.announced += of_job.announced;
     }
 
     fn end_batch(writer: &mut Writer, batch: &mut Batch) {

@@ -6,17 +6,17 @@ use std::sync::{Arc, OnceLock};
 use lapin::types::{AMQPValue, ShortString};
 use tokio::sync::Mutex;
 
-use crate::domain::consumer_timeout;
-use crate::domain::delivery_attempts::Republishing;
-use crate::domain::id::Run;
-use crate::domain::outcome::{ExceptionReason, Outcome};
-use crate::domain::refusal::Refusal;
-use crate::domain::staged::StagedRecord;
-use crate::domain::time::Instant;
-use crate::host::crash_points::crash_point;
-use crate::limits::{AMQP_LEASE, AMQP_NAME_BYTES_MAX};
-use crate::source::{Artifact, CallError, Claim, LossReason, SourceFuture};
+use crate::source::{Artifact, CallError, Claim, Granted, LossReason, SourceFuture};
 use crate::task::{Deferral, Definition, NextCheck, Reply, ReplyLimits, ReplyStatus, Results};
+use journeyman_domain::consumer_timeout;
+use journeyman_domain::delivery_attempts::Republishing;
+use journeyman_domain::id::Run;
+use journeyman_domain::limits::{AMQP_LEASE, AMQP_NAME_BYTES_MAX};
+use journeyman_domain::outcome::{ExceptionReason, Outcome};
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::staged::StagedRecord;
+use journeyman_domain::time::Instant;
+use journeyman_platform::host::crash_points::crash_point;
 
 use super::config::{OnAttemptsExhausted, OnRetry};
 use super::deferral::{CheckRoute, DeferralConfig, Look};
@@ -432,7 +432,7 @@ impl Claim for GrantedRequest {
         self.claim.session.is_lost().then_some(LossReason::Revoked)
     }
 
-    fn renew(&self) -> SourceFuture<'_, Instant> {
+    fn renew(&self) -> SourceFuture<'_, Granted> {
         Box::pin(async {
             let claim = &self.claim;
             let gone =
@@ -443,9 +443,9 @@ impl Claim for GrantedRequest {
             if claim.session.is_lost() {
                 return Err(gone(&claim.session.lost_reason()));
             }
-            let now = claim.source.clock.now();
-            let (held, timeout) = (now.since(claim.delivered_at), claim.source.consumer_timeout());
-            Ok(now.plus(consumer_timeout::extension_length(held, timeout, AMQP_LEASE)))
+            let sent_at = claim.source.clock.now();
+            let (held, timeout) = (sent_at.since(claim.delivered_at), claim.source.consumer_timeout());
+            Ok(Granted { sent_at, length: consumer_timeout::extension_length(held, timeout, AMQP_LEASE) })
         })
     }
 

@@ -4,13 +4,12 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use lapin::types::ShortString;
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::amqp::Broker;
-use crate::amqp::management::Management;
-use crate::domain::consumer_timeout;
-use crate::limits::{AMQP_ATTEMPTS_MAX, AMQP_LONG_POLL_WAIT, AMQP_MESSAGE_BYTES_MAX, AMQP_REPLY_RETRY_MAX};
+use journeyman_domain::consumer_timeout;
+use journeyman_domain::limits::{AMQP_ATTEMPTS_MAX, AMQP_LONG_POLL_WAIT, AMQP_MESSAGE_BYTES_MAX, AMQP_REPLY_RETRY_MAX};
+use journeyman_platform::amqp::Broker;
+use journeyman_platform::amqp::management::Management;
 
 use super::deferral::DeferralConfig;
 use super::delivery::PayloadForm;
@@ -84,7 +83,8 @@ pub enum OnRetry {
 }
 
 /// What happens to a request after its last attempt.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum OnAttemptsExhausted {
     /// Its client gets an error reply.

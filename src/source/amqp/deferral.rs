@@ -17,12 +17,12 @@ use parking_lot::Mutex;
 use tokio::time::timeout;
 
 use super::delivery::{self, ReceivedRequest};
-use crate::amqp::delay::{DelayGuarantee, DelayQueues, early_by};
-use crate::amqp::{headers, retry_error};
-use crate::domain::staged::StagedRecord;
-use crate::limits::{AMQP_DECLARE_TIMEOUT, AMQP_DONE_LOOKS_MAX};
 use crate::source::CallError;
 use crate::task::NextCheck;
+use journeyman_domain::limits::{AMQP_DECLARE_TIMEOUT, AMQP_DONE_LOOKS_MAX};
+use journeyman_domain::staged::StagedRecord;
+use journeyman_platform::amqp::delay::{DelayGuarantee, DelayQueues, early_by};
+use journeyman_platform::amqp::{headers, retry_error};
 
 /// How a source has work looked at later.
 #[derive(Debug, Clone)]
@@ -176,7 +176,7 @@ struct RequestChecks;
 impl CheckFormat for RequestChecks {
     fn read(&self, delivery: &Delivery) -> Option<StagedRecord> {
         let text = headers::text(delivery.properties.headers().as_ref()?, delivery::RECORD_HEADER)?;
-        serde_json::from_str(text).ok()
+        serde_json::from_slice(text.as_bytes()).ok()
     }
 
     fn key(&self, delivery: &Delivery) -> Option<String> {

@@ -12,11 +12,11 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use crate::amqp::{delay, headers};
-use crate::domain::delivery_attempts::{DeliveryHistory, DeliveryKind};
-use crate::domain::id::{Run, TASK_ID_BYTES_MAX, TaskId};
-use crate::limits::IDEMPOTENCY_BODY_BYTES_MAX;
 use crate::task::{Request, RequestMessage};
+use journeyman_domain::delivery_attempts::{DeliveryHistory, DeliveryKind};
+use journeyman_domain::id::{Run, TASK_ID_BYTES_MAX, TaskId};
+use journeyman_domain::limits::IDEMPOTENCY_BODY_BYTES_MAX;
+use journeyman_platform::amqp::{delay, headers};
 
 /// Attempts before this delivery.
 pub(super) const ATTEMPTS_HEADER: &str = "x-journeyman-attempts";
@@ -235,7 +235,7 @@ mod tests {
     use std::num::NonZeroU32;
 
     use super::*;
-    use crate::domain::delivery_attempts::{AttemptAction, Republishing};
+    use journeyman_domain::delivery_attempts::{AttemptAction, Republishing};
 
     /// A message that `fixtures/amqp` recorded.
     fn recorded(text: &str) -> Delivery {

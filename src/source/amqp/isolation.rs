@@ -7,9 +7,9 @@ use tokio::time::{Instant, sleep};
 
 use super::AmqpSourceInner;
 use super::claim::RequestClaim;
-use crate::domain::delivery_attempts::Isolation;
-use crate::limits::{AMQP_CHANNEL_CHECK_INTERVAL, AMQP_ISOLATION_AT_FIRST};
 use crate::source::Grant;
+use journeyman_domain::delivery_attempts::Isolation;
+use journeyman_domain::limits::{AMQP_CHANNEL_CHECK_INTERVAL, AMQP_ISOLATION_AT_FIRST};
 
 /// The request to start alone that this worker has taken, one at most.
 #[derive(Default)]

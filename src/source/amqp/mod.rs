@@ -29,21 +29,22 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use crate::amqp;
-use crate::amqp::delay::DelayGuarantee;
-use crate::domain::consumer_timeout;
-use crate::domain::delivery_attempts::{AttemptAction, Isolation, Republishing};
-use crate::domain::id::PriorityQueue;
-use crate::domain::outcome::{ExceptionReason, Outcome};
-use crate::domain::refusal::Refusal;
-use crate::host::clock::Clock;
-use crate::limits::{
+use journeyman_domain::consumer_timeout;
+use journeyman_domain::delivery_attempts::{AttemptAction, Isolation, Republishing};
+use journeyman_domain::id::PriorityQueue;
+use journeyman_domain::limits::{
     AMQP_CHANNEL_CHECK_INTERVAL, AMQP_CLOSE_TIMEOUT, AMQP_EVENTS_MAX, AMQP_LEASE, AMQP_QUEUE_FULL_TTL,
     AMQP_REPLY_RETRY_DELAY,
 };
+use journeyman_domain::outcome::{ExceptionReason, Outcome};
+use journeyman_domain::refusal::Refusal;
+use journeyman_platform::amqp;
+use journeyman_platform::amqp::delay::DelayGuarantee;
+use journeyman_platform::host::clock::Clock;
 
 use super::{
-    CallError, Capabilities, Grant, OpenResult, PollBatch, RunTerms, Source, SourceEvent, SourceFuture, next_of,
+    CallError, Capabilities, Grant, Granted, OpenResult, PollBatch, RunTerms, Source, SourceEvent, SourceFuture,
+    next_of,
 };
 use claim::{GrantedRequest, RequestClaim, SettlePlan};
 pub use config::{AmqpSourceConfig, OnAttemptsExhausted, OnRetry};
@@ -293,15 +294,24 @@ impl AmqpSourceInner {
     }
 
     fn grant(&self, claim: Arc<RequestClaim>) -> Grant {
-        let (now, consumer_timeout) = (self.clock.now(), self.consumer_timeout());
-        let held = now.since(claim.delivered_at);
-        let lease = consumer_timeout.map_or(AMQP_LEASE, |timeout| timeout.saturating_sub(held).min(AMQP_LEASE));
+        let (sent_at, consumer_timeout) = (self.clock.now(), self.consumer_timeout());
+        let held = sent_at.since(claim.delivered_at);
+        let length = consumer_timeout.map_or(AMQP_LEASE, |timeout| timeout.saturating_sub(held).min(AMQP_LEASE));
         let (run, results) = (claim.run.clone(), Some(claim.results()));
         let task = claim.definition();
         let claim = Arc::new(GrantedRequest { claim, settlement: Default::default() });
         // A release puts the request back into its queue.
         let terms = RunTerms { deadline: None, retries_left: Some(u32::MAX) };
-        Grant { run, expires_at: now.plus(lease), terms, queued_for: None, task, payload_error: None, claim, results }
+        Grant {
+            run,
+            lease: Granted { sent_at, length },
+            terms,
+            queued_for: None,
+            task,
+            payload_error: None,
+            claim,
+            results,
+        }
     }
 
     /// No handler has seen the request, so this is no attempt.

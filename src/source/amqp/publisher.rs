@@ -10,10 +10,10 @@ use lapin::{BasicProperties, Channel, Confirmation, Connection, PublisherConfirm
 use tokio::sync::Mutex;
 
 use super::deferral::Check;
-use crate::amqp;
-use crate::amqp::delay::DelayQueues;
-use crate::host::crash_points::crash_point;
 use crate::source::CallError;
+use journeyman_platform::amqp;
+use journeyman_platform::amqp::delay::DelayQueues;
+use journeyman_platform::host::crash_points::crash_point;
 
 const MANDATORY: BasicPublishOptions = BasicPublishOptions { mandatory: true, immediate: false };
 const NOT_MANDATORY: BasicPublishOptions = BasicPublishOptions { mandatory: false, immediate: false };

@@ -6,7 +6,7 @@ use std::time::Duration;
 use lapin::Connection;
 
 use super::config::{AmqpSourceConfig, OnAttemptsExhausted};
-use crate::amqp::management::ManagementError;
+use journeyman_platform::amqp::management::ManagementError;
 
 pub(super) struct QueueFacts {
     /// How long the broker lets a delivery be unacknowledged; `None` is unlimited.

@@ -6,10 +6,10 @@ use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use serde_json::json;
 
-use crate::amqp::{self, header_table, headers};
-use crate::domain::refusal::Refusal;
 use crate::source::CallError;
 use crate::task::{PartialReplySink, Reply, ReplyFuture, ReplyStatus};
+use journeyman_domain::refusal::Refusal;
+use journeyman_platform::amqp::{self, header_table, headers};
 
 use super::delivery::ReceivedRequest;
 use super::publisher::PublishError;

@@ -18,12 +18,14 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::amqp::{self, Broker};
-use crate::domain::ack_window::{Ack, AckWindow};
-use crate::domain::id::Run;
-use crate::host::crash_points::crash_point;
-use crate::limits::{AMQP_CALL_TIMEOUT, AMQP_CHANNEL_CHECK_INTERVAL, AMQP_CLOSE_TIMEOUT, AMQP_UNPOLLED_REQUEUE_DELAY};
 use crate::source::{CallError, SourceEvent};
+use journeyman_domain::ack_window::{Ack, AckWindow};
+use journeyman_domain::id::Run;
+use journeyman_domain::limits::{
+    AMQP_CALL_TIMEOUT, AMQP_CHANNEL_CHECK_INTERVAL, AMQP_CLOSE_TIMEOUT, AMQP_UNPOLLED_REQUEUE_DELAY,
+};
+use journeyman_platform::amqp::{self, Broker};
+use journeyman_platform::host::crash_points::crash_point;
 
 use super::config::AmqpSourceConfig;
 use super::publisher::Publisher;

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::MemorySource;
-use crate::domain::id::Run;
-use crate::source::RecoveryBatch;
+use crate::source::{Granted, RecoveryBatch};
+use journeyman_domain::id::Run;
 
 impl MemorySource {
     /// Takes over this worker's claims that are at most `newer_than` old, except `held`.
@@ -29,7 +29,7 @@ impl MemorySource {
                 continue;
             }
             tasks.set_lease(&run, &self.worker, lease, now);
-            recovered.grants.extend(tasks.grant(&run, self, now.plus(lease)));
+            recovered.grants.extend(tasks.grant(&run, self, Granted { sent_at: now, length: lease }));
         }
         recovered
     }

@@ -7,9 +7,9 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::{MemoryClaim, MemorySource, PRIORITIES, RunEnd, RunState};
-use crate::domain::id::{PriorityQueue, Run, TaskId};
-use crate::domain::time::Instant;
-use crate::source::{ArtifactBody, Grant, Message, PollBatch, RunTerms};
+use crate::source::{ArtifactBody, Grant, Granted, Message, PollBatch, RunTerms};
+use journeyman_domain::id::{PriorityQueue, Run, TaskId};
+use journeyman_domain::time::Instant;
 
 #[derive(Default)]
 pub(super) struct TaskTable {
@@ -106,14 +106,14 @@ impl TaskTable {
         self.leases.insert((taken_until, run.task.clone()));
     }
 
-    pub(super) fn grant(&self, run: &Run, source: &MemorySource, expires_at: Instant) -> Option<Grant> {
+    pub(super) fn grant(&self, run: &Run, source: &MemorySource, granted: Granted) -> Option<Grant> {
         let TaskEntry { definition: task, retries_left, .. } = self.tasks.get(&run.task)?;
         let (task, retries_left) = (task.clone(), Some(*retries_left));
         let claim = Arc::new(MemoryClaim { source: source.clone(), run: run.clone() });
         let terms = RunTerms { deadline: None, retries_left };
         Some(Grant {
             run: run.clone(),
-            expires_at,
+            lease: granted,
             terms,
             queued_for: None,
             task: task.into(),
@@ -142,7 +142,7 @@ impl TaskTable {
                     continue;
                 }
                 self.set_lease(&run, &source.worker, lease, now);
-                batch.grants.extend(self.grant(&run, source, now.plus(lease)));
+                batch.grants.extend(self.grant(&run, source, Granted { sent_at: now, length: lease }));
             }
         }
         batch

@@ -24,11 +24,11 @@ use super::error_response::{call_error, classify_status, retryable, sanitize, su
 use super::transport::{ApiRequest, ApiResponse, FailedCall, encode_segment, read_error_response};
 use super::wire::WireCredentials;
 use super::{ArtifactStorage, Dialect};
-use crate::domain::id::Run;
-use crate::domain::refusal::Refusal;
-use crate::limits::{ARTIFACT_BYTES_PER_SECOND_MIN, ARTIFACT_CHUNK_BYTES, ARTIFACT_TRANSFER_TIMEOUT_MAX};
 use crate::source::{Artifact, ArtifactBody, CallError};
 use crate::task::ArtifactErrorReason;
+use journeyman_domain::id::Run;
+use journeyman_domain::limits::{ARTIFACT_BYTES_PER_SECOND_MIN, ARTIFACT_CHUNK_BYTES, ARTIFACT_TRANSFER_TIMEOUT_MAX};
+use journeyman_domain::refusal::Refusal;
 
 /// The first `bytes` of a file.
 #[derive(Clone, Copy)]

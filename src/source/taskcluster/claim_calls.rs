@@ -15,16 +15,17 @@ use super::error_response::{retryable, sanitize};
 use super::transport::{ApiRequest, ApiResponse, FailedCall, TimeoutClass, encode_segment};
 use super::wire::{CheckedGrant, TaskDefinition, WireClaim, WireClaimed, WireClaimedPage, WireClaims, WireStatusReply};
 use super::{Dialect, Service, Taskcluster};
-use crate::domain::id::{PriorityQueue, Run, TaskId};
-use crate::domain::outcome::Outcome;
-use crate::domain::poll::CLOCK_SKEW_MAX;
-use crate::domain::refusal::Refusal;
-use crate::domain::time::Instant;
-use crate::host::clock::Clock;
-use crate::limits::{CLAIMED_PAGE_ENTRIES, CLOSED_POLL_SETTLE, LISTING_PAGES_MAX, POLL_MESSAGES_MAX};
 use crate::source::{
-    Artifact, CallError, Claim, Grant, LossReason, Message, PollBatch, RecoveryBatch, SourceFuture, cannot_defer,
+    Artifact, CallError, Claim, Grant, Granted, LossReason, Message, PollBatch, RecoveryBatch, SourceFuture,
+    cannot_defer,
 };
+use journeyman_domain::id::{PriorityQueue, Run, TaskId};
+use journeyman_domain::limits::{CLAIMED_PAGE_ENTRIES, CLOSED_POLL_SETTLE, LISTING_PAGES_MAX, POLL_MESSAGES_MAX};
+use journeyman_domain::outcome::Outcome;
+use journeyman_domain::poll::CLOCK_SKEW_MAX;
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::time::Instant;
+use journeyman_platform::host::clock::Clock;
 
 pub(super) struct TaskclusterClaim {
     pub(super) run: Run,
@@ -72,7 +73,7 @@ impl Taskcluster {
         }
         let mut batch = PollBatch::default();
         for entry in claims.tasks {
-            let checked = serde_json::from_str::<WireClaim>(entry.get())
+            let checked = serde_json::from_slice::<WireClaim>(entry.get().as_bytes())
                 .map_err(|_| "invalid claim".to_owned())
                 .and_then(|claim| claim.check(&self.service.worker_identity, date))
                 .and_then(|granted| self.service.grant(granted, sent_at));
@@ -165,7 +166,7 @@ impl Taskcluster {
             // credentials then extend it. No further scope is needed.
             Dialect::Azure => {
                 let mut grant = self.claim_task(run).await?;
-                grant.expires_at = grant.claim.renew().await?;
+                grant.lease = grant.claim.renew().await?;
                 Ok(grant)
             }
             Dialect::ClaimWork => self.reclaim_as_worker(run, TaskDefinition::EMPTY).await,
@@ -293,7 +294,7 @@ impl Service {
         };
         Ok(Grant {
             run: granted.run,
-            expires_at: sent_at.plus(granted.lease),
+            lease: Granted { sent_at, length: granted.lease },
             terms: granted.terms,
             queued_for: granted.queued_for,
             task: task.into(),
@@ -305,11 +306,11 @@ impl Service {
 }
 
 impl TaskclusterClaim {
-    async fn reclaim(&self) -> Result<Instant, CallError> {
+    async fn reclaim(&self) -> Result<Granted, CallError> {
         let signer = self.credentials.load();
         let (sent_at, renewed) = self.service.reclaim(&self.run, Some(signer.as_ref())).await?;
         self.credentials.store(renewed.credentials);
-        Ok(sent_at.plus(renewed.lease))
+        Ok(Granted { sent_at, length: renewed.lease })
     }
 
     async fn report_outcome(&self, outcome: Outcome) -> Result<(), CallError> {
@@ -368,7 +369,7 @@ impl Claim for TaskclusterClaim {
         &self.run
     }
 
-    fn renew(&self) -> SourceFuture<'_, Instant> {
+    fn renew(&self) -> SourceFuture<'_, Granted> {
         Box::pin(self.reclaim())
     }
 
@@ -403,7 +404,7 @@ impl Claim for TaskclusterClaim {
 }
 
 fn describe_entry(entry: &RawValue) -> String {
-    let entry: Value = serde_json::from_str(entry.get()).unwrap_or_default();
+    let entry: Value = serde_json::from_slice(entry.get().as_bytes()).unwrap_or_default();
     let task = entry.pointer("/status/taskId").and_then(Value::as_str).unwrap_or("unknown task");
     let run = entry.get("runId").and_then(Value::as_u64);
     run.map_or_else(|| sanitize(task), |run| format!("{}/{run}", sanitize(task)))

@@ -8,9 +8,9 @@ use serde_json::Value;
 
 use super::error_response::{call_error, classify_status, retryable, transport_error};
 use super::transport::{Api, ApiRequest, ApiResponse, FailedCall, TimeoutClass, encode_segment, read_error_response};
-use crate::domain::id::{Run, TaskId};
-use crate::limits::{ARTIFACT_HOPS_MAX, ARTIFACT_TRANSFER_TIMEOUT_MAX};
 use crate::source::CallError;
+use journeyman_domain::id::{Run, TaskId};
+use journeyman_domain::limits::{ARTIFACT_HOPS_MAX, ARTIFACT_TRANSFER_TIMEOUT_MAX};
 
 /// A page of a listing.
 #[derive(Debug, Clone, Deserialize)]

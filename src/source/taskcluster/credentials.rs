@@ -14,7 +14,7 @@ use secrecy::{ExposeSecret, SecretString};
 use serde_json::value::RawValue;
 use url::{Position, Url};
 
-use crate::redact;
+use journeyman_platform::redact;
 
 /// A Taskcluster client: permanent, or temporary with a certificate. Deliberately without `Debug`.
 #[derive(Clone)]
@@ -98,7 +98,7 @@ impl Credentials {
 
 /// The certificate is kept as text; it is never changed.
 fn parse_object(text: &str) -> Option<&RawValue> {
-    serde_json::from_str::<&RawValue>(text).ok().filter(|value| value.get().starts_with('{'))
+    serde_json::from_slice::<&RawValue>(text.as_bytes()).ok().filter(|value| value.get().starts_with('{'))
 }
 
 /// The only secret part of a certificate; the rest is scopes and times.
@@ -107,7 +107,7 @@ fn certificate_signature(certificate: &RawValue) -> Option<SecretString> {
     struct Signed {
         signature: SecretString,
     }
-    serde_json::from_str(certificate.get()).ok().map(|Signed { signature }| signature)
+    serde_json::from_slice(certificate.get().as_bytes()).ok().map(|Signed { signature }| signature)
 }
 
 /// A value that is replaced as a whole while others read it.

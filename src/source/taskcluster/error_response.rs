@@ -6,10 +6,10 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use crate::domain::refusal::Refusal;
-use crate::http::client::{plain_port_hint, root_cause};
-use crate::limits::{REFUSAL_TEXT_BYTES_MAX, RETRY_AFTER_MAX};
 use crate::source::CallError;
+use journeyman_domain::limits::REFUSAL_TEXT_BYTES_MAX;
+use journeyman_domain::refusal::Refusal;
+use journeyman_platform::http::client::{plain_port_hint, root_cause};
 
 pub(super) struct ErrorResponse {
     pub(super) status: u16,
@@ -85,12 +85,6 @@ pub(super) const fn classify_status(status: u16, retry_after: Option<Duration>) 
         400..=499 => Refusal::Rejected,
         _ => Refusal::Retry { retry_after },
     }
-}
-
-/// `Retry-After` in seconds, bounded. No service in use sends the date form.
-pub(super) fn retry_after(header: Option<&str>) -> Option<Duration> {
-    let seconds = header?.trim().parse().ok()?;
-    Some(Duration::from_secs(seconds).min(RETRY_AFTER_MAX))
 }
 
 /// The explanation of an error message, on one line and bounded.
@@ -182,14 +176,5 @@ mod tests {
         assert_eq!(classify_service_error("op", &answered(407, "", "")).refusal, Refusal::Retry { retry_after: None });
         let redirect = classify_service_error("op", &answered(301, "", ""));
         assert_eq!(redirect.refusal, Refusal::Retry { retry_after: None });
-    }
-
-    #[test]
-    fn retry_after_is_read_in_seconds_and_bounded() {
-        assert_eq!(retry_after(Some(" 7 ")), Some(Duration::from_secs(7)));
-        assert_eq!(retry_after(Some("999999999")), Some(RETRY_AFTER_MAX));
-        assert_eq!(retry_after(Some("-1")), None);
-        assert_eq!(retry_after(Some("soon")), None);
-        assert_eq!(retry_after(None), None);
     }
 }

@@ -4,7 +4,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use jiff::Timestamp;
 
-use crate::domain::id::TaskId;
+use journeyman_domain::id::TaskId;
 
 /// A new random task id.
 #[must_use]

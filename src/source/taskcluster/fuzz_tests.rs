@@ -2,12 +2,13 @@
 
 use jiff::Timestamp;
 
-use super::address_policy::{AddressPolicy, AddressRange, classify_address};
+use super::address_policy::AddressPolicy;
 use super::artifact::{WireMethod, WireObject, WireS3, WireUpload};
 use super::azure;
 use super::error_response::{ErrorResponse, classify_service_error};
 use super::wire::{WireClaim, WireClaimedPage, WireClaims, WireStatusReply, WorkerIdentity};
-use crate::limits::{LEASE_MAX, REFUSAL_TEXT_BYTES_MAX};
+use journeyman_domain::limits::{LEASE_MAX, REFUSAL_TEXT_BYTES_MAX};
+use journeyman_platform::http::address::{Range, classify};
 
 pub fn poll_response(bytes: &[u8]) {
     azure::fuzz_poll_response(&String::from_utf8_lossy(bytes));
@@ -63,7 +64,7 @@ pub fn signed_url(bytes: &[u8]) {
             Some(url::Host::Ipv6(address)) => Some(address.into()),
             Some(url::Host::Domain(_)) | None => None,
         };
-        assert!(address.is_none_or(|address| classify_address(address) == AddressRange::Public), "{address:?}");
+        assert!(address.is_none_or(|address| classify(address).range == Range::Public), "{address:?}");
         let host = url.host_str().unwrap_or_default().trim_end_matches('.');
         assert!(host != "localhost" && !host.ends_with(".localhost"), "{host}");
     }

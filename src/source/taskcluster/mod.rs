@@ -22,7 +22,6 @@ pub use transport::{Api, ApiConfig, InvalidConfig, RereadCredentials, Timeouts};
 
 use jiff::Timestamp;
 use parking_lot::Mutex;
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
@@ -31,12 +30,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use crate::domain::id::{PriorityQueue, Run};
 use crate::source::{
     Capabilities, Grant, Message, MessageQueue, OpenResult, PollBatch, Recovery, RecoveryBatch, Source, SourceFuture,
 };
 use azure::SignedQueues;
 use credentials::Swap;
+use journeyman_domain::id::{PriorityQueue, Run};
 use wire::WorkerIdentity;
 
 /// In bytes; the limit of the queue before `claimWork`.
@@ -44,7 +43,8 @@ const IDENTIFIER_BYTES_MAX_AZURE: usize = 22;
 const IDENTIFIER_BYTES_MAX: usize = 38;
 
 /// How the source claims tasks.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Dialect {
     /// Signed URLs of Azure-style queues, and `claimTask` for each message
@@ -55,7 +55,8 @@ pub enum Dialect {
 }
 
 /// Where the content of artifacts is stored.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum ArtifactStorage {
     /// The queue's own bucket.

@@ -7,10 +7,10 @@ use tokio::time::timeout;
 
 use super::Taskcluster;
 use super::transport::{Api, ApiRequest, date_header, encode_segment};
-use crate::domain::time::Instant;
-use crate::host::clock::Clock;
-use crate::limits::{DOCTOR_CALL_TIMEOUT, QUARANTINE_CHECK_INTERVAL};
 use crate::source::CallError;
+use journeyman_domain::limits::{DOCTOR_CALL_TIMEOUT, QUARANTINE_CHECK_INTERVAL};
+use journeyman_domain::time::Instant;
+use journeyman_platform::host::clock::Clock;
 
 /// What a deployment says about the credentials.
 #[derive(Debug, Clone, PartialEq, Eq)]

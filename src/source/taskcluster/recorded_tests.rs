@@ -12,7 +12,7 @@ use super::client_calls::ListPage;
 use super::error_response::{ErrorResponse, classify_service_error};
 use super::exchange::{Exchange, files};
 use super::wire::{WireClaim, WireClaimedPage, WireClaims, WireStatusReply, WorkerIdentity};
-use crate::domain::refusal::Refusal;
+use journeyman_domain::refusal::Refusal;
 
 fn json<T: DeserializeOwned>(exchange: &Exchange) -> T {
     serde_json::from_str(&exchange.body).unwrap()

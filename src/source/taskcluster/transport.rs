@@ -4,28 +4,29 @@
 //! Each body is read up to a limit. Callers decide what a response means.
 
 use std::fmt::{self, Write as _};
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use parking_lot::Mutex;
-use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, DATE, RETRY_AFTER};
+use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, DATE};
 use reqwest::{Client, Method, RequestBuilder, Response};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use url::{Position, Url};
 
-use super::address_policy::{AddressPolicy, ForbiddenUrl};
+use super::address_policy::AddressPolicy;
 use super::credentials::{Credentials, Swap};
-use super::error_response::{self, ErrorResponse, call_error, classify_service_error, retryable, transport_error};
-use crate::domain::refusal::Refusal;
-use crate::http::client::{self, BodyError, client_builder};
-use crate::limits::{
+use super::error_response::{ErrorResponse, call_error, classify_service_error, retryable, transport_error};
+use crate::source::CallError;
+use journeyman_domain::limits::{
     ARTIFACT_TRANSFER_TIMEOUT_MAX, CALL_TIMEOUT, CONNECT_TIMEOUT, ERROR_BODY_BYTES_MAX, JSON_BODY_BYTES_MAX,
     LONG_POLL_TIMEOUT, POOL_IDLE_TIMEOUT,
 };
-use crate::source::CallError;
+use journeyman_domain::refusal::Refusal;
+use journeyman_platform::host::clock::stamp;
+use journeyman_platform::http::client::{self, BodyError, client_builder};
+use journeyman_platform::http::resolver::{FilteringResolver, Judge, system_lookup};
 
 /// Minimum clock difference to blame a rejected signature on.
 const CLOCK_SKEW_TOLERATED_S: u64 = 60;
@@ -349,7 +350,7 @@ pub(super) async fn read_error_response(response: Response) -> ErrorResponse {
         value.and_then(|value| value.to_str().ok()).map(str::to_owned)
     };
     let status = response.status().as_u16();
-    let retry_after = error_response::retry_after(header(RETRY_AFTER).as_deref());
+    let retry_after = client::retry_after(response.headers(), stamp());
     let content_type = header(CONTENT_TYPE).unwrap_or_default();
     let body = read_body("", response, ERROR_BODY_BYTES_MAX).await.unwrap_or_default();
     ErrorResponse { status, retry_after, content_type, body }
@@ -389,67 +390,17 @@ fn parse_root_url(text: &str) -> Result<Url, InvalidConfig> {
 }
 
 fn build_http_client(config: &ApiConfig, address_policy: &Arc<AddressPolicy>) -> Result<Client, InvalidConfig> {
+    let policy = Arc::clone(address_policy);
+    let judge: Judge =
+        Arc::new(move |host, address| policy.check_address(host, address).map_err(|why| why.to_string()));
     let builder = client_builder()
         .connect_timeout(config.timeouts.connect)
         .pool_idle_timeout(POOL_IDLE_TIMEOUT)
-        .dns_resolver(Arc::new(FilteringResolver(Arc::clone(address_policy))));
+        .dns_resolver(FilteringResolver { judge, lookup: system_lookup(), timeout: config.timeouts.connect });
     builder.build().map_err(|error| {
         let cause = std::error::Error::source(&error).map(ToString::to_string);
         let cause = cause.unwrap_or_default();
         let what = format!("cannot set up TLS: {cause}; are CA certificates installed?");
         InvalidConfig::new("root_url", what)
     })
-}
-
-/// The system resolver without the addresses that [`AddressPolicy`] forbids. The connection uses exactly the
-/// addresses that were checked.
-struct FilteringResolver(Arc<AddressPolicy>);
-
-impl reqwest::dns::Resolve for FilteringResolver {
-    fn resolve(&self, name: reqwest::dns::Name) -> reqwest::dns::Resolving {
-        let address_policy = Arc::clone(&self.0);
-        Box::pin(async move {
-            let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
-            let permitted = permitted_addresses(&address_policy, name.as_str(), found)
-                .map_err(|forbidden| forbidden.to_string())?;
-            Ok(Box::new(permitted.into_iter()) as reqwest::dns::Addrs)
-        })
-    }
-}
-
-fn permitted_addresses(
-    address_policy: &AddressPolicy,
-    host: &str,
-    found: impl Iterator<Item = SocketAddr>,
-) -> Result<Vec<SocketAddr>, ForbiddenUrl> {
-    let (mut permitted, mut error) = (Vec::new(), Ok(Vec::new()));
-    for address in found {
-        match address_policy.check_address(host, address.ip()) {
-            Ok(()) => permitted.push(address),
-            Err(forbidden) => error = Err(forbidden),
-        }
-    }
-    if permitted.is_empty() { error } else { Ok(permitted) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn of_several_addresses_only_those_are_connected_to_that_may_be() {
-        let root = Url::parse("https://tc.example").unwrap();
-        let address_policy = AddressPolicy::new(&root, &["minio".to_owned()]);
-        let found = || ["10.0.0.1:0", "8.8.8.8:0", "169.254.169.254:0", "[::1]:0"].map(|text| text.parse().unwrap());
-        let permitted = |host: &str| permitted_addresses(&address_policy, host, found().into_iter()).unwrap();
-        assert_eq!(permitted("rebound.example"), ["8.8.8.8:0".parse::<SocketAddr>().unwrap()]);
-        assert_eq!(permitted("minio").len(), 3);
-        let private = found().into_iter().take(1);
-        assert!(
-            permitted_addresses(&address_policy, "rebound.example", private)
-                .unwrap_err()
-                .to_string()
-                .contains("allow_hosts")
-        );
-    }
 }

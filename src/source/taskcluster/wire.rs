@@ -10,10 +10,10 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::credentials::Credentials;
-use crate::domain::id::{Run, TaskId};
-use crate::host::clock::Clock;
-use crate::limits::LEASE_MAX;
 use crate::source::RunTerms;
+use journeyman_domain::id::{Run, TaskId};
+use journeyman_domain::limits::LEASE_MAX;
+use journeyman_platform::host::clock::Clock;
 
 const DATE_RESOLUTION: Duration = Duration::from_secs(1);
 
@@ -39,7 +39,7 @@ impl WireCredentials {
             expiry: i64,
         }
         let text = secrecy::ExposeSecret::expose_secret(self.certificate.as_ref()?);
-        let Certificate { start, expiry } = serde_json::from_str(text).ok()?;
+        let Certificate { start, expiry } = serde_json::from_slice(text.as_bytes()).ok()?;
         let lifetime = u64::try_from(expiry.checked_sub(start)?).ok()?;
         bounded_lease(Duration::from_millis(lifetime))
     }
@@ -70,14 +70,14 @@ impl TaskDefinition {
     pub(super) const EMPTY: Self = Self { task: Value::Null, unreadable: None };
 
     fn parse(raw: &RawValue) -> Self {
-        let whole = serde_json::from_str(raw.get());
+        let whole = serde_json::from_slice(raw.get().as_bytes());
         if let Ok(task) = whole {
             return Self { task, unreadable: None };
         }
-        let fields: BTreeMap<String, Box<RawValue>> = serde_json::from_str(raw.get()).unwrap_or_default();
+        let fields: BTreeMap<String, Box<RawValue>> = serde_json::from_slice(raw.get().as_bytes()).unwrap_or_default();
         let (mut task, mut unreadable) = (serde_json::Map::new(), None);
         for (name, raw) in fields {
-            match serde_json::from_str::<Value>(raw.get()) {
+            match serde_json::from_slice::<Value>(raw.get().as_bytes()) {
                 Ok(value) => drop(task.insert(name, value)),
                 // serde_json quotes nothing of JSON that it cannot parse.
                 Err(error) if name == "payload" => unreadable = Some(error.to_string()),

@@ -8,12 +8,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::job_source::SourceInner;
 use super::queue_watch::{HoldGuard, QueueWatch};
-use crate::domain::id::Run;
-use crate::domain::outcome::Outcome;
-use crate::domain::refusal::Refusal;
-use crate::domain::time::Instant;
-use crate::source::{Artifact, CallError, Claim, LossReason, SourceFuture, cannot_defer};
+use crate::source::{Artifact, CallError, Claim, Granted, LossReason, SourceFuture, cannot_defer};
 use crate::task::{PartialReplySink, Reply, ReplyFuture, ReplyLimits, Results, cannot_pause};
+use journeyman_domain::id::Run;
+use journeyman_domain::outcome::Outcome;
+use journeyman_domain::refusal::Refusal;
 
 /// How a dialect settles what it holds. Each call may be repeated.
 pub(super) trait Held: Send + 'static {
@@ -149,7 +148,7 @@ impl Claim for JobClaim {
         self.hold.is_canceled().then_some(LossReason::Canceled)
     }
 
-    fn renew(&self) -> SourceFuture<'_, Instant> {
+    fn renew(&self) -> SourceFuture<'_, Granted> {
         Box::pin(async {
             let session = &self.watch.session;
             let gone = |why| Err(self.error(Refusal::Gone, "reclaim", why));
@@ -158,7 +157,9 @@ impl Claim for JobClaim {
             }
             let sent_at = self.source.clock.now();
             match session.stat(&self.lock_path).await? {
-                Some(stat) if stat.ephemeral_owner == session.id() => Ok(SourceInner::expires_at(&self.watch, sent_at)),
+                Some(stat) if stat.ephemeral_owner == session.id() => {
+                    Ok(Granted { sent_at, length: session.timeout() })
+                }
                 Some(_) => gone("another session holds its lock"),
                 None => gone("its lock is gone"),
             }

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::ZooKeeperQueue;
-use crate::limits::{ZOOKEEPER_INSPECT_NODES_MAX, ZOOKEEPER_INSPECT_ROWS_MAX};
 use crate::source::InspectionTable;
 use crate::zookeeper::inspect::Walk;
 use crate::zookeeper::{Error, Session};
+use journeyman_domain::limits::{ZOOKEEPER_INSPECT_NODES_MAX, ZOOKEEPER_INSPECT_ROWS_MAX};
 
 const ROOTS: [&str; 5] =
     ["/zuul/components", "/zuul/merger", "/zuul/executor", "/zuul/semaphores", "/zuul/global-semaphores"];

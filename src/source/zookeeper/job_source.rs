@@ -11,15 +11,15 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::domain::id::PriorityQueue;
-use crate::domain::refusal::Refusal;
-use crate::host::clock::Clock;
-use crate::limits::{ZOOKEEPER_CLOSE_TIMEOUT, ZOOKEEPER_EVENTS_MAX, ZOOKEEPER_LONG_POLL_WAIT};
 use crate::source::{
     CallError, Capabilities, Grant, InspectionTable, OpenResult, PollBatch, Source, SourceEvent, SourceFuture, next_of,
 };
 use crate::zookeeper::components::{self, Component, ComponentState, Registration};
 use crate::zookeeper::{ConnectConfig, Session};
+use journeyman_domain::id::PriorityQueue;
+use journeyman_domain::limits::{ZOOKEEPER_CLOSE_TIMEOUT, ZOOKEEPER_EVENTS_MAX, ZOOKEEPER_LONG_POLL_WAIT};
+use journeyman_domain::refusal::Refusal;
+use journeyman_platform::host::clock::Clock;
 
 use super::queue_watch::QueueWatch;
 use super::{Dialect, inspection, native, zuul};
@@ -250,14 +250,6 @@ impl SourceInner {
 
     fn queue_paths(&self) -> String {
         self.config.queues.iter().map(|queue| queue.path.as_str()).collect::<Vec<_>>().join(", ")
-    }
-
-    /// How long a claim is safe that was seen to stand by an answer to a request of this time.
-    pub(super) fn expires_at(
-        watch: &QueueWatch,
-        sent_at: crate::domain::time::Instant,
-    ) -> crate::domain::time::Instant {
-        sent_at.plus(watch.session.timeout())
     }
 }
 

@@ -17,14 +17,14 @@ mod queue_watch;
 #[cfg(feature = "zookeeper")]
 mod zuul;
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 #[cfg(feature = "zookeeper")]
 pub use job_source::{ZooKeeperQueue, ZooKeeperSource, ZooKeeperSourceConfig};
 
 /// Whose layout a queue has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Dialect {
     /// A queue of merge jobs of a Zuul.

@@ -7,21 +7,19 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use zookeeper_client as zk;
-use zookeeper_client::CreateMode;
 
 use super::claim::{Held, JobClaim};
 use super::job_source::SourceInner;
 use super::queue_watch::QueueWatch;
-use crate::domain::id::{Run, TaskId};
-use crate::domain::outcome::{ExceptionReason, Outcome};
-use crate::domain::refusal::Refusal;
-use crate::host::crash_points::crash_point;
-use crate::limits::{ZOOKEEPER_ATTEMPTS_MAX, ZOOKEEPER_NODE_BYTES_MAX};
-use crate::source::{CallError, Grant, RunTerms, SourceFuture};
+use crate::source::{CallError, Grant, Granted, RunTerms, SourceFuture};
 use crate::task::Results;
 use crate::zookeeper::json_object::JsonObject;
-use crate::zookeeper::{Error, Write};
+use crate::zookeeper::{CreateMode, Error, Write, client as zk};
+use journeyman_domain::id::{Run, TaskId};
+use journeyman_domain::limits::{ZOOKEEPER_ATTEMPTS_MAX, ZOOKEEPER_NODE_BYTES_MAX};
+use journeyman_domain::outcome::{ExceptionReason, Outcome};
+use journeyman_domain::refusal::Refusal;
+use journeyman_platform::host::crash_points::crash_point;
 
 struct HeldTask {
     task_path: String,
@@ -75,7 +73,7 @@ pub(super) async fn claim(
     let claim = JobClaim::new(run.clone(), source, watch, hold, Box::new(held));
     Ok(Some(Grant {
         run,
-        expires_at: SourceInner::expires_at(watch, sent_at),
+        lease: Granted { sent_at, length: watch.session.timeout() },
         terms: RunTerms { deadline: None, retries_left: Some(ZOOKEEPER_ATTEMPTS_MAX.saturating_sub(attempts)) },
         queued_for: None,
         task: json!({ "payload": payload }).into(),

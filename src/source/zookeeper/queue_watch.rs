@@ -11,16 +11,16 @@ use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
 use super::{Dialect, ZooKeeperQueue};
-use crate::domain::id::Run;
-use crate::domain::jitter::Jitter;
-use crate::domain::job_requests::{JobRequests, SeenRequest};
-use crate::limits::ZOOKEEPER_READS_CONCURRENT_MAX;
 use crate::source::{CallError, Grant, SourceEvent};
 use crate::zookeeper::janitor::{Cleaned, Janitor};
 use crate::zookeeper::job_queue::{JobQueue, RequestState};
 use crate::zookeeper::json_object::JsonObject;
 use crate::zookeeper::watch::{TreeEvent, TreeWatch};
 use crate::zookeeper::{Error, Session};
+use journeyman_domain::id::Run;
+use journeyman_domain::jitter::Jitter;
+use journeyman_domain::job_requests::{JobRequests, SeenRequest};
+use journeyman_domain::limits::ZOOKEEPER_READS_CONCURRENT_MAX;
 
 pub(super) struct QueueWatch {
     pub(super) session: Arc<Session>,
@@ -235,7 +235,7 @@ impl QueueWatch {
             };
             let path = match &event {
                 TreeEvent::Created(path) | TreeEvent::Changed(path) | TreeEvent::Deleted(path) => path,
-                TreeEvent::Reconnected => {
+                TreeEvent::EventsLost => {
                     self.walk_again(&events).await;
                     continue;
                 }

@@ -11,18 +11,18 @@ use super::Dialect;
 use super::claim::{self, Held, JobClaim};
 use super::job_source::SourceInner;
 use super::queue_watch::QueueWatch;
-use crate::domain::id::{Run, TaskId};
-use crate::domain::outcome::{ExceptionReason, Outcome};
-use crate::domain::refusal::Refusal;
-use crate::host::crash_points::crash_point;
-use crate::limits::{ZOOKEEPER_RESULT_BYTES_MAX, ZOOKEEPER_RETRY_DELAY, ZOOKEEPER_SEMAPHORE_RETRY};
-use crate::source::{CallError, Grant, RunTerms, SourceFuture};
+use crate::source::{CallError, Grant, Granted, RunTerms, SourceFuture};
 use crate::task::{Reply, Results, cannot_pause};
 use crate::zookeeper::event_queue::{EventQueue, event};
 use crate::zookeeper::job_queue::{
     ClaimAttempt, ClaimedRequest, JobError, JobRequest, MERGE_COMPLETED, RequestState, merge_event_kind,
 };
 use crate::zookeeper::submit::unix_seconds;
+use journeyman_domain::id::{Run, TaskId};
+use journeyman_domain::limits::{ZOOKEEPER_RESULT_BYTES_MAX, ZOOKEEPER_RETRY_DELAY, ZOOKEEPER_SEMAPHORE_RETRY};
+use journeyman_domain::outcome::{ExceptionReason, Outcome};
+use journeyman_domain::refusal::Refusal;
+use journeyman_platform::host::crash_points::crash_point;
 
 struct HeldJob {
     dialect: Dialect,
@@ -93,7 +93,7 @@ pub(super) async fn claim(
     let claim = JobClaim::new(run.clone(), source, watch, hold, Box::new(held));
     Ok(Some(Grant {
         run,
-        expires_at: SourceInner::expires_at(watch, sent_at),
+        lease: Granted { sent_at, length: watch.session.timeout() },
         terms: RunTerms { deadline: None, retries_left: Some(u32::MAX) },
         queued_for: None,
         task: json!({ "payload": payload }).into(),

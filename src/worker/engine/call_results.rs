@@ -6,14 +6,13 @@ use super::super::calls::{self, Attachment, CallResult};
 use super::super::catch_panic::drop_guarded;
 use super::super::claim_runtime::{ClaimRuntime, PolledMessage, TraceRecording};
 use super::Engine;
-use crate::domain::claim::ClaimEvent;
-use crate::domain::id::{LocalToken, SourceId};
-use crate::domain::outcome::ExecuteFailure;
-use crate::domain::refusal::Refusal;
-use crate::domain::time::Instant as Moment;
-use crate::domain::worker::{Event, GrantedClaim, PollResult, ReceivedMessage, RecoveryResult};
-use crate::host::crash_points::crash_point;
 use crate::source::{Grant, PollBatch};
+use journeyman_domain::claim::ClaimEvent;
+use journeyman_domain::id::{LocalToken, SourceId};
+use journeyman_domain::outcome::ExecuteFailure;
+use journeyman_domain::refusal::Refusal;
+use journeyman_domain::worker::{Event, GrantedClaim, PollResult, ReceivedMessage, RecoveryResult};
+use journeyman_platform::host::crash_points::crash_point;
 
 impl Engine {
     pub(super) fn on_call_joined(&mut self, result: Result<CallResult, tokio::task::JoinError>) {
@@ -37,21 +36,21 @@ impl Engine {
                 let answer = answer.map_err(|error| self.log_source_refusal(source, error));
                 self.handle_event(Event::Opened { source, sent_at, answer });
             }
-            CallResult::Polled { source, sent_at, answer } => {
+            CallResult::Polled { source, answer } => {
                 self.history.count(source, |counts| match answer {
                     Ok(_) => counts.polls += 1,
                     Err(_) => counts.polls_failed += 1,
                 });
                 let answer = match answer {
-                    Ok(batch) => Ok(self.accept_poll_result(source, sent_at, batch)),
+                    Ok(batch) => Ok(self.accept_poll_result(source, batch)),
                     Err(error) => Err(self.log_source_refusal(source, error)),
                 };
                 let granted: Vec<LocalToken> =
                     answer.iter().flat_map(|result| &result.claims).map(|claim| claim.token).collect();
-                self.handle_event(Event::Polled { source, sent_at, answer });
+                self.handle_event(Event::Polled { source, answer });
                 self.drop_lost_grants(&granted);
             }
-            CallResult::Recovered { source, sent_at, answer } => {
+            CallResult::Recovered { source, answer } => {
                 for grant in answer.iter().flat_map(|batch| &batch.grants) {
                     let source = self.source_name(source);
                     tracing::info!(claim.run = %grant.run, source, "recovered a claim whose reply was lost");
@@ -59,10 +58,10 @@ impl Engine {
                 let answer =
                     answer.map_err(|error| self.log_recovery_refusal(source, error)).map(|batch| RecoveryResult {
                         error: batch.error.map(|error| self.log_recovery_refusal(source, error)),
-                        claims: self.accept_grants(source, sent_at, batch.grants),
+                        claims: self.accept_grants(source, batch.grants),
                         foreign_claims: batch.foreign_claims,
                     });
-                self.handle_event(Event::Recovered { source, sent_at, answer });
+                self.handle_event(Event::Recovered { source, answer });
             }
             CallResult::ResourcesMeasured { resources, work_dir } => {
                 self.resources = resources;
@@ -96,9 +95,9 @@ impl Engine {
         } else {
             attachment
         };
-        if let ClaimEvent::Reclaimed { sent_at, answer } = event {
+        if let ClaimEvent::Reclaimed(answer) = event {
             if answer.is_ok() {
-                live.on_reclaimed(sent_at, now);
+                live.on_reclaimed(now);
                 self.control.liveness.count_received();
             }
             self.history.count(source, |counts| match answer {
@@ -108,11 +107,11 @@ impl Engine {
         }
         match attachment {
             None => {}
-            Some(Attachment::Grant { grant, sent_at }) => {
+            Some(Attachment::Grant(grant)) => {
                 crash_point(if live.recovered { "taken-over" } else { "claim-granted" });
                 let terms = grant.terms;
                 // Spans of a recovered claim were the previous process's to record.
-                live.on_granted(*grant, sent_at, if live.recovered { TraceRecording::Off } else { recording }, now);
+                live.on_granted(*grant, if live.recovered { TraceRecording::Off } else { recording }, now);
                 self.control.liveness.count_received();
                 self.control.liveness.set_claims_held(self.calls.claims.len());
                 self.history.count(source, |counts| counts.claims += 1);
@@ -141,7 +140,7 @@ impl Engine {
         self.handle_event(Event::CleanupPending { claim });
     }
 
-    fn accept_poll_result(&mut self, source: SourceId, sent_at: Moment, batch: PollBatch) -> PollResult {
+    fn accept_poll_result(&mut self, source: SourceId, batch: PollBatch) -> PollResult {
         if !batch.grants.is_empty() {
             crash_point("claim-granted");
         }
@@ -163,7 +162,7 @@ impl Engine {
             });
             self.calls.messages.insert(token, PolledMessage { source, message: Arc::new(message) });
         }
-        result.claims = self.accept_grants(source, sent_at, batch.grants);
+        result.claims = self.accept_grants(source, batch.grants);
         result
     }
 
@@ -176,15 +175,15 @@ impl Engine {
         }
     }
 
-    fn accept_grants(&mut self, source: SourceId, sent_at: Moment, grants: Vec<Grant>) -> Vec<GrantedClaim> {
+    fn accept_grants(&mut self, source: SourceId, grants: Vec<Grant>) -> Vec<GrantedClaim> {
         let accept = |grant: Grant| {
             let token = self.calls.next_token();
             self.history.count(source, |counts| counts.claims += 1);
             self.control.liveness.count_received();
             let (run, terms) = (grant.run.clone(), grant.terms);
-            let granted = GrantedClaim { token, run, length: grant.expires_at.since(sent_at), terms };
+            let granted = GrantedClaim { token, run, lease: grant.lease, terms };
             let mut live = ClaimRuntime::new(source, grant.run.clone());
-            live.on_granted(grant, sent_at, self.trace_recording(), self.now());
+            live.on_granted(grant, self.trace_recording(), self.now());
             self.calls.claims.insert(token, live);
             granted
         };

@@ -10,16 +10,16 @@ use super::super::claim_runtime::{ClaimRuntime, PolledMessage};
 use super::super::live_log::LiveLog;
 use super::super::uploads::Uploader;
 use super::Engine;
-use crate::domain::claim::{ClaimAction, ClaimEvent, KillCause, LossReason, UploadStatus};
-use crate::domain::id::{LocalToken, SourceId};
-use crate::domain::journal::{ClaimRecord, EntryId};
-use crate::domain::worker::{Effect, Event};
 use crate::handler::Context;
-use crate::host::clock::Clock;
-use crate::host::containment::ProcessScope;
-use crate::host::crash_points::crash_point;
-use crate::host::journal::FirstRecord;
 use crate::source;
+use journeyman_domain::claim::{CancelCause, ClaimAction, ClaimEvent, LossReason, UploadStatus};
+use journeyman_domain::id::{LocalToken, SourceId};
+use journeyman_domain::journal::{ClaimRecord, EntryId};
+use journeyman_domain::worker::{Effect, Event};
+use journeyman_platform::host::clock::Clock;
+use journeyman_platform::host::containment::ProcessScope;
+use journeyman_platform::host::crash_points::crash_point;
+use journeyman_platform::host::journal::FirstRecord;
 
 /// For the log of a task that ends without a report.
 const fn loss_note(loss: LossReason) -> &'static str {
@@ -39,10 +39,10 @@ impl Engine {
             Effect::Poll { source: id, queue, max } => {
                 self.control.liveness.mark_claiming();
                 let recorded = self.journal_unread_poll(id);
-                self.spawn_source_call(id, |source, clock| calls::poll(source, id, queue, max, recorded, clock));
+                self.spawn_source_call(id, |source, _| calls::poll(source, id, queue, max, recorded));
             }
             Effect::Recover { source: id, known_runs, newer_than } => {
-                self.spawn_source_call(id, |source, clock| calls::recover(source, id, known_runs, newer_than, clock));
+                self.spawn_source_call(id, |source, _| calls::recover(source, id, known_runs, newer_than));
             }
             Effect::Claim(claim, action) => self.perform_claim_action(claim, action),
             Effect::Delete(message) => {
@@ -76,17 +76,17 @@ impl Engine {
         match action {
             ClaimAction::Request => {
                 let (id, run) = (live.source, live.run.clone());
-                self.spawn_source_call(id, |source, clock| calls::claim(source, claim, run, clock));
+                self.spawn_source_call(id, |source, _| calls::claim(source, claim, run));
             }
             ClaimAction::TakeOver => {
                 let (id, run) = (live.source, live.run.clone());
-                self.spawn_source_call(id, |source, clock| calls::take_over(source, claim, run, clock));
+                self.spawn_source_call(id, |source, _| calls::take_over(source, claim, run));
             }
             ClaimAction::Prepare => self.prepare(claim),
             ClaimAction::Execute => self.execute(claim),
             ClaimAction::Start => self.start_request(claim),
             ClaimAction::Kill { cause, grace } => {
-                if cause == KillCause::Shutdown {
+                if cause == CancelCause::Shutdown {
                     crash_point("releasing");
                 }
                 live.kill(cause, grace, now);
@@ -100,13 +100,12 @@ impl Engine {
                 self.calls.spawn_claim_call(claim, |held| calls::report(claim, held, outcome, timeout, context));
             }
             ClaimAction::Reclaim { timeout } => {
-                let clock = self.config.clock;
-                self.calls.spawn_claim_call(claim, |held| calls::reclaim(claim, held, timeout, clock));
+                self.calls.spawn_claim_call(claim, |held| calls::reclaim(claim, held, timeout));
             }
             ClaimAction::CheckStatus => {
                 self.calls.spawn_claim_call(claim, |held| calls::check_status(claim, held));
             }
-            ClaimAction::UpdateLease { expires_at, report_by } => live.update_lease(expires_at, report_by),
+            ClaimAction::UpdateLease(lease) => live.update_lease(lease),
             ClaimAction::Close(end) => self.close(claim, end),
         }
     }
@@ -204,13 +203,13 @@ impl Engine {
         };
         crash_point("before-upload");
         // A lost claim is not reported.
-        let report_by = if loss.is_some() { watch::channel(None).1 } else { live.report_by() };
+        let lease = if loss.is_some() { watch::channel(None).1 } else { live.lease() };
         let source = live.source;
         let (counters, clock, seed) = (Arc::clone(&self.control.counters), self.config.clock, self.seed ^ claim.0);
         let storage = Arc::clone(&self.history.source(source).storage);
         let source = self.source_name(source).to_owned();
         self.calls.spawn_claim_call(claim, |held| {
-            let uploader = Uploader { claim: held, counters, seed, storage, source, report_by, clock };
+            let uploader = Uploader { claim: held, counters, seed, storage, source, lease, clock };
             calls::upload_results(uploader, claim, context)
         });
     }

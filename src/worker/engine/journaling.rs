@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
-use crate::domain::id::{LocalToken, SourceId};
-use crate::domain::journal::{ClaimRecord, EntryId, JournalRecord};
-use crate::domain::outcome::Outcome;
-use crate::domain::poll::UnreadPoll;
-use crate::domain::worker::{Event, RecoveredClaim};
-use crate::host::journal::{FirstRecord, Journal, PendingRecord, ProcessRecorder};
-use crate::host::worker_id_lock::WorkerIdLock;
+use journeyman_domain::id::{LocalToken, SourceId};
+use journeyman_domain::journal::{ClaimRecord, EntryId, JournalRecord};
+use journeyman_domain::outcome::Outcome;
+use journeyman_domain::poll::UnreadPoll;
+use journeyman_domain::worker::{Event, RecoveredClaim};
+use journeyman_platform::host::journal::{FirstRecord, Journal, PendingRecord, ProcessRecorder};
+use journeyman_platform::host::worker_id_lock::WorkerIdLock;
 
 use super::super::status::RecoverySummary;
 use super::Engine;
@@ -30,7 +30,7 @@ pub(in crate::worker) struct ClaimJournal {
 }
 
 impl ClaimJournal {
-    pub(super) fn claim_record(&self, source: SourceId, run: crate::domain::id::Run) -> ClaimRecord {
+    pub(super) fn claim_record(&self, source: SourceId, run: journeyman_domain::id::Run) -> ClaimRecord {
         ClaimRecord { run, claimant: self.claimants[source.index()].clone(), processes: None }
     }
 

@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 
 use super::seen::{status, until};
 use super::{Pool, assert_includes};
-use crate::support::within;
-use crate::task_queue::{TaskQueue, client};
-use crate::wire::{Way, Wire};
+use crate::amqp::support::within;
+use crate::support::task_queue::{TaskQueue, client};
+use crate::support::wire::{Way, Wire};
 
 async fn start(folder: &Path) -> TaskQueue {
     std::fs::write(folder.join("token"), "secret-token").expect("it is written");

@@ -2,7 +2,7 @@
 
 use super::Pool;
 use super::seen::until;
-use crate::support::Client;
+use crate::amqp::support::Client;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pool_without_a_driver_shows_how_many_workers_are_wanted() {

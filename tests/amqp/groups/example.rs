@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use super::Pool;
-use crate::support::TEST_TIMEOUT;
+use crate::amqp::support::TEST_TIMEOUT;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_example_of_worker_groups_gets_a_reply_to_every_call_and_leaves_no_process() {

@@ -4,14 +4,14 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 
-use journeyman::amqp;
+use journeyman_platform::amqp;
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::{Value, json};
 
 use super::seen::until;
 use super::{Pool, assert_includes};
-use crate::broker::Broker;
-use crate::support::{Client, TEST_TIMEOUT, pika_python, within};
+use crate::amqp::support::{Client, TEST_TIMEOUT, pika_python, within};
+use crate::support::broker::Broker;
 
 impl Pool {
     pub(super) fn socket(&self) -> PathBuf {
@@ -137,7 +137,7 @@ async fn b10_a_worker_that_died_is_started_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn b12_a_killed_broker_loses_no_durable_request_and_keeps_its_workers() {
-    if crate::support::shared_uri().is_none() {
+    if crate::amqp::support::shared_uri().is_none() {
         return;
     }
     let mut broker = tokio::task::spawn_blocking(|| Broker::start("")).await.expect("it starts");
@@ -164,8 +164,8 @@ async fn b12_a_killed_broker_loses_no_durable_request_and_keeps_its_workers() {
     };
     pool.sees("it has the pool again", back).await;
     assert_eq!(pool.workers_there(), before, "its worker was left alone");
-    let client = Client::without_queue(&crate::support::broker(&pool.uri), "answers").await;
-    client.declare(crate::support::Kind::Durable, "answers").await;
+    let client = Client::without_queue(&crate::amqp::support::broker(&pool.uri), "answers").await;
+    client.declare(crate::amqp::support::Kind::Durable, "answers").await;
     let mut answers = client.consume("answers").await;
     // It tries again after half a minute at most, and a queue on disk may take its time to come back as well.
     let queue = format!("{}-req-a", pool.name);

@@ -2,15 +2,15 @@
 
 use std::collections::BTreeSet;
 
-use journeyman::amqp;
-use journeyman::amqp::lapin::BasicProperties;
-use journeyman::amqp::lapin::types::AMQPValue;
+use journeyman_platform::amqp;
+use journeyman_platform::amqp::lapin::BasicProperties;
+use journeyman_platform::amqp::lapin::types::AMQPValue;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use super::{Pool, assert_includes, fails, run, succeeds};
-use crate::gremlin::{Gremlin, answer};
-use crate::support::{Client, within};
+use crate::amqp::support::{Client, within};
+use crate::support::gremlin::{Gremlin, answer};
 
 impl Pool {
     fn poison(&self) -> String {

@@ -1,12 +1,12 @@
 //! Policies and counts of the management interface.
 
-use journeyman::amqp::lapin::options::{BasicGetOptions, QueueDeclareOptions};
-use journeyman::amqp::lapin::types::FieldTable;
+use journeyman_platform::amqp::lapin::options::{BasicGetOptions, QueueDeclareOptions};
+use journeyman_platform::amqp::lapin::types::FieldTable;
 use serde_json::{Value, json};
 
 use super::{Pool, READY, assert_includes};
-use crate::broker::{api, management};
-use crate::support::within;
+use crate::amqp::support::within;
+use crate::support::broker::{api, management};
 
 /// The part of a configuration that names the interface.
 fn by_management() -> String {

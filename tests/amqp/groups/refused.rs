@@ -1,17 +1,17 @@
 //! A controller whose broker refuses a request, a queue or an exchange.
 
-use journeyman::amqp::lapin::ExchangeKind;
-use journeyman::amqp::lapin::options::{
+use journeyman_platform::amqp::lapin::ExchangeKind;
+use journeyman_platform::amqp::lapin::options::{
     BasicPublishOptions, ExchangeDeclareOptions, ExchangeDeleteOptions, QueueDeclareOptions, QueueDeleteOptions,
     QueuePurgeOptions,
 };
-use journeyman::amqp::lapin::types::FieldTable;
+use journeyman_platform::amqp::lapin::types::FieldTable;
 use serde_json::{Value, json};
 
 use super::{Pool, assert_includes};
-use crate::broker::Broker;
-use crate::broker::api;
-use crate::support::{Client, shared_uri, within};
+use crate::amqp::support::{Client, shared_uri, within};
+use crate::support::broker::Broker;
+use crate::support::broker::api;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_of_a_key_whose_queue_cannot_be_declared_get_an_error_and_delay_no_other_key() {
@@ -48,7 +48,7 @@ async fn requests_of_a_key_whose_queue_is_full_get_an_error_and_delay_no_other_k
     pool.ask("good", "good").await;
     let controller = pool.active("").await;
     // Some wait for room, for a while; and one has it.
-    let waiting = 1 + journeyman::limits::CONTROLLER_QUEUE_FULL_WAITING_MAX as u64;
+    let waiting = 1 + journeyman_domain::limits::CONTROLLER_QUEUE_FULL_WAITING_MAX as u64;
     let answered = |seen: &Value| seen["counters"]["dead_letters"].as_u64() == Some(REQUESTS - waiting);
     pool.sees("the others are answered", answered).await;
     let good = format!("{}-req-good", pool.name);

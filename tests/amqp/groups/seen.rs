@@ -6,8 +6,8 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use super::{Pool, READY, succeeds};
-use crate::configuration::{get, listening};
-use crate::support::within;
+use crate::amqp::configuration::{get, listening};
+use crate::amqp::support::within;
 
 /// `journeyman controller status`.
 pub(super) async fn status(socket: &Path, more: &[&str]) -> String {

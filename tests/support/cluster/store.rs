@@ -6,9 +6,6 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::{ConfigMap, Event, Pod, Secret};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 pub(super) struct Kind {
@@ -16,7 +13,6 @@ pub(super) struct Kind {
     pub(super) kind: &'static str,
     /// What a field selector may name beside the name and the namespace.
     fields: &'static [&'static str],
-    decode: fn(Value) -> serde_json::Result<Value>,
 }
 
 const POD_FIELDS: &[&str] = &["spec.nodeName", "spec.restartPolicy", "spec.serviceAccountName", "status.phase"];
@@ -24,16 +20,11 @@ const EVENT_FIELDS: &[&str] =
     &["involvedObject.kind", "involvedObject.name", "involvedObject.namespace", "involvedObject.uid", "reason", "type"];
 
 static KINDS: [Kind; 4] = [
-    Kind { resource: "pods", kind: "Pod", fields: POD_FIELDS, decode: typed::<Pod> },
-    Kind { resource: "secrets", kind: "Secret", fields: &["type"], decode: typed::<Secret> },
-    Kind { resource: "configmaps", kind: "ConfigMap", fields: &[], decode: typed::<ConfigMap> },
-    Kind { resource: "events", kind: "Event", fields: EVENT_FIELDS, decode: typed::<Event> },
+    Kind { resource: "pods", kind: "Pod", fields: POD_FIELDS },
+    Kind { resource: "secrets", kind: "Secret", fields: &["type"] },
+    Kind { resource: "configmaps", kind: "ConfigMap", fields: &[] },
+    Kind { resource: "events", kind: "Event", fields: EVENT_FIELDS },
 ];
-
-/// The object without fields that its type does not have, as the API server stores it.
-fn typed<T: DeserializeOwned + Serialize>(object: Value) -> serde_json::Result<Value> {
-    serde_json::to_value(serde_json::from_value::<T>(object)?)
-}
 
 pub(super) fn kind_of(resource: &str) -> Option<&'static Kind> {
     KINDS.iter().find(|kind| kind.resource == resource)
@@ -309,15 +300,59 @@ fn decode(kind: &Kind, mut object: Value) -> Result<Value, Refused> {
     }
     object["kind"] = json!(kind.kind);
     object["apiVersion"] = json!("v1");
-    let mut object = (kind.decode)(object).map_err(|error| {
-        let message = format!("{} in version \"v1\" cannot be handled as a {}: {error}", kind.kind, kind.kind);
-        Refused::bad_request(message)
-    })?;
+    remove_nulls(&mut object);
+    if let Some(field) = misfit(&object) {
+        let message = format!("{} in version \"v1\" cannot be handled as a {}: {field}", kind.kind, kind.kind);
+        return Err(Refused::bad_request(message));
+    }
     // Within a list they are left out.
     for own in ["kind", "apiVersion"] {
         object.as_object_mut().expect("an object").remove(own);
     }
     Ok(object)
+}
+
+/// What is null is not set.
+fn remove_nulls(value: &mut Value) {
+    if let Some(fields) = value.as_object_mut() {
+        fields.retain(|_, field| !field.is_null());
+        fields.values_mut().for_each(remove_nulls);
+    }
+    value.as_array_mut().into_iter().flatten().for_each(remove_nulls);
+}
+
+/// A field of another type than the API server's, of those that are easily mistaken.
+fn misfit(object: &Value) -> Option<String> {
+    let is_text = |value: &Value| value.is_null() || value.is_string();
+    for field in ["labels", "annotations"] {
+        let values = &object["metadata"][field];
+        if !(values.is_null() || values.as_object().is_some_and(|values| values.values().all(is_text))) {
+            return Some(format!("metadata.{field}"));
+        }
+    }
+    for list in ["initContainers", "containers"] {
+        let containers = &object["spec"][list];
+        if !(containers.is_null() || containers.is_array()) {
+            return Some(format!("spec.{list}"));
+        }
+        for container in containers.as_array().into_iter().flatten() {
+            let is_list_of = |field: &str, fits: &dyn Fn(&Value) -> bool| {
+                container[field].is_null() || container[field].as_array().is_some_and(|items| items.iter().all(fits))
+            };
+            let is_variable = |one: &Value| one["name"].is_string() && is_text(&one["value"]);
+            let fits = [
+                ("name", is_text(&container["name"])),
+                ("image", is_text(&container["image"])),
+                ("command", is_list_of("command", &is_text)),
+                ("args", is_list_of("args", &is_text)),
+                ("env", is_list_of("env", &is_variable)),
+            ];
+            if let Some((field, _)) = fits.iter().find(|(_, fits)| !fits) {
+                return Some(format!("spec.{list}.{field}"));
+            }
+        }
+    }
+    None
 }
 
 fn encode_string_data(object: &mut Value) {

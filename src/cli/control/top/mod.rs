@@ -18,8 +18,8 @@ use crate::config::Environment;
 use crate::config::values::Span;
 use crate::control::client::{ControlClient, Error, Follow};
 use crate::control::{WorkerCommand, WorkerCommandRequest};
-use crate::limits::{TOP_KEY_POLL_INTERVAL, TOP_KEYS_QUEUED_MAX, TOP_REFRESH_INTERVAL};
 use crate::worker::Note;
+use journeyman_domain::limits::{TOP_KEY_POLL_INTERVAL, TOP_KEYS_QUEUED_MAX, TOP_REFRESH_INTERVAL};
 
 /// Without a terminal, behaves as `status --watch`.
 pub(in crate::cli) async fn top(target: SocketArgs, environment: &Environment) -> ExitResult {

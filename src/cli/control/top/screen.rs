@@ -7,9 +7,9 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use super::Question;
 use crate::console::text::strip_control_chars;
 use crate::control::{WorkerCommand, WorkerStatusReply};
-use crate::limits::{TOP_LOG_LINE_BYTES_MAX, TOP_LOG_LINES_MAX};
 use crate::observe::untrusted_text::TextFilter;
 use crate::worker::status::{ClaimStatus, LifecycleState};
+use journeyman_domain::limits::{TOP_LOG_LINE_BYTES_MAX, TOP_LOG_LINES_MAX};
 
 /// What a key requires outside of the screen.
 #[derive(Debug, Clone, PartialEq)]

@@ -20,12 +20,12 @@ use crate::cli::{output, worker, worker_setup};
 use crate::config::Environment;
 use crate::config::schema::{COMMAND, Config, Handler, ProgramHandler};
 use crate::config::values::Span;
-use crate::limits::{DEMO_POLL_INTERVAL, DEMO_TASKS_TIMEOUT};
 use crate::source::CallError;
 use crate::source::taskcluster::Api;
 use crate::source::taskcluster::formats::format_time;
 use crate::worker::Control;
 use crate::worker::status::BlockedReason;
+use journeyman_domain::limits::{DEMO_POLL_INTERVAL, DEMO_TASKS_TIMEOUT};
 
 /// Short enough that the task `long` is reclaimed (at half of so short a claim), long enough to survive a stall of 5 s.
 const CLAIM_TIMEOUT: Duration = Duration::from_secs(20);

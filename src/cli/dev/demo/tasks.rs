@@ -4,8 +4,8 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::cli::task::task_status::TaskStatus;
-use crate::domain::id::TaskId;
 use crate::source::taskcluster::formats::new_task_id;
+use journeyman_domain::id::TaskId;
 
 pub(super) const GREET: &str = "greet";
 

@@ -23,10 +23,10 @@ use crate::cli::task::open_log;
 use crate::cli::task::task_status::{FoundTask, TaskStatus};
 use crate::console::page::HtmlPage;
 use crate::control::WorkerStatusReply;
-use crate::domain::id::{Run, TaskId};
-use crate::domain::refusal::Refusal;
-use crate::http::HttpListener;
-use crate::limits::{DEV_PAGE_ARTIFACTS_MAX, DEV_PAGE_TASKS};
+use journeyman_domain::id::{Run, TaskId};
+use journeyman_domain::limits::{DEV_PAGE_ARTIFACTS_MAX, DEV_PAGE_TASKS};
+use journeyman_domain::refusal::Refusal;
+use journeyman_platform::http::HttpListener;
 
 use crate::source::CallError;
 use crate::source::taskcluster::{Api, Download, TaskSearch};

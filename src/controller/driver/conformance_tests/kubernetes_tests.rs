@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::real::StandIn;
 use super::*;
 use crate::config::pool::{KubernetesDriverConfig, KubernetesScaling};
-use crate::http::client::client_builder;
+use journeyman_platform::http::client::client_builder;
 
 const TOKEN: &str = "the-token";
 
@@ -407,6 +407,9 @@ async fn a5_a_new_image_or_password_reaches_existing_deployments_and_the_status_
 async fn c9_an_api_server_that_refuses_fails_no_worker_and_is_left_alone_for_as_long_as_it_asks() {
     let cluster = Cluster::start(KubernetesScaling::Controller);
     let mut site = DriverUnderTest::new(&cluster.pool_of_image("worker:1"));
+    assert_eq!(site.list_changes().await, []);
+    // Credentials that were good before are read again once.
+    cluster.fail("get", "deployments", 401).await;
     for (status, is_driver) in [(401, true), (403, true), (503, true), (422, false)] {
         let verb = if is_driver { "get" } else { "create" };
         cluster.fail(verb, "deployments", status).await;

@@ -4,47 +4,51 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::Pod;
-use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config, ResourceExt as _};
 use parking_lot::Mutex;
+use reqwest::Method;
 use serde_json::{Value, json};
 
 use super::kubernetes_tests::{ObservedWorkers, ROLE};
 use super::*;
 use crate::config::pool::{KubernetesDriverConfig, KubernetesScaling};
-use crate::host::crypto_provider::install_crypto_provider;
+use crate::kubernetes::{KubernetesClient, KubernetesError, parse_yaml};
 
 const DRIVER_USER: &str = "journeyman-test";
+const JSON: &str = "application/json";
 
 /// Runs pods as a kubelet does, without running anything.
-async fn kubelet(pods: Api<Pod>, terminated: Arc<Mutex<BTreeSet<String>>>) {
+async fn kubelet(client: Arc<KubernetesClient>, pods: String, terminated: Arc<Mutex<BTreeSet<String>>>) {
     loop {
-        for pod in pods.list(&ListParams::default()).await.map(|list| list.items).unwrap_or_default() {
-            run_pod(&pods, &pod, &terminated).await.ok();
+        let list = client.request(Method::GET, &pods, JSON, &Value::Null).await.unwrap_or_default();
+        for pod in list["items"].as_array().into_iter().flatten() {
+            run_pod(&client, &pods, pod, &terminated).await.ok();
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
 
-async fn run_pod(pods: &Api<Pod>, pod: &Pod, terminated: &Mutex<BTreeSet<String>>) -> kube::Result<()> {
-    let name = pod.name_any();
-    let spec = pod.spec.as_ref().expect("a spec");
-    if spec.node_name.is_none() {
+async fn run_pod(
+    client: &KubernetesClient,
+    pods: &str,
+    pod: &Value,
+    terminated: &Mutex<BTreeSet<String>>,
+) -> Result<(), KubernetesError> {
+    let name = pod["metadata"]["name"].as_str().expect("a name");
+    let path = format!("{pods}/{name}");
+    if pod["spec"]["nodeName"].is_null() {
         let binding = json!({
             "apiVersion": "v1", "kind": "Binding", "metadata": { "name": name },
             "target": { "apiVersion": "v1", "kind": "Node", "name": "node-a" },
         });
-        let params = PostParams::default();
-        return pods.create_subresource::<_, Value>("binding", &name, &params, &binding).await.map(drop);
+        return client.request(Method::POST, &format!("{path}/binding"), JSON, &binding).await.map(drop);
     }
-    if pod.metadata.deletion_timestamp.is_some() {
-        terminated.lock().insert(name.clone());
-        return pods.delete(&name, &DeleteParams::default().grace_period(0)).await.map(drop);
+    if !pod["metadata"]["deletionTimestamp"].is_null() {
+        terminated.lock().insert(name.to_owned());
+        return client.request(Method::DELETE, &path, JSON, &json!({ "gracePeriodSeconds": 0 })).await.map(drop);
     }
-    let image = spec.containers.iter().find(|one| one.name == "worker").and_then(|one| one.image.clone());
-    let is_missing = image.as_deref() == Some("missing");
+    let containers = pod["spec"]["containers"].as_array().expect("containers");
+    let image = containers.iter().find(|one| one["name"] == "worker").map(|one| one["image"].clone());
+    let is_missing = image.as_ref().is_some_and(|image| image == "missing");
     let state = if is_missing {
         json!({ "waiting": { "reason": "ImagePullBackOff", "message": "no such image" } })
     } else {
@@ -55,14 +59,15 @@ async fn run_pod(pods: &Api<Pod>, pod: &Pod, terminated: &Mutex<BTreeSet<String>
     let status = json!({ "status": {
         "phase": phase, "conditions": [{ "type": "Ready", "status": ready }], "containerStatuses": [container],
     } });
-    if pod.status.as_ref().and_then(|status| status.container_statuses.as_ref()).is_none() {
-        pods.patch_status(&name, &PatchParams::default(), &Patch::Strategic(&status)).await?;
+    if pod["status"]["containerStatuses"].is_null() {
+        let strategic = "application/strategic-merge-patch+json";
+        client.request(Method::PATCH, &format!("{path}/status"), strategic, &status).await?;
     }
     Ok(())
 }
 
 struct RealCluster {
-    client: Client,
+    client: Arc<KubernetesClient>,
     namespace: String,
     kubeconfig: PathBuf,
     terminated: Arc<Mutex<BTreeSet<String>>>,
@@ -70,42 +75,42 @@ struct RealCluster {
 }
 
 impl RealCluster {
-    async fn start(place: &Fixture) -> Option<Self> {
-        let Some(path) = std::env::var_os("JOURNEYMAN_TEST_KUBERNETES") else {
+    async fn start() -> Option<Self> {
+        let Some(path) = std::env::var_os("JOURNEYMAN_TEST_KUBERNETES").map(PathBuf::from) else {
             eprintln!("skipped: JOURNEYMAN_TEST_KUBERNETES is not set to a kubeconfig");
             return None;
         };
-        install_crypto_provider();
-        let mut kubeconfig = Kubeconfig::read_from(path).expect("a kubeconfig");
-        let config = Config::from_custom_kubeconfig(kubeconfig.clone(), &KubeConfigOptions::default()).await;
-        let client = Client::try_from(config.expect("a configuration")).expect("a client");
-        for user in kubeconfig.auth_infos.iter_mut().filter_map(|user| user.auth_info.as_mut()) {
-            user.impersonate = Some(DRIVER_USER.to_owned());
+        let text = std::fs::read_to_string(&path).expect("a kubeconfig");
+        let mut kubeconfig = parse_yaml(&text).expect("a kubeconfig");
+        for user in kubeconfig["users"].as_array_mut().expect("users") {
+            user["user"]["as"] = json!(DRIVER_USER);
         }
-        let path = place.path().join("driver.conf");
-        std::fs::write(&path, serde_json::to_vec(&kubeconfig).expect("JSON")).expect("it is written");
+        // Beside the other one, for paths in it.
+        let own = path.with_extension("journeyman-test");
+        std::fs::write(&own, kubeconfig.to_string()).expect("it is written");
         let namespace = format!("jm-{}", uuid::Uuid::new_v4().simple());
+        let client = Arc::new(KubernetesClient::new(Some(path), namespace.clone()));
         let rbac = format!("/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}");
-        let own = json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": namespace } });
         let binding = json!({
             "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": { "name": "driver" },
             "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "journeyman-controller" },
             "subjects": [{ "apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": DRIVER_USER }],
         });
         let objects = [
-            ("/api/v1/namespaces".to_owned(), own.to_string()),
-            (format!("{rbac}/roles"), ROLE.to_owned()),
-            (format!("{rbac}/rolebindings"), binding.to_string()),
+            (
+                "/api/v1/namespaces".to_owned(),
+                json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": namespace } }),
+            ),
+            (format!("{rbac}/roles"), parse_yaml(ROLE).expect("a role")),
+            (format!("{rbac}/rolebindings"), binding),
         ];
         for (path, object) in objects {
-            let request =
-                hyper::Request::post(path).header("content-type", "application/yaml").body(object.into_bytes());
-            client.request_text(request.expect("a request")).await.expect("it is created");
+            client.request(Method::POST, &path, JSON, &object).await.expect("it is created");
         }
-        let (pods, terminated) = (Api::namespaced(client.clone(), &namespace), Arc::default());
+        let (pods, terminated) = (format!("/api/v1/namespaces/{namespace}/pods"), Arc::default());
         let mut node = JoinSet::new();
-        node.spawn(kubelet(pods, Arc::clone(&terminated)));
-        Some(Self { client, namespace, kubeconfig: path, terminated, _kubelet: node })
+        node.spawn(kubelet(Arc::clone(&client), pods, Arc::clone(&terminated)));
+        Some(Self { client, namespace, kubeconfig: own, terminated, _kubelet: node })
     }
 
     fn pool(&self, place: &Fixture, image: &str) -> TestPool {
@@ -122,8 +127,8 @@ impl RealCluster {
     }
 
     async fn count(&self, path: &str) -> usize {
-        let request = hyper::Request::get(path.replace("NAMESPACE", &self.namespace)).body(Vec::new());
-        let list: Value = self.client.request(request.expect("a request")).await.expect("a list");
+        let path = path.replace("NAMESPACE", &self.namespace);
+        let list = self.client.request(Method::GET, &path, JSON, &Value::Null).await.expect("a list");
         list["items"].as_array().expect("items").len()
     }
 }
@@ -131,7 +136,7 @@ impl RealCluster {
 #[tokio::test(flavor = "multi_thread")]
 async fn a3_a4_a5_pods_of_a_real_cluster_are_a_driver() {
     let place = Fixture::new();
-    let Some(cluster) = RealCluster::start(&place).await else { return };
+    let Some(cluster) = RealCluster::start().await else { return };
     let core = cluster.pool(&place, "worker:1");
     let (mut site, mut known) = (DriverUnderTest::new(&core), ObservedWorkers::default());
     let all_up = |count| move |known: &ObservedWorkers| known.running.len() == count && known.pending.is_empty();

@@ -4,9 +4,6 @@ use std::collections::BTreeMap;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use kube::ResourceExt as _;
-use kube::api::{ApiResource, DynamicObject};
-use kube::core::GroupVersionKind;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
@@ -14,8 +11,9 @@ use crate::config::pool::{KubernetesDriverConfig, PoolConfig};
 use crate::config::values::merge_json;
 use crate::controller::driver::WorkerSpec;
 use crate::controller::driver::object_name::object_name;
-use crate::domain::group::Key;
-use crate::limits::{DEPLOYMENT_NAME_BYTES_MAX, OBJECT_NAME_BYTES_MAX};
+use crate::kubernetes::Kind;
+use journeyman_domain::group::Key;
+use journeyman_domain::limits::{DEPLOYMENT_NAME_BYTES_MAX, OBJECT_NAME_BYTES_MAX};
 
 pub(super) const POOL: &str = "journeyman/pool";
 pub(super) const GROUP: &str = "journeyman/group";
@@ -27,17 +25,11 @@ pub(super) const TEMPLATE: &str = "journeyman/template";
 /// The container of a worker.
 pub(super) const CONTAINER: &str = "worker";
 
-pub(super) fn deployments() -> ApiResource {
-    resource("apps", "v1", "Deployment", "deployments")
-}
-
-pub(super) fn secrets() -> ApiResource {
-    resource("", "v1", "Secret", "secrets")
-}
-
-fn resource(group: &str, version: &str, kind: &str, plural: &str) -> ApiResource {
-    ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), plural)
-}
+pub(super) const DEPLOYMENTS: Kind = Kind { noun: "Deployment", api: "apis/apps/v1", plural: "deployments" };
+const KEDA: &str = "apis/keda.sh/v1alpha1";
+const TRIGGER_AUTHENTICATIONS: Kind =
+    Kind { noun: "TriggerAuthentication", api: KEDA, plural: "triggerauthentications" };
+const SCALED_OBJECTS: Kind = Kind { noun: "ScaledObject", api: KEDA, plural: "scaledobjects" };
 
 pub(super) fn deployment_name(pool: &str, key: &Key) -> String {
     object_name(&[pool, key.as_str()], DEPLOYMENT_NAME_BYTES_MAX)
@@ -47,9 +39,13 @@ pub(super) fn pool_label(pool: &str) -> String {
     object_name(&[pool], OBJECT_NAME_BYTES_MAX)
 }
 
-pub(super) fn key_of(object: &impl kube::ResourceExt, pool: &str) -> Option<Key> {
-    let notes = object.annotations();
-    notes.get(KEY).filter(|_| notes.get(POOL).is_some_and(|name| name == pool)).and_then(|key| Key::new(key))
+/// The key of an object with these annotations, if it is of this pool.
+pub(super) fn key_of<'a>(annotation: impl Fn(&str) -> Option<&'a str>, pool: &str) -> Option<Key> {
+    annotation(KEY).filter(|_| annotation(POOL) == Some(pool)).and_then(Key::new)
+}
+
+pub(super) fn annotation<'a>(deployment: &'a Value, name: &str) -> Option<&'a str> {
+    deployment["metadata"]["annotations"][name].as_str()
 }
 
 pub(super) struct GroupManifests {
@@ -125,32 +121,27 @@ impl GroupManifests {
     }
 
     /// Without replicas: its Secret has to be there first.
-    pub(super) fn deployment(&self) -> DynamicObject {
+    pub(super) fn deployment(&self) -> Value {
         let mut metadata = self.metadata();
         metadata["annotations"][TEMPLATE] = json!(self.template_hash);
-        object(&json!({
+        json!({
             "apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata,
             "spec": { "replicas": 0, "selector": { "matchLabels": { GROUP: self.name } }, "template": self.template },
-        }))
+        })
     }
 
     /// Has this template in an existing Deployment.
-    pub(super) fn update(&self, deployment: &mut DynamicObject) {
-        deployment.annotations_mut().insert(TEMPLATE.to_owned(), self.template_hash.clone());
-        deployment.data["spec"]["template"] = self.template.clone();
+    pub(super) fn update(&self, deployment: &mut Value) {
+        deployment["metadata"]["annotations"][TEMPLATE] = json!(self.template_hash);
+        deployment["spec"]["template"] = self.template.clone();
     }
 
-    pub(super) fn secret(&self, deployment: &DynamicObject) -> Value {
+    pub(super) fn secret(&self, deployment: &Value) -> Value {
         self.owned_by(deployment, "v1", "Secret", ("data", json!(self.secret_data)))
     }
 
     /// The objects of KEDA.
-    pub(super) fn scaler(
-        &self,
-        deployment: &DynamicObject,
-        pool: &PoolConfig,
-        queue: Option<&String>,
-    ) -> [(ApiResource, Value); 2] {
+    pub(super) fn scaler(&self, deployment: &Value, pool: &PoolConfig, queue: Option<&String>) -> [(Kind, Value); 2] {
         let host = json!({ "parameter": "host", "name": self.name, "key": "WORKER_AMQP_URI" });
         let authentication = json!({ "secretTargetRef": [host] });
         let scaled = json!({
@@ -165,27 +156,16 @@ impl GroupManifests {
                 "authenticationRef": { "name": self.name },
             }],
         });
-        let objects = [
-            ("TriggerAuthentication", "triggerauthentications", authentication),
-            ("ScaledObject", "scaledobjects", scaled),
-        ];
-        objects.map(|(kind, plural, spec)| {
-            let object = self.owned_by(deployment, "keda.sh/v1alpha1", kind, ("spec", spec));
-            (resource("keda.sh", "v1alpha1", kind, plural), object)
-        })
+        let objects = [(TRIGGER_AUTHENTICATIONS, authentication), (SCALED_OBJECTS, scaled)];
+        objects.map(|(kind, spec)| (kind, self.owned_by(deployment, "keda.sh/v1alpha1", kind.noun, ("spec", spec))))
     }
 
     /// The cluster deletes an object together with its owner.
-    fn owned_by(&self, owner: &DynamicObject, version: &str, kind: &str, (field, value): (&str, Value)) -> Value {
+    fn owned_by(&self, owner: &Value, version: &str, kind: &str, (field, value): (&str, Value)) -> Value {
         let mut metadata = self.metadata();
         metadata["ownerReferences"] = json!([{
-            "apiVersion": "apps/v1", "kind": "Deployment", "name": self.name, "uid": owner.metadata.uid,
+            "apiVersion": "apps/v1", "kind": "Deployment", "name": self.name, "uid": owner["metadata"]["uid"],
         }]);
         json!({ "apiVersion": version, "kind": kind, "metadata": metadata, field: value })
     }
-}
-
-fn object(of: &Value) -> DynamicObject {
-    // Each part of it is made above.
-    serde_json::from_value(of.clone()).unwrap_or_else(|_| DynamicObject::new("", &deployments()))
 }

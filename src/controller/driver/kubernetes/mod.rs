@@ -7,27 +7,24 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
-use kube::ResourceExt as _;
-use kube::api::{
-    Api, ApiResource, DeleteParams, DynamicObject, ListParams, LogParams, Patch, PatchParams, PostParams, Preconditions,
-};
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
 
 use super::{Driver, DriverError, ListedWorker, StartError, StopMode, WorkerExit, WorkerSpec, WorkerState};
 use crate::config::pool::{KubernetesDriverConfig, KubernetesScaling, PoolConfig};
 use crate::config::values::File;
-use crate::domain::group::Key;
-use crate::kubernetes::{KubernetesClient, KubernetesError, PodState, PodWatch, existing, pod_state};
-use crate::limits::{DRIVER_LOG_TAIL_BYTES_MAX, KUBERNETES_CHANGE_ATTEMPTS_MAX};
+use crate::kubernetes::{
+    KubernetesClient, KubernetesError, PODS, Pod, PodState, PodWatch, SECRETS, existing, pod_state,
+};
+use journeyman_domain::group::Key;
+use journeyman_domain::limits::{DRIVER_LOG_TAIL_BYTES_MAX, KUBERNETES_CHANGE_ATTEMPTS_MAX};
 use manifests::{
-    CONTAINER, GROUP, GroupManifests, POOL, TEMPLATE, WORKER, deployment_name, deployments, key_of, pool_label, secrets,
+    CONTAINER, DEPLOYMENTS, GROUP, GroupManifests, POOL, TEMPLATE, WORKER, annotation, deployment_name, key_of,
+    pool_label,
 };
 
 /// Of Deployments: the start or stop that changed the number of replicas last, which makes its repetition harmless.
 const LAST_CHANGE: &str = "journeyman/last-change";
-const FIELD_MANAGER: &str = "journeyman";
 const PENDING_MARK: char = '~';
 
 pub(super) struct KubernetesDriver {
@@ -60,33 +57,37 @@ impl KubernetesDriver {
         format!("{POOL}={}", pool_label(&self.name))
     }
 
-    async fn deployments(&self) -> Result<Vec<DynamicObject>, KubernetesError> {
-        let (api, params) =
-            (self.client.objects(&deployments()).await?, ListParams::default().labels(&self.selector()));
-        Ok(self.client.check("list the Deployments of pool", &self.name, api.list(&params)).await?.items)
+    async fn deployments(&self) -> Result<Vec<Value>, KubernetesError> {
+        let (subject, selector) = (("the Deployments of pool", self.name.as_str()), self.selector());
+        let list = self.client.list(&DEPLOYMENTS, subject, &[("labelSelector", &selector)]).await?;
+        Ok(list.items.unwrap_or_default())
     }
 
-    async fn deployment(&self, name: &str) -> Result<Option<DynamicObject>, KubernetesError> {
-        let api = self.client.objects(&deployments()).await?;
-        existing(self.client.check("read Deployment", name, api.get(name)).await)
+    async fn pods(&self) -> Result<Vec<Pod>, KubernetesError> {
+        let (subject, selector) = (("the pods of pool", self.name.as_str()), self.selector());
+        let list = self.client.list(&PODS, subject, &[("labelSelector", &selector)]).await?;
+        Ok(list.items.unwrap_or_default())
+    }
+
+    async fn deployment(&self, name: &str) -> Result<Option<Value>, KubernetesError> {
+        existing(self.client.get(&DEPLOYMENTS, name).await)
     }
 
     async fn list_pods(&self) -> Result<Vec<ListedWorker>, DriverError> {
         let mut listed = self.listed_pods.lock().await;
-        let (api, params) = (self.client.api::<Pod>().await?, ListParams::default().labels(&self.selector()));
         let (now, mut found, mut live) = (Timestamp::now(), Vec::new(), BTreeMap::<String, Vec<LivePod>>::new());
         let (mut occupied, mut shown) = (BTreeSet::new(), BTreeSet::new());
         let was_listed = |name: &str| listed.as_ref().is_some_and(|listed| listed.contains(name));
-        for pod in self.client.check("list the pods of pool", &self.name, api.list(&params)).await?.items {
-            let Some(key) = key_of(&pod, &self.name) else { continue };
-            let group = pod.labels().get(GROUP).cloned().unwrap_or_default();
+        for pod in self.pods().await? {
+            let Some(key) = key_of(|name| pod.metadata.annotation(name), &self.name) else { continue };
+            let group = pod.metadata.label(GROUP).unwrap_or_default().to_owned();
             occupied.insert(group.clone());
-            let name = pod.name_any();
+            let name = pod.metadata.name.clone();
             let state = match pod_state(&pod, CONTAINER, now) {
                 // The cluster replaced a stopping pod, and thought better of it.
                 PodState::Terminating if listed.is_some() && !was_listed(&name) => continue,
                 PodState::Terminating => WorkerState::Stopping,
-                PodState::Ended(reason) => WorkerState::Exited(self.exit_of(&api, &pod, reason, false).await),
+                PodState::Ended(reason) => WorkerState::Exited(self.exit_of(&pod, reason, false).await),
                 state @ (PodState::Ready | PodState::Waiting(_) | PodState::CannotRun(_)) => {
                     live.entry(group).or_default().push(LivePod { pod, key, state });
                     continue;
@@ -96,14 +97,15 @@ impl KubernetesDriver {
             found.push(ListedWorker { id: name, key, state, detail: None });
         }
         for deployment in self.deployments().await? {
-            let (Some(key), name) = (key_of(&deployment, &self.name), deployment.name_any()) else { continue };
+            let key = key_of(|name| annotation(&deployment, name), &self.name);
+            let (Some(key), name) = (key, name_of(&deployment).to_owned()) else { continue };
             let (replicas, mut pods) = (replicas(&deployment), live.remove(&name).unwrap_or_default());
             if replicas == 0 && !occupied.contains(&name) {
                 self.sweep(&deployment).await?;
                 continue;
             }
-            pods.sort_by_cached_key(|pod| (!was_listed(&pod.pod.name_any()), pod.rank()));
-            let known = pods.iter().filter(|pod| was_listed(&pod.pod.name_any())).count();
+            pods.sort_by_cached_key(|pod| (!was_listed(&pod.pod.metadata.name), pod.rank()));
+            let known = pods.iter().filter(|pod| was_listed(&pod.pod.metadata.name)).count();
             // More pods than replicas come from a rollout, or are about to be deleted. What was listed stays listed.
             let surplus = pods.split_off(known.max(replicas).min(pods.len()));
             for number in pods.len()..replicas {
@@ -112,15 +114,13 @@ impl KubernetesDriver {
             }
             let rollout = rollout(&deployment, &pods, &surplus);
             for LivePod { pod, key, state } in pods {
-                let id = pod.name_any();
+                let id = pod.metadata.name.clone();
                 // It has ended for the controller, also while the cluster removes it.
                 if !matches!(state, PodState::CannotRun(_)) {
                     shown.insert(id.clone());
                 }
                 let (state, detail) = match state {
-                    PodState::CannotRun(reason) => {
-                        (WorkerState::Exited(self.exit_of(&api, &pod, reason, true).await), None)
-                    }
+                    PodState::CannotRun(reason) => (WorkerState::Exited(self.exit_of(&pod, reason, true).await), None),
                     PodState::Waiting(reason) => (WorkerState::Pending, Some(reason)),
                     PodState::Ready | PodState::Terminating | PodState::Ended(_) => (WorkerState::Running, None),
                 };
@@ -135,13 +135,13 @@ impl KubernetesDriver {
         let _one = self.listed_pods.lock().await;
         let mut found = Vec::new();
         for deployment in self.deployments().await? {
-            let Some(key) = key_of(&deployment, &self.name) else { continue };
-            let Some(id) = deployment.annotations().get(WORKER).cloned() else {
+            let Some(key) = key_of(|name| annotation(&deployment, name), &self.name) else { continue };
+            let Some(id) = annotation(&deployment, WORKER).map(str::to_owned) else {
                 // Its start did not finish.
                 self.sweep(&deployment).await?;
                 continue;
             };
-            let status = |name: &str| deployment.data["status"][name].as_u64().unwrap_or_default();
+            let status = |name: &str| deployment["status"][name].as_u64().unwrap_or_default();
             let (all, updated) = (status("replicas"), status("updatedReplicas"));
             let detail = (all > updated).then(|| format!("rollout: {updated} of {all} pods have the new template"));
             found.push(ListedWorker { id, key, state: WorkerState::Running, detail });
@@ -150,19 +150,13 @@ impl KubernetesDriver {
     }
 
     /// `is_restarted`: the log of the last attempt counts, and not that of the container that waits.
-    async fn exit_of(&self, api: &Api<Pod>, pod: &Pod, reason: String, is_restarted: bool) -> WorkerExit {
-        let params = LogParams {
-            container: Some(CONTAINER.to_owned()),
-            tail_lines: Some(20),
-            limit_bytes: i64::try_from(DRIVER_LOG_TAIL_BYTES_MAX).ok(),
-            previous: is_restarted,
-            ..LogParams::default()
-        };
-        let log_tail = self
-            .client
-            .check("read the log of pod", &pod.name_any(), api.logs(&pod.name_any(), &params))
-            .await
-            .unwrap_or_default();
+    async fn exit_of(&self, pod: &Pod, reason: String, is_restarted: bool) -> WorkerExit {
+        let bytes_max = DRIVER_LOG_TAIL_BYTES_MAX.to_string();
+        let mut query = vec![("container", CONTAINER), ("tailLines", "20"), ("limitBytes", bytes_max.as_str())];
+        if is_restarted {
+            query.push(("previous", "true"));
+        }
+        let log_tail = self.client.log_tail(&pod.metadata.name, &query).await.unwrap_or_default();
         WorkerExit { reason, log: None, log_tail }
     }
 
@@ -171,16 +165,13 @@ impl KubernetesDriver {
     }
 
     /// Creates the Deployment, or adopts it: an earlier attempt may have created it although its answer was lost.
-    async fn ensure_deployment(&self, group: &GroupManifests) -> Result<DynamicObject, KubernetesError> {
+    async fn ensure_deployment(&self, group: &GroupManifests) -> Result<Value, KubernetesError> {
         let mut result = Err(KubernetesError::Retry(String::new()));
         for _ in 0..KUBERNETES_CHANGE_ATTEMPTS_MAX {
             if let Some(deployment) = self.deployment(&group.name).await? {
                 return Ok(deployment);
             }
-            let (api, new) = (self.client.objects(&deployments()).await?, group.deployment());
-            let params = PostParams::default();
-            let create = api.create(&params, &new);
-            result = self.client.check("create Deployment", &group.name, create).await;
+            result = self.client.create(&DEPLOYMENTS, &group.deployment()).await;
             if !matches!(result, Err(KubernetesError::Conflict(_) | KubernetesError::Retry(_))) {
                 break;
             }
@@ -192,38 +183,30 @@ impl KubernetesDriver {
     async fn apply_dependents(
         &self,
         group: &GroupManifests,
-        deployment: &DynamicObject,
+        deployment: &Value,
         spec: &WorkerSpec,
     ) -> Result<(), KubernetesError> {
-        self.apply(&secrets(), group, &group.secret(deployment)).await?;
+        self.client.apply(&SECRETS, &group.name, &group.secret(deployment)).await?;
         if self.config.scaling == KubernetesScaling::Keda {
             let queue = spec.variables.get("WORKER_REQUESTS_QUEUE");
             for (kind, object) in group.scaler(deployment, &self.pool, queue) {
-                self.apply(&kind, group, &object).await?;
+                self.client.apply(&kind, &group.name, &object).await?;
             }
         }
         Ok(())
     }
 
-    async fn apply(&self, kind: &ApiResource, group: &GroupManifests, object: &Value) -> Result<(), KubernetesError> {
-        let (api, params) = (self.client.objects(kind).await?, PatchParams::apply(FIELD_MANAGER).force());
-        let (verb, patch) = (format!("apply {}", kind.kind), Patch::Apply(object));
-        self.client.check(&verb, &group.name, api.patch(&group.name, &params, &patch)).await.map(drop)
-    }
-
     /// Changes a Deployment once, whatever others change meanwhile and whether or not the API server's answers arrive.
-    async fn change(&self, name: &str, id: &str, change: impl Fn(&mut DynamicObject)) -> Result<(), KubernetesError> {
+    async fn change(&self, name: &str, id: &str, change: impl Fn(&mut Value)) -> Result<(), KubernetesError> {
         let mut result = Ok(());
         for _ in 0..KUBERNETES_CHANGE_ATTEMPTS_MAX {
             let Some(mut deployment) = self.deployment(name).await? else { return Ok(()) };
-            let last = deployment.annotations_mut().insert(LAST_CHANGE.to_owned(), id.to_owned());
-            if last.is_some_and(|last| last == id) {
+            if annotation(&deployment, LAST_CHANGE) == Some(id) {
                 return Ok(());
             }
+            deployment["metadata"]["annotations"][LAST_CHANGE] = json!(id);
             change(&mut deployment);
-            let (api, params) = (self.client.objects(&deployments()).await?, PostParams::default());
-            let replace = api.replace(name, &params, &deployment);
-            result = self.client.check("change Deployment", name, replace).await.map(drop);
+            result = self.client.replace(&DEPLOYMENTS, name, &deployment).await;
             if !matches!(result, Err(KubernetesError::Conflict(_) | KubernetesError::Retry(_))) {
                 break;
             }
@@ -232,26 +215,19 @@ impl KubernetesDriver {
     }
 
     /// Deletes a Deployment unless it has changed. The cluster deletes what belongs to it.
-    async fn sweep(&self, deployment: &DynamicObject) -> Result<(), KubernetesError> {
-        let unchanged = Preconditions { uid: deployment.uid(), resource_version: deployment.resource_version() };
-        match self.delete_deployment(&deployment.name_any(), Some(unchanged)).await {
+    async fn sweep(&self, deployment: &Value) -> Result<(), KubernetesError> {
+        let (uid, version) = (&deployment["metadata"]["uid"], &deployment["metadata"]["resourceVersion"]);
+        let unchanged = json!({ "uid": uid, "resourceVersion": version });
+        let options = json!({ "propagationPolicy": "Background", "preconditions": unchanged });
+        match self.client.delete(&DEPLOYMENTS, name_of(deployment), &options).await.map(drop) {
             Err(KubernetesError::Conflict(_)) => Ok(()),
             other => other,
         }
     }
 
-    async fn delete_deployment(&self, name: &str, preconditions: Option<Preconditions>) -> Result<(), KubernetesError> {
-        let api = self.client.objects(&deployments()).await?;
-        let params = DeleteParams { preconditions, ..DeleteParams::background() };
-        existing(self.client.check("delete Deployment", name, api.delete(name, &params)).await).map(drop)
-    }
-
     async fn delete_pod(&self, id: &str, grace_seconds: u32) -> Result<(), KubernetesError> {
-        let params = DeleteParams::default().grace_period(grace_seconds);
-        let delete = async || {
-            let api = self.client.api::<Pod>().await?;
-            existing(self.client.check("delete pod", id, api.delete(id, &params)).await).map(drop)
-        };
+        let options = json!({ "gracePeriodSeconds": grace_seconds });
+        let delete = async || self.client.delete(&PODS, id, &options).await.map(drop);
         match delete().await {
             Err(KubernetesError::Retry(_)) => delete().await,
             other => other,
@@ -262,10 +238,7 @@ impl KubernetesDriver {
     async fn remove_pod(&self, id: &str, key: &Key) -> Result<(), KubernetesError> {
         let _one = self.listed_pods.lock().await;
         if !id.contains(PENDING_MARK) {
-            let api = self.client.api::<Pod>().await?;
-            let Some(pod) = existing(self.client.check("read pod", id, api.get(id)).await)? else {
-                return Ok(());
-            };
+            let Some(pod) = existing(self.client.get::<Pod>(&PODS, id).await)? else { return Ok(()) };
             self.delete_pod(id, grace_seconds(&self.pool)).await?;
             if matches!(pod_state(&pod, CONTAINER, Timestamp::now()), PodState::Terminating | PodState::Ended(_)) {
                 // The cluster does not count it.
@@ -273,7 +246,7 @@ impl KubernetesDriver {
             }
         }
         self.change(&deployment_name(&self.name, key), id, |deployment| {
-            deployment.data["spec"]["replicas"] = json!(replicas(deployment).saturating_sub(1));
+            deployment["spec"]["replicas"] = json!(replicas(deployment).saturating_sub(1));
         })
         .await
     }
@@ -288,18 +261,19 @@ struct LivePod {
 impl LivePod {
     /// Ready pods come first, and older ones.
     fn rank(&self) -> (bool, Option<Timestamp>, String) {
-        let created = self.pod.metadata.creation_timestamp.as_ref().map(|created| created.0);
-        (self.state != PodState::Ready, created, self.pod.name_any())
+        (self.state != PodState::Ready, self.pod.metadata.creation_timestamp, self.pod.metadata.name.clone())
     }
 }
 
 /// What a rollout waits for, if one is under way.
-fn rollout(deployment: &DynamicObject, pods: &[LivePod], surplus: &[LivePod]) -> Option<String> {
-    let new = deployment.annotations().get(TEMPLATE);
+fn rollout(deployment: &Value, pods: &[LivePod], surplus: &[LivePod]) -> Option<String> {
+    let new = annotation(deployment, TEMPLATE);
     let all = || pods.iter().chain(surplus);
-    let updated = all().filter(|pod| pod.pod.annotations().get(TEMPLATE) == new).count();
+    let updated = all().filter(|pod| pod.pod.metadata.annotation(TEMPLATE) == new).count();
     let waiting = surplus.iter().find_map(|pod| match &pod.state {
-        PodState::Waiting(reason) | PodState::CannotRun(reason) => Some(format!("; {}: {reason}", pod.pod.name_any())),
+        PodState::Waiting(reason) | PodState::CannotRun(reason) => {
+            Some(format!("; {}: {reason}", pod.pod.metadata.name))
+        }
         PodState::Ready | PodState::Terminating | PodState::Ended(_) => None,
     });
     let text = || format!("rollout: {updated} of {} pods have the new template", all().count());
@@ -307,14 +281,18 @@ fn rollout(deployment: &DynamicObject, pods: &[LivePod], surplus: &[LivePod]) ->
 }
 
 /// Why the cluster does not create the pods, such as a quota.
-fn replica_failure(deployment: &DynamicObject) -> Option<String> {
-    let conditions = deployment.data["status"]["conditions"].as_array()?;
+fn replica_failure(deployment: &Value) -> Option<String> {
+    let conditions = deployment["status"]["conditions"].as_array()?;
     let failure = conditions.iter().find(|one| one["type"] == "ReplicaFailure" && one["status"] == "True")?;
     failure["message"].as_str().map(str::to_owned)
 }
 
-fn replicas(deployment: &DynamicObject) -> usize {
-    deployment.data["spec"]["replicas"].as_u64().and_then(|count| usize::try_from(count).ok()).unwrap_or_default()
+fn name_of(deployment: &Value) -> &str {
+    deployment["metadata"]["name"].as_str().unwrap_or_default()
+}
+
+fn replicas(deployment: &Value) -> usize {
+    deployment["spec"]["replicas"].as_u64().and_then(|count| usize::try_from(count).ok()).unwrap_or_default()
 }
 
 /// Zero would kill at once.
@@ -335,14 +313,14 @@ impl Driver for KubernetesDriver {
         let group = self.manifests(&spec);
         let deployment = self.ensure_deployment(&group).await?;
         self.apply_dependents(&group, &deployment, &spec).await?;
-        let change = |deployment: &mut DynamicObject| {
+        let change = |deployment: &mut Value| {
             group.update(deployment);
             match self.config.scaling {
                 KubernetesScaling::Controller => {
-                    deployment.data["spec"]["replicas"] = json!(replicas(deployment) + 1);
+                    deployment["spec"]["replicas"] = json!(replicas(deployment) + 1);
                 }
                 KubernetesScaling::Keda => {
-                    deployment.annotations_mut().insert(WORKER.to_owned(), spec.id.clone());
+                    deployment["metadata"]["annotations"][WORKER] = json!(spec.id);
                 }
             }
         };
@@ -359,7 +337,8 @@ impl Driver for KubernetesDriver {
             (StopMode::Kill, KubernetesScaling::Controller) => self.delete_pod(&id, 1).await?,
             (StopMode::Terminate | StopMode::Kill | StopMode::Remove, KubernetesScaling::Keda) => {
                 let _one = self.listed_pods.lock().await;
-                self.delete_deployment(&deployment_name(&self.name, &key), None).await?;
+                let (name, options) = (deployment_name(&self.name, &key), json!({ "propagationPolicy": "Background" }));
+                self.client.delete(&DEPLOYMENTS, &name, &options).await?;
             }
         }
         Ok(())
@@ -369,7 +348,7 @@ impl Driver for KubernetesDriver {
         let _one = self.listed_pods.lock().await;
         let group = self.manifests(&spec);
         let Some(deployment) = self.deployment(&group.name).await? else { return Ok(()) };
-        if deployment.annotations().get(TEMPLATE) == Some(&group.template_hash) {
+        if annotation(&deployment, TEMPLATE) == Some(group.template_hash.as_str()) {
             return Ok(());
         }
         self.apply_dependents(&group, &deployment, &spec).await?;

@@ -14,9 +14,9 @@ pub use wait::QueueWait;
 
 use super::tracker::{self, Tracker};
 use super::{GroupPhase, Key};
-use crate::domain::backoff::{self, Backoff};
-use crate::domain::jitter::Jitter;
-use crate::domain::time::Instant;
+use crate::backoff::{self, Backoff};
+use crate::jitter::Jitter;
+use crate::time::Instant;
 
 /// Before a failed step is retried.
 pub const STEP_RETRY: backoff::Policy =

@@ -18,10 +18,12 @@ use super::address_policy::host_matches;
 use super::error_response::{ErrorResponse, call_error, retryable, sanitize, transport_error};
 use super::formats::is_slugid;
 use super::transport::{ApiRequest, encode_segment, read_body, read_error_response};
-use crate::domain::id::{PriorityQueue, Run, TaskId};
-use crate::domain::refusal::Refusal;
-use crate::limits::{POLL_BODY_BYTES_MAX, POLL_MESSAGES_MAX, PRIORITY_QUEUES_MAX, SIGNED_URL_RENEWAL_MARGIN};
 use crate::source::{CallError, Message, OpenResult, PollBatch};
+use journeyman_domain::id::{PriorityQueue, Run, TaskId};
+use journeyman_domain::limits::{
+    POLL_BODY_BYTES_MAX, POLL_MESSAGES_MAX, PRIORITY_QUEUES_MAX, SIGNED_URL_RENEWAL_MARGIN,
+};
+use journeyman_domain::refusal::Refusal;
 use signed_url::SignedUrls;
 use xml::RawMessage;
 

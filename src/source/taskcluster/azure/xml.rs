@@ -5,7 +5,7 @@
 
 use serde::Deserialize;
 
-use crate::limits::{POLL_MESSAGES_MAX, XML_TAG_BYTES_MAX};
+use journeyman_domain::limits::{POLL_MESSAGES_MAX, XML_TAG_BYTES_MAX};
 
 #[derive(Deserialize)]
 enum Document {

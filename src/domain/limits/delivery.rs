@@ -1,0 +1,19 @@
+//! Limits of the delivery of webhooks.
+
+use core::time::Duration;
+
+/// Of an attempt, from the look-up of the host to the end of the answer. Longer ones are refused.
+pub const WEBHOOK_TIMEOUT_MAX: Duration = Duration::from_secs(60);
+/// Look-up, connection and TLS handshake.
+pub const WEBHOOK_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Shorter than [`WEBHOOK_CONNECT_TIMEOUT`], so that a slow name server is told apart from a slow endpoint.
+pub const WEBHOOK_DNS_TIMEOUT: Duration = Duration::from_secs(4);
+/// Node.js closes idle connections after 5 s; a request on one that is being closed fails.
+pub const WEBHOOK_IDLE_TIMEOUT: Duration = Duration::from_secs(4);
+/// Of an endpoint's rate; the times of so many attempts are kept.
+pub const WEBHOOK_RATE_ATTEMPTS_MAX: usize = 10_000;
+/// The beginning of an answer that is kept.
+pub const WEBHOOK_ANSWER_BYTES_MAX: usize = 16 << 10;
+pub const WEBHOOK_ID_BYTES_MAX: usize = 255;
+/// Of the text of a failed attempt; certificates of receivers can make it long.
+pub const WEBHOOK_ERROR_CHARS_MAX: usize = 500;

@@ -1,0 +1,19 @@
+//! This machine, as far as the worker has to know it.
+
+pub mod clock;
+pub mod containment;
+pub mod crash_points;
+pub mod crypto_provider;
+pub mod file_lock;
+pub mod host_errors;
+pub mod journal;
+pub mod mounts;
+pub mod process;
+pub mod program_path;
+pub mod resources;
+pub mod run_program;
+pub mod service_manager;
+pub mod termination_notice;
+pub mod tls_config;
+pub mod work_dir;
+pub mod worker_id_lock;

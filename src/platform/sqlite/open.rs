@@ -1,0 +1,223 @@
+//! Opens a database: pragmas, schema, and the thread that owns it.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rusqlite::{Connection, ErrorCode};
+use rustix::fs::{FallocateFlags, fallocate};
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, watch};
+
+use super::{Owner, RunningStore, Store, StoreStatus, Writer};
+use journeyman_domain::limits::{
+    SQLITE_JOBS_MAX, SQLITE_JOURNAL_BYTES_KEPT, SQLITE_JOURNAL_BYTES_RESERVED, SQLITE_STATEMENTS_MAX,
+};
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Db {
+    /// A database file, created if missing; SQLite keeps two more files beside it while it is open.
+    File(PathBuf),
+    /// Lost when its role stops. For tests.
+    Memory,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("cannot open database {path}; is its directory writable?")]
+    File { path: String, source: rusqlite::Error },
+    #[error("another process uses database {path}; stop that {owner}, or set another file as `{key}`")]
+    InUse { path: String, owner: &'static str, key: &'static str },
+    #[error(
+        "database {path} was not written by a {owner} of journeyman, and stays as it is; set another file as `{key}`"
+    )]
+    Foreign { path: String, owner: &'static str, key: &'static str },
+    #[error("database {path} is corrupt, or no SQLite database; {}", corrupt_hint(.owner))]
+    Corrupt { path: String, owner: &'static str, source: rusqlite::Error },
+    #[error(
+        "database {path} has schema version {found}, but this version of journeyman needs {needed}; use the version that wrote it"
+    )]
+    Format { path: String, found: i64, needed: i64 },
+    #[error("cannot start the store thread")]
+    Thread(#[source] std::io::Error),
+}
+
+fn corrupt_hint(owner: &str) -> String {
+    format!("restore it from a backup, or move it away to begin with an empty {owner}")
+}
+
+/// The tables of a role, and its words in errors.
+pub struct Schema {
+    /// In the header of the file.
+    pub application_id: i64,
+    pub format: i64,
+    pub sql: &'static str,
+    /// Formats, in order, each with the SQL that leads to the next one.
+    pub migrations: &'static [(i64, &'static str)],
+    /// The role.
+    pub owner: &'static str,
+    /// The configuration key of the file.
+    pub key: &'static str,
+}
+
+pub struct Database {
+    conn: Connection,
+    path: String,
+    schema: &'static Schema,
+}
+
+/// Creates the file with mode 0600, because it holds secrets of its role. SQLite reports any error when it opens it.
+fn create_private(path: &Path) {
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).ok();
+}
+
+impl Database {
+    pub fn open(db: &Db, schema: &'static Schema) -> Result<Self, OpenError> {
+        let (path, conn) = match db {
+            Db::File(path) => {
+                create_private(path);
+                (path.display().to_string(), Connection::open(path))
+            }
+            Db::Memory => (":memory:".to_owned(), Connection::open_in_memory()),
+        };
+        let conn = conn.map_err(|error| open_error(error, &path, schema))?;
+        let database = Self { conn, path, schema };
+        let Schema { format, owner, key, .. } = *schema;
+        // Before the first change.
+        if !database.run(|conn| is_ours(conn, schema))? {
+            return Err(OpenError::Foreign { path: database.path, owner, key });
+        }
+        let found = database.run(|conn| prepare(conn, schema))?;
+        if found != format {
+            return Err(OpenError::Format { path: database.path, found, needed: format });
+        }
+        if let Db::File(path) = db {
+            reserve_log(path, owner);
+        }
+        Ok(database)
+    }
+
+    /// For what a role reads or writes before its thread starts.
+    pub fn run<T>(&self, work: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, OpenError> {
+        work(&self.conn).map_err(|error| open_error(error, &self.path, self.schema))
+    }
+
+    pub fn into_writer<O: Owner>(self, owner: O) -> Writer<O> {
+        Writer { conn: self.conn, owner }
+    }
+
+    pub fn start<O: Owner>(self, owner: O, runtime: Handle) -> Result<RunningStore<O>, OpenError> {
+        let (jobs, requests) = mpsc::channel(SQLITE_JOBS_MAX);
+        let (status_sender, status) = watch::channel(StoreStatus::Running);
+        let role = self.schema.owner;
+        let writer = self.into_writer(owner);
+        let body = move || {
+            let ended = writer.run(requests, &runtime);
+            let failed = |error: rusqlite::Error| {
+                let is_corrupt = error.sqlite_error_code() == Some(ErrorCode::DatabaseCorrupt);
+                let hint = if is_corrupt { format!(": it is corrupt; {}", corrupt_hint(role)) } else { String::new() };
+                StoreStatus::Failed(format!("{error}{hint}"))
+            };
+            status_sender.send_replace(ended.map_or_else(failed, |()| StoreStatus::Closed));
+        };
+        std::thread::Builder::new().name(format!("{role}-store")).spawn(body).map_err(OpenError::Thread)?;
+        Ok(RunningStore { store: Store { jobs }, status })
+    }
+}
+
+fn open_error(source: rusqlite::Error, path: &str, schema: &Schema) -> OpenError {
+    let (path, owner, key) = (path.to_owned(), schema.owner, schema.key);
+    match source.sqlite_error_code() {
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => OpenError::InUse { path, owner, key },
+        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => OpenError::Corrupt { path, owner, source },
+        _ => OpenError::File { path, source },
+    }
+}
+
+/// Whether the database is new or one of this role.
+fn is_ours(conn: &Connection, schema: &Schema) -> rusqlite::Result<bool> {
+    conn.busy_timeout(Duration::ZERO)?;
+    // Keeps a second process from using the same file.
+    conn.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
+    let number = |query| conn.query_row(query, [], |row| row.get::<_, i64>(0));
+    let application = number("PRAGMA application_id")?;
+    Ok(application == schema.application_id || (application == 0 && number("SELECT count(*) FROM sqlite_schema")? == 0))
+}
+
+/// Creates or migrates the tables. Returns the format of the database.
+fn prepare(conn: &Connection, schema: &Schema) -> rusqlite::Result<i64> {
+    conn.set_prepared_statement_cache_capacity(SQLITE_STATEMENTS_MAX);
+    conn.pragma_update(None, "journal_mode", "WAL")?;
+    conn.pragma_update(None, "synchronous", "FULL")?;
+    // Works without free file descriptors.
+    conn.pragma_update(None, "temp_store", "MEMORY")?;
+    conn.pragma_update(None, "journal_size_limit", SQLITE_JOURNAL_BYTES_KEPT)?;
+    conn.execute_batch("BEGIN IMMEDIATE")?;
+    let mut format = conn.pragma_query_value(None, "user_version", |row| row.get(0))?;
+    if format == 0 {
+        conn.execute_batch(schema.sql)?;
+        conn.pragma_update(None, "application_id", schema.application_id)?;
+        format = schema.format;
+        conn.pragma_update(None, "user_version", format)?;
+    }
+    for (from, sql) in schema.migrations {
+        if *from == format {
+            conn.execute_batch(sql)?;
+            format += 1;
+            conn.pragma_update(None, "user_version", format)?;
+        }
+    }
+    conn.execute_batch("COMMIT")?;
+    Ok(format)
+}
+
+/// Gives the write-ahead log the room that it needs between two checkpoints, so that the role can store results while
+/// something else has filled the disk.
+fn reserve_log(db: &Path, owner: &str) {
+    let mut path = db.as_os_str().to_owned();
+    path.push("-wal");
+    let reserved = OpenOptions::new().write(true).open(path);
+    let reserved =
+        reserved.and_then(|log| Ok(fallocate(&log, FallocateFlags::empty(), 0, SQLITE_JOURNAL_BYTES_RESERVED)?));
+    if let Err(error) = reserved {
+        tracing::warn!(%error, db = %db.display(), "cannot reserve room for the database; a full disk will stop the {owner}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const V1: Schema = Schema {
+        application_id: 7,
+        format: 1,
+        sql: "CREATE TABLE a (x)",
+        migrations: &[],
+        owner: "clerk",
+        key: "clerk.db",
+    };
+    const V3: Schema = Schema { format: 3, sql: "CREATE TABLE a (x, y, z)", migrations: &[(1, Y), (2, Z)], ..V1 };
+    const BROKEN: Schema = Schema { migrations: &[(1, Y), (2, "CREATE TABLE a (x)")], ..V3 };
+    const OTHER: Schema = Schema { application_id: 8, ..V1 };
+    const Y: &str = "ALTER TABLE a ADD y";
+    const Z: &str = "ALTER TABLE a ADD z";
+
+    #[test]
+    fn an_older_database_is_migrated_in_one_step_and_a_newer_or_foreign_one_stays_as_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let db = Db::File(folder.path().join("clerk.db"));
+        let columns = |schema| {
+            let count = "SELECT count(*) FROM pragma_table_info('a')";
+            Database::open(&db, schema)?.run(|conn| conn.query_row(count, [], |row| row.get::<_, i64>(0)))
+        };
+        assert_eq!(columns(&V1).unwrap(), 1);
+        assert!(matches!(columns(&BROKEN), Err(OpenError::File { .. })));
+        assert_eq!(columns(&V1).unwrap(), 1);
+        assert_eq!(columns(&V3).unwrap(), 3);
+        assert_eq!(columns(&V3).unwrap(), 3);
+        assert!(matches!(columns(&V1), Err(OpenError::Format { found: 3, needed: 1, .. })));
+        let foreign = columns(&OTHER).unwrap_err().to_string();
+        assert!(foreign.contains("by a clerk of journeyman") && foreign.ends_with("as `clerk.db`"), "{foreign}");
+    }
+}

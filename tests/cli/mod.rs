@@ -1,0 +1,22 @@
+//! The command line as a user meets it: the built binary, its texts, its exit codes.
+
+mod config;
+mod controller;
+mod dev;
+mod doctor;
+mod exec_shim;
+mod help;
+mod host;
+mod one_task;
+mod readme;
+mod runner;
+mod running;
+mod secrets;
+pub(crate) mod server;
+mod services;
+mod steering;
+pub(crate) mod support;
+mod systemd;
+mod tasks;
+mod traces;
+mod unwell;

@@ -1,0 +1,14 @@
+//! Tests of the built-in handlers and of what handlers use.
+
+mod artifacts;
+pub(crate) mod bench;
+mod checks;
+mod commands;
+mod erased;
+mod examples;
+mod hooks;
+mod logs;
+mod processes;
+mod programs;
+mod services;
+mod staged;

@@ -1,0 +1,13 @@
+//! ZooKeeper against a real server, and against Zuul's own classes from both sides.
+
+mod commands;
+mod errors;
+mod kills;
+mod mechanisms;
+mod page;
+mod pauses;
+mod recorded;
+mod sessions;
+mod support;
+mod zuul_submits;
+mod zuul_works;
