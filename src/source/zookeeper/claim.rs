@@ -161,6 +161,12 @@ impl Claim for JobClaim {
                     Ok(Granted { sent_at, length: session.timeout() })
                 }
                 Some(_) => gone("another session holds its lock"),
+                // The report gives the lock up as its last step, and its answer decides.
+                None if self.ended.is_cancelled() => Err(self.error(
+                    Refusal::Retry { retry_after: None },
+                    "reclaim",
+                    "the report under way gives its lock up",
+                )),
                 None => gone("its lock is gone"),
             }
         })
