@@ -209,7 +209,7 @@ pub fn open_pidfd(process: Pid) -> io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::with_interest(descriptor, Interest::READABLE)
 }
 
-/// Waits for a process that is not our child, or for [`PID_RECHECK_INTERVAL`].
+/// Waits for a process that is not our child, or for `PID_RECHECK_INTERVAL`.
 pub async fn wait_for_exit(process: i32) {
     let Some(pid) = Pid::from_raw(process) else { return };
     match open_pidfd(pid) {

@@ -1,6 +1,7 @@
 //! What the claims of all dialects share: the lock as a lease, one settlement, and its end without one; and what happens to a
 //! build before its end, its status and its pauses.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use tokio::sync::oneshot;
@@ -57,6 +58,8 @@ pub(super) struct JobClaim {
     pause: Arc<tokio::sync::Mutex<()>>,
     /// The payload has ended.
     ended: CancellationToken,
+    /// The outcome was accepted, and the caller of the report knows it.
+    reported: AtomicBool,
 }
 
 struct ClaimState {
@@ -82,6 +85,7 @@ impl JobClaim {
             state: Arc::new(tokio::sync::Mutex::new(ClaimState { held: Some(held), settled_as: None })),
             pause: Arc::default(),
             ended: CancellationToken::new(),
+            reported: AtomicBool::new(false),
         })
     }
 
@@ -161,6 +165,12 @@ impl Claim for JobClaim {
                     Ok(Granted { sent_at, length: session.timeout() })
                 }
                 Some(_) => gone("another session holds its lock"),
+                // The report gives the lock up as its last step, and its answer decides.
+                None if self.ended.is_cancelled() && !self.reported.load(Ordering::Relaxed) => Err(self.error(
+                    Refusal::Retry { retry_after: None },
+                    "reclaim",
+                    "the report under way gives its lock up",
+                )),
                 None => gone("its lock is gone"),
             }
         })
@@ -182,7 +192,9 @@ impl Claim for JobClaim {
             });
             let settled =
                 settled.await.unwrap_or_else(|_| Err(self.error(Refusal::Gone, "report", "the source is closed")));
-            settled.map_err(|CallError { refusal, message }| self.error(refusal, "report", &message))
+            settled.map_err(|CallError { refusal, message }| self.error(refusal, "report", &message))?;
+            self.reported.store(true, Ordering::Relaxed);
+            Ok(())
         })
     }
 
