@@ -37,7 +37,6 @@ mod tests {
     fn the_schemas_of_payloads_are_those_of_their_types() {
         compare("handler/command.schema.json", &schema_for!(CommandPayload));
         compare("task/request.schema.json", &schema_for!(Request));
-        #[cfg(feature = "kubernetes")]
         compare("handler/kubernetes/pod.schema.json", &schema_for!(crate::handler::kubernetes::PodPayload));
     }
 }

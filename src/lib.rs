@@ -23,7 +23,6 @@ pub mod guide;
 pub mod handler;
 #[doc(hidden)]
 pub mod histogram;
-#[cfg(feature = "kubernetes")]
 mod kubernetes;
 mod notifier;
 #[doc(hidden)]
@@ -31,14 +30,12 @@ pub mod observe;
 #[doc(hidden)]
 pub mod queue;
 mod retry;
-#[cfg(feature = "kubernetes")]
 mod screwdriver;
 pub mod source;
 pub mod task;
 pub mod worker;
 #[doc(hidden)]
 pub mod worker_runner;
-#[cfg(feature = "zookeeper")]
 #[doc(hidden)]
 pub mod zookeeper;
 

@@ -21,12 +21,10 @@ mod crash;
 mod fuzz;
 mod handler;
 mod host;
-#[cfg(feature = "kubernetes")]
 mod kubernetes;
 mod notifier;
 mod observe;
 mod queue;
-#[cfg(feature = "kubernetes")]
 mod screwdriver;
 mod soak;
 mod source;

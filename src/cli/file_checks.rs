@@ -125,9 +125,6 @@ impl FileChecks<'_> {
                 }
             }
             Handler::Http(handler) => self.programs(name, &handler.env_allow, &[("exec", &handler.exec)]),
-            #[cfg(not(feature = "kubernetes"))]
-            Handler::Kubernetes(_) => {}
-            #[cfg(feature = "kubernetes")]
             Handler::Kubernetes(handler) => {
                 if let Err(error) = crate::handler::kubernetes::Kubernetes::new(name, handler.clone()) {
                     let help = "it must be YAML with the expressions of Jinja";

@@ -20,9 +20,7 @@ pub mod output;
 mod queue;
 pub mod queue_client;
 mod reloader;
-#[cfg(feature = "kubernetes")]
 mod screwdriver;
-#[cfg(feature = "kubernetes")]
 mod screwdriver_setup;
 mod signals;
 mod systemd_notify;
@@ -32,7 +30,6 @@ mod termination_watch;
 mod worker;
 mod worker_runner;
 mod worker_setup;
-#[cfg(feature = "zookeeper")]
 mod zk;
 mod zookeeper_setup;
 
@@ -97,11 +94,9 @@ enum CliCommand {
     /// Call a worker group over AMQP
     Call(call::CallArgs),
     /// Submit requests to a queue in a ZooKeeper
-    #[cfg(feature = "zookeeper")]
     #[command(subcommand)]
     Zk(zk::ZkCommand),
     /// Look at the queues of a Screwdriver
-    #[cfg(feature = "kubernetes")]
     #[command(subcommand)]
     Screwdriver(screwdriver::ScrewdriverCommand),
     /// Show and test handlers
@@ -180,9 +175,7 @@ fn dispatch(command: CliCommand, environment: &Environment) -> ExitResult {
         CliCommand::Control(command) => run_local(control::run(command, environment)),
         CliCommand::Claims(command) => run_local(control::claims(command, environment)),
         CliCommand::Call(arguments) => run_local(call::run(arguments, environment)),
-        #[cfg(feature = "zookeeper")]
         CliCommand::Zk(command) => run_local(zk::run(command, environment)),
-        #[cfg(feature = "kubernetes")]
         CliCommand::Screwdriver(command) => run_local(screwdriver::run(command, environment)),
         CliCommand::Task(arguments) => run_local(task::run(arguments, environment)),
         CliCommand::Handler(command) => run_local(handler::run(command, environment)),

@@ -11,7 +11,6 @@ use super::config_args::{self, ConfigArgs, WorkerFlags};
 use super::doctor::host::open_files_warning;
 use super::exit::{Exit, ExitResult, Failure};
 use super::reloader::{Reloader, WorkerTarget};
-#[cfg(feature = "kubernetes")]
 use super::screwdriver;
 use super::signals::ExitSignals;
 use super::worker_setup::{BuiltWorker, WorkerIdentity};
@@ -66,7 +65,6 @@ pub(super) async fn run_with(
         }
     };
     let queue_checks = async {
-        #[cfg(feature = "kubernetes")]
         screwdriver::log_findings(&loaded.config, environment).await;
         std::future::pending::<Infallible>().await
     };

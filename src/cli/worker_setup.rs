@@ -6,7 +6,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::exit::{Exit, Failure};
-#[cfg(feature = "kubernetes")]
 use super::screwdriver_setup;
 use super::{amqp_setup, taskcluster_setup, termination_watch, zookeeper_setup};
 use crate::config::Environment;
@@ -87,14 +86,8 @@ pub(super) fn build_worker(config: &Config, environment: &Environment) -> Result
                 let work = amqp_setup::RequestHandling::from_config(config, &source.handler, handler);
                 bindings.push(amqp_setup::source_binding(source_name, source, config, &name, work, environment)?);
             }
-            #[cfg(feature = "kubernetes")]
             Source::Screwdriver(source) => {
                 bindings.extend(screwdriver_setup::source_bindings(source_name, source, config, &name, environment)?);
-            }
-            #[cfg(not(feature = "kubernetes"))]
-            Source::Screwdriver(_) => {
-                let message = "this journeyman was built without the feature `kubernetes`; build it with it, or remove the source";
-                return Err(Failure::new(Exit::Config, format!("[source.{source_name}]: {message}")));
             }
         }
     }
@@ -202,18 +195,10 @@ pub(super) fn build_handler(
     Ok(hooks::with_hooks(handler, config.hooks.clone(), env))
 }
 
-#[cfg(feature = "kubernetes")]
 fn kubernetes_handler(name: &str, section: KubernetesHandler) -> Result<Arc<dyn DynHandler>, Failure> {
     let pods = handler::kubernetes::Kubernetes::new(name, section);
     let pods = pods.map_err(|error| Failure::from_error(Exit::Config, &error))?;
     Ok(handler::erase(handler::staged::Staged(pods)))
-}
-
-#[cfg(not(feature = "kubernetes"))]
-fn kubernetes_handler(name: &str, _section: KubernetesHandler) -> Result<Arc<dyn DynHandler>, Failure> {
-    let message =
-        "this journeyman was built without the feature `kubernetes`; build it with it, or choose another kind";
-    Err(Failure::new(Exit::Config, format!("[handler.{name}]: {message}")))
 }
 
 /// At the start, so that a missing program costs no task.

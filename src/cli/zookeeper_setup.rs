@@ -9,7 +9,6 @@ use crate::controller::DemandQueue;
 use crate::handler::DynHandler;
 use crate::worker::SourceBinding;
 
-#[cfg(feature = "zookeeper")]
 pub(super) fn source_binding(
     source_name: &str,
     config: &ZooKeeperSource,
@@ -28,34 +27,11 @@ pub(super) fn source_binding(
     Ok(SourceBinding { name: source_name.to_owned(), source, handler, env: Arc::default() })
 }
 
-#[cfg(not(feature = "zookeeper"))]
-pub(super) fn source_binding(
-    source_name: &str,
-    _config: &ZooKeeperSource,
-    _worker: &WorkerIdentity,
-    _handler: Arc<dyn DynHandler>,
-) -> Result<SourceBinding, Failure> {
-    Err(is_left_out(source_name))
-}
-
-#[cfg(not(feature = "zookeeper"))]
-fn is_left_out(source_name: &str) -> Failure {
-    let message = "this journeyman was built without the feature `zookeeper`; build it with it, or remove the source";
-    Failure::new(super::exit::Exit::Config, format!("[source.{source_name}]: {message}"))
-}
-
-#[cfg(feature = "zookeeper")]
 pub(super) fn demand_queue(_source_name: &str, config: &ZooKeeperSource) -> Result<DemandQueue, Failure> {
     let queues = queues(config).iter().map(|queue| crate::zookeeper::job_queue::JobQueue::new(&queue.path)).collect();
     Ok(DemandQueue::Zookeeper { connect: connect_config(config), queues, dialect: config.dialect })
 }
 
-#[cfg(not(feature = "zookeeper"))]
-pub(super) fn demand_queue(source_name: &str, _config: &ZooKeeperSource) -> Result<DemandQueue, Failure> {
-    Err(is_left_out(source_name))
-}
-
-#[cfg(feature = "zookeeper")]
 pub(super) fn connect_config(config: &ZooKeeperSource) -> crate::zookeeper::ConnectConfig {
     let files = config.ca_file.as_ref().zip(config.certificate_file.as_ref()).zip(config.key_file.as_ref());
     crate::zookeeper::ConnectConfig {
@@ -71,7 +47,6 @@ pub(super) fn connect_config(config: &ZooKeeperSource) -> crate::zookeeper::Conn
 }
 
 /// The queues that a source claims from.
-#[cfg(feature = "zookeeper")]
 pub(super) fn queues(config: &ZooKeeperSource) -> Vec<crate::source::zookeeper::ZooKeeperQueue> {
     let unzoned = config.allow_unzoned.unwrap_or(config.zones.is_empty());
     let zones = config.zones.iter().cloned().map(Some).chain(unzoned.then_some(None));

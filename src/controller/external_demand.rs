@@ -7,9 +7,7 @@ use super::Controller;
 use super::session::{SessionError, SessionEvent};
 use crate::source::CallError;
 use crate::source::taskcluster::Api;
-#[cfg(feature = "zookeeper")]
 use crate::source::zookeeper::Dialect;
-#[cfg(feature = "zookeeper")]
 use crate::zookeeper::{ConnectConfig, Session, job_queue::JobQueue};
 use journeyman_domain::group::Key;
 use journeyman_domain::group::load::Load;
@@ -26,16 +24,8 @@ pub struct DemandSource {
 
 #[derive(Clone)]
 pub enum DemandQueue {
-    Taskcluster {
-        api: Api,
-        task_queue: String,
-    },
-    #[cfg(feature = "zookeeper")]
-    Zookeeper {
-        connect: ConnectConfig,
-        queues: Vec<JobQueue>,
-        dialect: Dialect,
-    },
+    Taskcluster { api: Api, task_queue: String },
+    Zookeeper { connect: ConnectConfig, queues: Vec<JobQueue>, dialect: Dialect },
 }
 
 impl std::fmt::Debug for DemandSource {
@@ -75,12 +65,10 @@ pub(super) struct DemandState {
 }
 
 pub(super) async fn poll_demand(demand: &DemandSource, events: &mpsc::Sender<SessionEvent>) -> SessionError {
-    #[cfg(feature = "zookeeper")]
     let mut session = None;
     loop {
         let counts = match &demand.queue {
             DemandQueue::Taskcluster { api, task_queue } => count_tasks(api, task_queue).await,
-            #[cfg(feature = "zookeeper")]
             DemandQueue::Zookeeper { connect, queues, dialect } => {
                 count_requests(&mut session, connect, queues, *dialect).await
             }
@@ -105,7 +93,6 @@ async fn count_tasks(api: &Api, task_queue: &str) -> Result<DemandCounts, CallEr
 }
 
 /// Uses the session of the poll before, unless that has ended.
-#[cfg(feature = "zookeeper")]
 async fn count_requests(
     session: &mut Option<Session>,
     connect: &ConnectConfig,

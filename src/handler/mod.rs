@@ -19,7 +19,6 @@ mod exit_watcher;
 pub mod hooks;
 #[doc(hidden)]
 pub mod http;
-#[cfg(feature = "kubernetes")]
 #[doc(hidden)]
 pub mod kubernetes;
 pub mod log;

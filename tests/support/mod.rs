@@ -1,7 +1,6 @@
 //! What several suites use.
 
 pub(crate) mod broker;
-#[cfg(feature = "kubernetes")]
 pub(crate) mod cluster;
 pub(crate) mod exchange;
 pub(crate) mod gremlin;

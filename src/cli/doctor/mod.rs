@@ -3,7 +3,6 @@
 //! Changes nothing except for one empty file in the work directory, which it removes. Prints no secrets.
 
 mod broker;
-#[cfg(feature = "kubernetes")]
 mod cluster;
 pub(super) mod host;
 mod taskcluster;
@@ -20,14 +19,11 @@ use super::config_args::{ConfigArgs, NoFlags};
 use super::exit::{Exit, ExitResult};
 use super::file_checks;
 use super::output::{self, Format};
-#[cfg(feature = "kubernetes")]
 use super::screwdriver;
 use super::worker::control_socket;
 use super::worker_setup::{self, WorkerIdentity};
-#[cfg(feature = "kubernetes")]
 use crate::config::schema::Handler;
 use crate::config::schema::{Config, Source};
-#[cfg(feature = "kubernetes")]
 use crate::config::values::File;
 use crate::config::{Environment, LoadedConfig};
 use journeyman_domain::limits::DOCTOR_CHECK_TIMEOUT;
@@ -185,18 +181,10 @@ async fn run_checks(loaded: &LoadedConfig, environment: &Environment) -> Vec<Che
                 }
                 Source::Zookeeper(source) => Box::pin(zookeeper::check_source(name, source)),
                 Source::Amqp(source) => Box::pin(broker::check_source(name, source, config, environment)),
-                #[cfg(feature = "kubernetes")]
                 Source::Screwdriver(source) => Box::pin(screwdriver::check_source(name, source, config, environment)),
-                #[cfg(not(feature = "kubernetes"))]
-                Source::Screwdriver(_) => Box::pin(std::future::ready(vec![Check::failed(
-                    name,
-                    "this journeyman was built without the feature `kubernetes`",
-                    "build it with it, or remove the source",
-                )])),
             },
         ));
     }
-    #[cfg(feature = "kubernetes")]
     for (name, kubeconfig, namespace) in clusters(config) {
         let check = async move { vec![cluster::check(name.to_owned(), kubeconfig, namespace).await] };
         groups.push((name, Box::pin(check)));
@@ -219,7 +207,6 @@ async fn run_checks(loaded: &LoadedConfig, environment: &Environment) -> Vec<Che
 }
 
 /// Where pods of tasks and builds run, by the names of their handlers and sources.
-#[cfg(feature = "kubernetes")]
 fn clusters(config: &Config) -> impl Iterator<Item = (&str, Option<&File>, &str)> {
     let handlers = config.handler.iter().filter_map(|(name, handler)| match handler {
         Handler::Kubernetes(pods) => Some((name.as_str(), pods.kubeconfig.as_ref(), pods.namespace.as_str())),

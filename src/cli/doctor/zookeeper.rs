@@ -2,10 +2,8 @@
 
 use super::Check;
 use crate::config::schema::ZooKeeperSource;
-#[cfg(feature = "zookeeper")]
 use crate::{cli::zookeeper_setup, source::zookeeper::ZooKeeperQueue, zookeeper::Session};
 
-#[cfg(feature = "zookeeper")]
 pub(super) async fn check_source(name: &str, source: &ZooKeeperSource) -> Vec<Check> {
     match connect(name, source).await {
         Ok((_, _, checks)) => checks,
@@ -14,7 +12,6 @@ pub(super) async fn check_source(name: &str, source: &ZooKeeperSource) -> Vec<Ch
 }
 
 /// The session, the queues, and how they are.
-#[cfg(feature = "zookeeper")]
 pub(in crate::cli) async fn connect(
     name: &str,
     source: &ZooKeeperSource,
@@ -45,11 +42,4 @@ pub(in crate::cli) async fn connect(
         });
     }
     Ok((session, queues, checks))
-}
-
-#[cfg(not(feature = "zookeeper"))]
-pub(super) fn check_source(name: &str, _source: &ZooKeeperSource) -> std::future::Ready<Vec<Check>> {
-    let fix = "build it with the feature `zookeeper`, or remove the source";
-    let found = "this journeyman was built without ZooKeeper".to_owned();
-    std::future::ready(vec![Check::failed(format!("{name}: ZooKeeper"), found, fix)])
 }

@@ -2,9 +2,7 @@
 //! documentation.
 
 mod fault_tests;
-#[cfg(feature = "kubernetes")]
 mod kubernetes_tests;
-#[cfg(feature = "kubernetes")]
 mod real_kubernetes_tests;
 
 use std::collections::{BTreeMap, BTreeSet};

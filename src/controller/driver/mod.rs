@@ -3,7 +3,6 @@
 
 mod docker;
 mod exec;
-#[cfg(feature = "kubernetes")]
 mod kubernetes;
 mod object_name;
 mod reconciler;
@@ -36,7 +35,6 @@ use journeyman_platform::host::clock::{Clock, or_pending};
 
 use docker::DockerDriver;
 use exec::ExecDriver;
-#[cfg(feature = "kubernetes")]
 use kubernetes::KubernetesDriver;
 pub(super) use reconciler::KnownWorker;
 use reconciler::Reconciler;
@@ -256,14 +254,6 @@ impl DriverHandle {
                 let config = pool.docker.clone().ok_or_else(no_table)?;
                 Arc::new(DockerDriver::new(config, pool.command.clone(), name.to_owned()))
             }
-            #[cfg(not(feature = "kubernetes"))]
-            PoolDriver::Kubernetes => {
-                let text = "was built without the feature `kubernetes`; build it with it, or choose another `driver`";
-                return Err(io::Error::other(format!(
-                    "[pool.{name}] has the driver `kubernetes`, but this journeyman {text}"
-                )));
-            }
-            #[cfg(feature = "kubernetes")]
             PoolDriver::Kubernetes => {
                 let cluster = pool.kubernetes.clone().ok_or_else(no_table)?;
                 let driver = KubernetesDriver::new(name.to_owned(), pool.clone(), cluster);

@@ -8,7 +8,6 @@ pub mod headers;
 pub mod management;
 mod short_string;
 mod stream;
-#[cfg(feature = "amqps")]
 mod tls;
 mod utf8_sanitizer;
 
@@ -111,13 +110,8 @@ impl Broker {
     pub fn new(settings: &BrokerConfig) -> Result<Self, InvalidBrokerConfig> {
         let uri = parse_uri(&settings.uri)?;
         let display_url = display_url(&uri);
-        #[cfg(feature = "amqps")]
         if uri.scheme == AMQPScheme::AMQPS {
             tls::TlsClient::new(&uri.authority.host, settings)?;
-        }
-        #[cfg(not(feature = "amqps"))]
-        if uri.scheme == AMQPScheme::AMQPS {
-            return Err(InvalidBrokerConfig("this build has no TLS for AMQP (feature `amqps`)".to_owned()));
         }
         let login = Arc::new(RwLock::new(Login::new(settings.uri.clone(), &uri)));
         Ok(Self { uri, default_heartbeat: AMQP_HEARTBEAT, display_url, settings: settings.clone(), login })
@@ -228,7 +222,6 @@ impl Broker {
     async fn open_stream(&self, uri: &AMQPUri) -> std::io::Result<stream::BrokerStream> {
         let stream = tokio::net::TcpStream::connect((uri.authority.host.as_str(), uri.authority.port)).await?;
         stream.set_nodelay(true)?;
-        #[cfg(feature = "amqps")]
         if uri.scheme == AMQPScheme::AMQPS {
             let tls = tls::TlsClient::new(&uri.authority.host, &self.settings).map_err(std::io::Error::other)?;
             return tls.connect(stream).await;

@@ -21,10 +21,7 @@ use tokio_util::compat::{Compat, TokioAsyncReadCompatExt as _};
 
 use super::utf8_sanitizer::Utf8Sanitizer;
 
-#[cfg(feature = "amqps")]
 type Transport = tokio_util::either::Either<TcpStream, tokio_rustls::client::TlsStream<TcpStream>>;
-#[cfg(not(feature = "amqps"))]
-type Transport = TcpStream;
 
 /// tokio, with [`BrokerStream`] for TCP.
 pub(super) type LapinRuntime = RuntimeParts<Tokio, StreamReactor>;
@@ -53,7 +50,6 @@ impl BrokerStream {
     }
 
     pub(super) fn plain(stream: TcpStream) -> Self {
-        #[cfg(feature = "amqps")]
         let stream = Transport::Left(stream);
         Self::new(stream)
     }

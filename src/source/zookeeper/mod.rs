@@ -4,22 +4,15 @@
 //! the lock; a report writes the result and the state, then gives the lock up. A lost session and a cancel arrive as
 //! [`SourceEvent`](super::SourceEvent)s.
 
-#[cfg(feature = "zookeeper")]
 mod claim;
-#[cfg(feature = "zookeeper")]
 mod inspection;
-#[cfg(feature = "zookeeper")]
 mod job_source;
-#[cfg(feature = "zookeeper")]
 mod native;
-#[cfg(feature = "zookeeper")]
 mod queue_watch;
-#[cfg(feature = "zookeeper")]
 mod zuul;
 
 use serde::{Deserialize, Serialize};
 
-#[cfg(feature = "zookeeper")]
 pub use job_source::{ZooKeeperQueue, ZooKeeperSource, ZooKeeperSourceConfig};
 
 /// Whose layout a queue has.
@@ -37,7 +30,6 @@ pub enum Dialect {
 
 impl Dialect {
     /// The queue of a Zuul for this zone.
-    #[cfg(feature = "zookeeper")]
     pub fn usual_queue(self, zone: Option<&str>) -> String {
         match (self, zone) {
             (Self::ZuulMerger, _) => "/zuul/merger".to_owned(),
