@@ -196,8 +196,9 @@ impl Engine {
 
     /// Follows what operators and other nodes have changed.
     async fn read_endpoints(&mut self) -> Result<(), StoreFailure> {
+        let read = self.registry.begin_read();
         let mut states = self.store.endpoints().await?;
-        self.registry.refresh(&states);
+        self.registry.refresh(read, &states);
         let registered = self.registry.current();
         for (name, entry) in &*registered {
             self.configure(name, &entry.endpoint);

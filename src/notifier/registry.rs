@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::RwLock;
@@ -24,8 +25,18 @@ pub(crate) type Endpoints = BTreeMap<Arc<str>, (Endpoint, Vec<TypePattern>)>;
 
 pub(super) struct Registry {
     seal_keys: SealKeys,
-    current: RwLock<Arc<Registered>>,
+    reads: AtomicU64,
+    current: RwLock<Current>,
 }
+
+struct Current {
+    endpoints: Arc<Registered>,
+    read: StoreRead,
+}
+
+/// One read of the endpoints in the store. A later one counts, whichever is answered first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct StoreRead(u64);
 
 /// The endpoints of a moment.
 pub(super) type Registered = BTreeMap<Arc<str>, Entry>;
@@ -122,11 +133,12 @@ impl Entry {
 impl Registry {
     pub(super) fn new(configured: Endpoints, seal_keys: SealKeys) -> Self {
         let entries = configured.into_iter().map(|(name, endpoint)| (name, Entry::new(endpoint, None)));
-        Self { seal_keys, current: RwLock::new(Arc::new(entries.collect())) }
+        let current = Current { endpoints: Arc::new(entries.collect()), read: StoreRead(0) };
+        Self { seal_keys, reads: AtomicU64::new(0), current: RwLock::new(current) }
     }
 
     pub(super) fn current(&self) -> Arc<Registered> {
-        Arc::clone(&self.current.read())
+        Arc::clone(&self.current.read().endpoints)
     }
 
     /// Seals an endpoint for the store.
@@ -149,8 +161,13 @@ impl Registry {
         }
     }
 
-    /// Follows the store.
-    pub(super) fn refresh(&self, states: &BTreeMap<String, EndpointState>) {
+    /// Called before the endpoints of the store are read.
+    pub(super) fn begin_read(&self) -> StoreRead {
+        StoreRead(self.reads.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+
+    /// Follows the store, unless it has followed a later read: an endpoint that was made since would be forgotten.
+    pub(super) fn refresh(&self, read: StoreRead, states: &BTreeMap<String, EndpointState>) {
         let before = self.current();
         let configured = before.iter().filter(|(_, entry)| entry.is_configured());
         let mut entries: Registered = configured.map(|(name, entry)| (Arc::clone(name), entry.clone())).collect();
@@ -171,7 +188,10 @@ impl Registry {
                 },
             }
         }
-        *self.current.write() = Arc::new(entries);
+        let mut current = self.current.write();
+        if current.read < read {
+            *current = Current { endpoints: Arc::new(entries), read };
+        }
     }
 
     fn open(&self, name: &str, sealed: &[u8]) -> Result<(Endpoint, Vec<TypePattern>), InvalidEndpoint> {
@@ -205,16 +225,18 @@ mod tests {
         let registry = registry();
         let sealed = registry.seal("api", &settings("https://a.example/secret")).unwrap();
         assert!(!String::from_utf8_lossy(&sealed).contains("secret"));
-        registry.refresh(&stored("api", sealed.clone()));
+        let early = registry.begin_read();
+        registry.refresh(registry.begin_read(), &stored("api", sealed.clone()));
+        registry.refresh(early, &BTreeMap::new());
         let first = registry.current();
         assert_eq!(first["api"].endpoint.url.as_str(), "https://a.example/secret");
         assert!(first["api"].wants("a.b") && !first["api"].wants("b"));
-        registry.refresh(&stored("api", sealed));
+        registry.refresh(registry.begin_read(), &stored("api", sealed));
         assert!(Arc::ptr_eq(&registry.current()["api"].endpoint, &first["api"].endpoint), "it is not opened again");
         let other = registry.seal("api", &settings("https://b.example")).unwrap();
-        registry.refresh(&stored("api", other.clone()));
+        registry.refresh(registry.begin_read(), &stored("api", other.clone()));
         assert_eq!(registry.current()["api"].endpoint.url.as_str(), "https://b.example/");
-        registry.refresh(&stored("other-name", other));
+        registry.refresh(registry.begin_read(), &stored("other-name", other));
         assert_eq!(registry.current().keys().map(|name| &**name).collect::<Vec<_>>(), ["file"], "sealed for its name");
     }
 

@@ -89,7 +89,8 @@ impl Intake {
     /// This node knows of it when it returns.
     async fn set_endpoint(&self, name: &str, sealed: Option<Vec<u8>>) -> Result<(), EndpointError> {
         self.store.set_settings(name, sealed).await?;
-        self.registry.refresh(&self.store.endpoints().await?);
+        let read = self.registry.begin_read();
+        self.registry.refresh(read, &self.store.endpoints().await?);
         Ok(())
     }
 }
