@@ -111,7 +111,7 @@ mod tests {
         let reporting = report_status(manager, || async { Some(view()) });
         drop(timeout(Duration::from_secs(149), reporting).await);
         let sent = lines(&received);
-        assert_eq!(sent[..3], ["READY=1", "STATUS=RUNNING   0/4 busy", "WATCHDOG=1"]);
+        assert_eq!(sent[..3], ["READY=1", "STATUS=RUNNING  0/4 busy · claiming", "WATCHDOG=1"]);
         assert!(sent[3..].iter().all(|line| line == "WATCHDOG=1"), "{sent:?}");
         assert!(sent[2..].len() >= 5, "{}", sent.len());
     }
@@ -124,7 +124,7 @@ mod tests {
         drop(timeout(Duration::from_secs(3), &mut reporting).await);
         assert!(lines(&received).iter().all(|line| line == "WATCHDOG=1"));
         drop(timeout(Duration::from_secs(3), &mut reporting).await);
-        assert_eq!(lines(&received), ["READY=1", "STATUS=RUNNING   0/4 busy"]);
+        assert_eq!(lines(&received), ["READY=1", "STATUS=RUNNING  0/4 busy · claiming"]);
     }
 
     #[tokio::test(start_paused = true)]
@@ -160,7 +160,7 @@ mod tests {
         drop(timeout(Duration::from_millis(3500), reporting).await);
         let sent = lines(&received);
         let extend = extend_timeout().to_string();
-        let status = "STATUS=DRAINING   0/4 busy   2 tasks left, handed back in 56m00s";
+        let status = "STATUS=DRAINING  0/4 busy · not claiming: 2 tasks left, handed back in 56m00s";
         assert_eq!(sent[..4], ["READY=1", "STOPPING=1", &extend, status]);
         assert!(sent[4..].iter().all(|line| *line == extend), "{sent:?}");
         assert_eq!(sent[4..].len(), 3);

@@ -82,7 +82,7 @@ async fn workers_are_started_for_the_tasks_of_a_queue_and_stopped_afterwards() {
     let seen = until(&socket, "they are at work", |seen| seen["groups"][0]["workers"]["starting"] == 0).await;
     assert_includes(&seen, &json!({ "workers": { "stopping": 0 }, "groups": [{ "wanted": 2 }] }));
     let table = status(&socket, &[]).await;
-    assert!(table.contains("ci for builds   0 pending   2 claimed"), "{table}");
+    assert!(table.contains("0 pending, 2 claimed"), "{table}");
 
     std::fs::write(&go, "").expect("it is written");
     for id in &ids {

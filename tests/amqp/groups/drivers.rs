@@ -51,7 +51,7 @@ async fn c9_a_driver_that_cannot_be_asked_starts_nothing_and_counts_no_worker_as
         (&0.into(), &0.into()),
         "{seen}"
     );
-    assert!(super::seen::status(&socket, &[]).await.contains("UNAVAILABLE for "), "it is shown");
+    assert!(super::seen::status(&socket, &[]).await.contains("the driver is unavailable"), "it is shown");
     assert!(!starts.exists(), "nothing is started");
     let queue = format!("{}-req-a", pool.name);
     assert!(pool.client.get(&queue).await.is_some(), "it holds nothing that would not expire");
