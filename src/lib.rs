@@ -25,12 +25,15 @@ pub mod handler;
 pub mod histogram;
 mod kubernetes;
 mod notifier;
+mod notify;
 #[doc(hidden)]
 pub mod observe;
 #[doc(hidden)]
 pub mod queue;
 mod retry;
 mod screwdriver;
+#[doc(hidden)]
+pub mod settings;
 pub mod source;
 pub mod task;
 pub mod worker;

@@ -4,6 +4,7 @@
 //! the worker. The id of what a handler creates derives from what it was given, so that a redelivered request, or a task that is run
 //! again, finds what already exists.
 
+pub(crate) mod config;
 pub mod requests_to_tasks;
 pub mod tasks_to_requests;
 

@@ -10,15 +10,15 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use crate::config::values::Queue;
 use crate::handler::{
     CancelCause, CancelCommand, Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError, Request,
 };
 use crate::retry::Retry;
+use crate::settings::values::Queue;
 use crate::source::CallError;
 use crate::source::taskcluster::Api;
-use crate::source::taskcluster::formats::{format_time, task_id_from_bytes};
 use crate::task::Reply;
+use crate::task::formats::{format_time, task_id_from_bytes};
 use journeyman_domain::backoff::Policy;
 use journeyman_domain::id::{Run, TaskId};
 use journeyman_domain::limits::{

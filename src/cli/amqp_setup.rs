@@ -11,9 +11,12 @@ use secrecy::SecretString;
 use super::exit::{Exit, Failure};
 use super::worker_setup::WorkerIdentity;
 use crate::activity;
-use crate::config::schema::{self, Config, Handler, RequestSource};
-use crate::config::{Environment, secrets};
+use crate::config::schema;
+use crate::config::schema::Config;
 use crate::handler::DynHandler;
+use crate::handler::config::Handler;
+use crate::settings::{Environment, broker, secrets};
+use crate::source::amqp::config::RequestSource;
 use crate::source::amqp::{AmqpSource, AmqpSourceConfig, DeferralConfig, PayloadForm};
 use crate::worker::{Control, SourceBinding};
 use journeyman_domain::limits::{AMQP_LONG_POLL_WAIT, AMQP_SHARED_POLL_WAIT};
@@ -26,7 +29,7 @@ use journeyman_platform::amqp::{self, Broker, ClientCertificate};
 ///
 /// [`Exit::Config`] where the address or a certificate is invalid.
 pub(super) fn build_broker(config: &schema::Amqp, environment: &Environment) -> Result<Broker, Failure> {
-    let uri = secrets::amqp_uri(config, environment)?;
+    let uri = broker::amqp_uri(config, environment)?;
     let client = config.certificate_file.as_ref().zip(config.key_file.as_ref());
     if let Some((_, key)) = client
         && secrets::is_world_readable(&key.0)
@@ -45,7 +48,7 @@ pub(super) fn build_broker(config: &schema::Amqp, environment: &Environment) -> 
 
 fn reread_uri(config: &schema::Amqp, environment: &Environment) -> amqp::RereadUri {
     let (config, environment) = (config.clone(), environment.clone());
-    Arc::new(move || match secrets::amqp_uri(&config, &environment) {
+    Arc::new(move || match broker::amqp_uri(&config, &environment) {
         Ok(uri) => Some(SecretString::from(uri.reveal())),
         Err(error) => {
             tracing::warn!("keeping the login of the broker in use: {error}");
@@ -76,7 +79,7 @@ pub(super) fn report_activity(
     control: &Control,
     environment: &Environment,
 ) -> Result<impl Future<Output = ()> + use<>, Failure> {
-    let settings = match config.activity_exchange() {
+    let settings = match config.amqp.activity_exchange() {
         Some(exchange) => Some(activity::Config {
             broker: build_broker(&config.amqp, environment)?,
             exchange,
@@ -139,7 +142,7 @@ pub(super) fn source_binding(
     };
     let worker_id = worker_id(config, name);
     let broker = build_broker(amqp, environment)?;
-    let queue = queue_name(&config.requests_queue(source))?;
+    let queue = queue_name(&source.queue(amqp))?;
     let settings = AmqpSourceConfig {
         payload_form: form,
         max_attempts: NonZeroU32::new(source.max_attempts),

@@ -9,12 +9,13 @@ use super::exit::{Exit, ExitResult, Failure};
 use super::taskcluster_setup;
 use super::worker;
 use super::worker_setup::{self, BuiltWorker, WorkerIdentity};
+use crate::bridge::config::Bridge;
 use crate::bridge::requests_to_tasks::RequestsToTasks;
 use crate::bridge::tasks_to_requests::TasksToRequests;
 use crate::client::RpcClient;
-use crate::config::Environment;
-use crate::config::schema::{Bridge, Config, Source};
+use crate::config::schema::{Config, Source};
 use crate::handler::{self, DynHandler};
+use crate::settings::Environment;
 use crate::source::amqp;
 use crate::worker::{SourceBinding, Worker};
 
@@ -65,7 +66,7 @@ fn source_binding(
             let handler: Arc<dyn DynHandler> = handler::erase(RequestsToTasks {
                 api: taskcluster_setup::build_api(&bridge.to, to, environment)?,
                 task_queue: to.task_queue.clone(),
-                origin: config.requests_queue(from),
+                origin: from.queue(&config.amqp),
                 max_run_time,
             });
             let work = RequestHandling { handler, form: amqp::PayloadForm::Whole, max_run_time: Some(max_run_time) };

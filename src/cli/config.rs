@@ -10,7 +10,8 @@ use super::exit::{Exit, ExitResult, Failure};
 use super::output::Format;
 use super::{file_checks, output};
 use crate::config::show::{self, ShowOrigins};
-use crate::config::{Environment, Problems, SCHEMA, reference};
+use crate::config::{Problems, SCHEMA, reference};
+use crate::settings::Environment;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum ConfigCommand {

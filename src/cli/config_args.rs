@@ -7,9 +7,11 @@ use std::path::{Path, PathBuf};
 use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint};
 
 use super::exit::{Exit, Failure};
-use crate::config::environment::FILE_VARIABLE;
-use crate::config::problem::{Problem, ValueOrigin};
-use crate::config::{self, Document, Environment, LoadedConfig, Problems, Setting, environment, reference};
+use crate::config::{self, Document, LoadedConfig, Problems, Setting, reference};
+use crate::settings::Environment;
+use crate::settings::environment::FILE_VARIABLE;
+use crate::settings::key::variable;
+use crate::settings::problem::{Problem, ValueOrigin};
 use journeyman_domain::limits::CONFIG_BYTES_MAX;
 
 /// A flag and the key that it sets.
@@ -162,7 +164,7 @@ fn flag_arg(flag: &ConfigFlag) -> Arg {
     Arg::new(flag.key)
         .long(flag.name)
         .value_name(value)
-        .help(format!("{about} [env: {}]{default}", environment::variable(flag.key)))
+        .help(format!("{about} [env: {}]{default}", variable(flag.key)))
         .help_heading("Configuration")
 }
 

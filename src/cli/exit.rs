@@ -88,8 +88,8 @@ impl From<crate::config::Problems> for Failure {
     }
 }
 
-impl From<crate::config::secrets::SecretError> for Failure {
-    fn from(error: crate::config::secrets::SecretError) -> Self {
+impl From<crate::settings::secrets::SecretError> for Failure {
+    fn from(error: crate::settings::secrets::SecretError) -> Self {
         Self::from_error(Exit::Config, &error)
     }
 }

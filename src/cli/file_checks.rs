@@ -4,14 +4,18 @@
 use std::path::Path;
 
 use super::taskcluster_setup::build_credentials;
-use crate::config::pool::PoolConfig;
-use crate::config::problem::{Problem, ValueOrigin};
-use crate::config::schema::{Handler, Notifier, Source, TaskclusterSource};
-use crate::config::secrets;
-use crate::config::values::{File, SecretFile};
-use crate::config::{Environment, LoadedConfig};
+use crate::config::LoadedConfig;
+use crate::config::schema::Source;
+use crate::controller::config::PoolConfig;
+use crate::handler::config::Handler;
 use crate::handler::environment;
 use crate::handler::program;
+use crate::notifier::config::Notifier;
+use crate::settings::Environment;
+use crate::settings::problem::{Problem, ValueOrigin};
+use crate::settings::secrets;
+use crate::settings::values::{File, SecretFile};
+use crate::source::taskcluster::config::TaskclusterSource;
 use journeyman_platform::host::program_path::find_program;
 
 pub(super) fn check_files(loaded: &LoadedConfig, environment: &Environment) -> Vec<Problem> {

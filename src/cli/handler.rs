@@ -13,11 +13,12 @@ use super::exit::{Exit, ExitResult, Failure};
 use super::output::Format;
 use super::task::create::parse_json_arg;
 use super::{output, worker_setup};
-use crate::config::Environment;
-use crate::config::schema::{COMMAND, ProgramHandler, StagedProgram};
-use crate::config::values::{File, Span};
+use crate::handler::config::{ProgramHandler, StagedProgram};
 use crate::handler::contract_test::{self, TestPlan};
 use crate::handler::program::Program;
+use crate::settings::Environment;
+use crate::settings::values::{File, Span};
+use crate::task::COMMAND;
 
 /// Between two `verify` calls of a test.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);

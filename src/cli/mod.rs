@@ -41,8 +41,8 @@ use clap::error::ContextKind;
 use clap::{CommandFactory as _, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
 
-use crate::config::Environment;
 use crate::observe::log;
+use crate::settings::Environment;
 use config_args::{ConfigArgs, QueueFlags, WorkerFlags};
 use exit::{Exit, ExitResult, Failure};
 use journeyman_domain::limits::ABORT_TIMEOUT;

@@ -1,8 +1,9 @@
 //! Builds what tells a notifier of the ends of tasks, claims and requests, from `[notify]`.
 
 use super::exit::{Exit, Failure};
-use crate::config::{Environment, schema};
-use crate::notifier::{Announcer, Announcing, NotifierClient, NotifyConfig, Publisher, TypePattern};
+use crate::config::schema;
+use crate::notify::{Announcer, Announcing, NotifierClient, NotifyConfig, Publisher, TypePattern};
+use crate::settings::Environment;
 
 /// `None` without a notifier.
 pub(super) fn notify_config(

@@ -8,9 +8,10 @@ use super::config_args::{self, ConfigArgs, QueueFlags};
 use super::exit::{Exit, ExitResult, Failure};
 use super::notify_setup;
 use super::signals::ExitSignals;
-use crate::config::{Environment, schema};
+use crate::config::schema;
 use crate::observe::log;
 use crate::queue::{self, Auth, Db, RegisteredClient, StartError};
+use crate::settings::Environment;
 use journeyman_platform::host::clock::or_pending;
 
 pub(super) async fn run(settings: ConfigArgs<QueueFlags>, environment: &Environment) -> ExitResult {

@@ -7,10 +7,11 @@ use clap::{Args, ValueHint};
 use super::dev::state_file::{DevState, state_dir};
 use super::exit::{Exit, Failure};
 use super::taskcluster_setup::build_credentials;
-use crate::config::Environment;
-use crate::config::secrets::{self, ClientCredentials};
-use crate::config::values::{Queue, Secret, Url};
+use crate::settings::Environment;
+use crate::settings::secrets;
+use crate::settings::values::{Queue, Secret, Url};
 use crate::source::CallError;
+use crate::source::taskcluster::ClientCredentials;
 use crate::source::taskcluster::{Api, ApiConfig, Credentials};
 use journeyman_domain::refusal::Refusal;
 

@@ -12,10 +12,10 @@ use super::config_args::{ConfigArgs, FlagSet};
 use super::exit::Failure;
 use super::signals::subscribe;
 use super::worker_setup;
-use crate::config::Environment;
 use crate::config::schema::Config;
 use crate::control::worker_api::{ReloadRequest, ReloadSender};
 use crate::observe::log;
+use crate::settings::Environment;
 use crate::source::taskcluster::Api;
 use crate::worker::{Control, ReloadResult};
 use journeyman_platform::host::service_manager::ServiceManager;
@@ -177,7 +177,7 @@ fn push_changes(key: &str, one: &Value, other: &Value, keys: &mut Vec<String>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::pool::{EnvValue, PoolConfig};
+    use crate::controller::config::{EnvValue, PoolConfig};
 
     #[test]
     fn keys_that_take_effect_are_distinguished_from_keys_that_need_a_restart() {

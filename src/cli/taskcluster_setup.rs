@@ -8,11 +8,11 @@ use secrecy::SecretString;
 
 use super::exit::{Exit, Failure};
 use super::worker_setup::WorkerIdentity;
-use crate::config::Environment;
-use crate::config::schema::TaskclusterSource;
-use crate::config::secrets::ClientCredentials;
-use crate::config::values::Secret;
 use crate::handler::DynHandler;
+use crate::settings::Environment;
+use crate::settings::values::Secret;
+use crate::source::taskcluster::ClientCredentials;
+use crate::source::taskcluster::config::TaskclusterSource;
 use crate::source::taskcluster::{self, Api, ApiConfig, Credentials, Taskcluster};
 use crate::worker::SourceBinding;
 

@@ -5,7 +5,8 @@ use std::future::Future;
 use tokio::sync::mpsc;
 
 use super::exit::{Exit, Failure};
-use crate::config::schema::{self, Config, Host};
+use crate::config::schema::Config;
+use crate::worker::config::{self, Host};
 use crate::worker::{Control, OnTerminationNotice};
 use journeyman_domain::limits::NOTICE_MARGIN;
 use journeyman_domain::termination_notice::Termination;
@@ -14,8 +15,8 @@ use journeyman_platform::host::termination_notice::{NOTICES_MAX, Notice, NoticeC
 
 pub(super) const fn on_termination_notice(host: &Host) -> OnTerminationNotice {
     match host.on_termination_notice {
-        schema::OnTerminationNotice::Finish => OnTerminationNotice::Finish { margin: NOTICE_MARGIN },
-        schema::OnTerminationNotice::Release => OnTerminationNotice::Release,
+        config::OnTerminationNotice::Finish => OnTerminationNotice::Finish { margin: NOTICE_MARGIN },
+        config::OnTerminationNotice::Release => OnTerminationNotice::Release,
     }
 }
 

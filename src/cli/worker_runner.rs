@@ -13,10 +13,11 @@ use super::exit::{Exit, ExitResult, Failure};
 use super::signals::ExitSignals;
 use super::{output, taskcluster_setup, worker, worker_setup};
 use crate::config::schema::Config;
-use crate::config::secrets::ClientCredentials;
-use crate::config::{self, Document, Environment};
+use crate::config::{self, Document};
 use crate::observe::log;
+use crate::settings::Environment;
 use crate::source::taskcluster::Api;
+use crate::source::taskcluster::ClientCredentials;
 use crate::worker::{Command, Control, Note};
 use crate::worker_runner::{RunnerConfig, RunnerProtocol, RunnerRequest, SOURCE_NAME};
 use journeyman_domain::limits::{

@@ -8,15 +8,16 @@ use std::sync::Arc;
 use super::exit::{Exit, Failure};
 use super::screwdriver_setup;
 use super::{amqp_setup, taskcluster_setup, termination_watch, zookeeper_setup};
-use crate::config::Environment;
-use crate::config::schema::{
-    COMMAND, CommandHandler, Config, Handler as HandlerConfig, Hooks, HttpHandler, KubernetesHandler, ProgramHandler,
-    Source,
-};
-use crate::config::values::{WORKER_NAME_CHARS_MAX, WORKER_NAME_CHARS_MAX_AZURE};
+use crate::config::schema::{Config, Source};
+use crate::handler::config::{CommandHandler, Handler as HandlerConfig, Hooks, ProgramHandler};
+use crate::handler::http::config::HttpHandler;
+use crate::handler::kubernetes::config::KubernetesHandler;
 use crate::handler::log::LogLimits;
 use crate::handler::{self, DynHandler, command, environment, hooks, http, program};
+use crate::settings::Environment;
+use crate::settings::values::{WORKER_NAME_CHARS_MAX, WORKER_NAME_CHARS_MAX_AZURE};
 use crate::source::taskcluster::{self, Api};
+use crate::task::COMMAND;
 use crate::worker::{ExitPolicy, MinResources, Worker, WorkerConfig};
 use journeyman_platform::host::containment::{ContainmentConfig, ResourceLimits};
 use journeyman_platform::host::program_path::find_program;
@@ -42,7 +43,7 @@ impl WorkerIdentity {
         let chars_max = if azure { WORKER_NAME_CHARS_MAX_AZURE } else { WORKER_NAME_CHARS_MAX };
         let system = rustix::system::uname();
         let hostname = system.nodename().to_string_lossy();
-        let fill = |name: &crate::config::values::WorkerName| name.fill(&hostname, std::process::id(), chars_max);
+        let fill = |name: &crate::settings::values::WorkerName| name.fill(&hostname, std::process::id(), chars_max);
         Self { group: fill(&config.worker.group), id: fill(&config.worker.id) }
     }
 }

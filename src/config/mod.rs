@@ -3,16 +3,10 @@
 //! A key `worker.capacity` of the file is `JOURNEYMAN__WORKER__CAPACITY` in the environment and `--capacity` or
 //! `--set worker.capacity=…` on the command line.
 
-pub mod environment;
-mod load;
-pub mod pool;
-pub mod problem;
 pub mod reference;
 mod rules;
 pub mod schema;
-pub mod secrets;
 pub mod show;
-pub mod values;
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -20,12 +14,12 @@ use std::sync::LazyLock;
 use serde::Deserialize;
 use toml::Value;
 
-pub use environment::Environment;
-pub use problem::{Document, Problem, Problems, ValueOrigin};
+pub use crate::settings::{Document, Environment, Problem, Problems, Setting, ValueOrigin, values};
 pub use schema::Config;
 
-pub use load::Setting;
-use load::{Loader, NAME_EXPECTED, VARIABLE_EXPECTED, is_name, is_variable, join};
+use crate::settings::broker::Assignment;
+use crate::settings::key::{NAME_EXPECTED, VARIABLE_EXPECTED, is_name, is_variable, join};
+use crate::settings::load::Loader;
 use schema::{Handler, RequestSource, Source};
 
 use crate::committed_schema;
@@ -57,7 +51,7 @@ pub fn load(
     environment: &Environment,
     flags: &[Setting],
 ) -> Result<LoadedConfig, Problems> {
-    let warnings = environment.unknown_variables();
+    let warnings = reference::unknown_variables(environment);
     let refused = |document: &Option<Document>, problems: Vec<Problem>| {
         Err(Problems::new(document.clone(), [problems, warnings.clone()].concat()))
     };
@@ -90,7 +84,7 @@ pub fn load(
         hooks: loader.section("hooks"),
         log: loader.section("log"),
     };
-    config.amqp.assignment = environment.assignment();
+    config.amqp.assignment = Assignment::from_environment(environment);
     loader.finish(&reference::SECTIONS);
     let Loader { mut problems, origins, .. } = loader;
     if !problems.is_empty() {

@@ -5,6 +5,9 @@ use std::fmt::Write as _;
 use serde_json::Value;
 
 use super::SCHEMA;
+use crate::settings::Environment;
+use crate::settings::key::{PREFIX, variable};
+use crate::settings::problem::{Problem, ValueOrigin};
 
 /// A key of the configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -172,6 +175,20 @@ pub fn markdown() -> String {
 /// A configuration to start from.
 pub const TEMPLATE: &str = include_str!("template.toml");
 
+/// Warnings about variables that would set a key if their underscores were doubled.
+pub(super) fn unknown_variables(environment: &Environment) -> Vec<Problem> {
+    let names = environment.names().filter(|name| name.starts_with("JOURNEYMAN_") && !name.starts_with(PREFIX));
+    let suggestion = |name: &str| {
+        let mut known = keys().into_iter().map(|key| variable(&key.key));
+        known.find(|known| known.replace("__", "_") == name.replace("__", "_"))
+    };
+    let warnings = names.filter_map(|name| Some((name, suggestion(name)?))).map(|(name, known)| {
+        let message = format!("the variable {name} sets nothing");
+        Problem::warning(message, ValueOrigin::Env(name.to_owned()), format!("did you mean `{known}`?"))
+    });
+    warnings.collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -180,6 +197,27 @@ mod tests {
     fn every_key_has_a_description() {
         for key in keys() {
             assert!(key.description.len() > 8 && key.description.ends_with('.'), "{key:?}");
+        }
+    }
+
+    fn help(name: &str) -> Option<String> {
+        unknown_variables(&Environment::from_pairs(&[(name, "1")])).into_iter().next().and_then(|problem| problem.help)
+    }
+
+    #[test]
+    fn a_variable_with_single_underscores_is_suggested_correctly() {
+        for (name, expected) in [
+            ("JOURNEYMAN_WORKER_CAPACITY", "JOURNEYMAN__WORKER__CAPACITY"),
+            ("JOURNEYMAN_WORKER__MAX_TASKS", "JOURNEYMAN__WORKER__MAX_TASKS"),
+        ] {
+            assert_eq!(help(name), Some(format!("did you mean `{expected}`?")), "{name}");
+        }
+    }
+
+    #[test]
+    fn known_and_unrelated_variables_raise_no_warning() {
+        for name in ["JOURNEYMAN_CONFIG", "JOURNEYMAN__WORKER__CAPACITY", "JOURNEYMAN_SERVICE_HOST"] {
+            assert_eq!(help(name), None, "{name}");
         }
     }
 }

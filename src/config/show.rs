@@ -4,9 +4,9 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use super::environment::PREFIX;
-use super::problem::{Document, ValueOrigin};
-use super::{LoadedConfig, load::join};
+use super::LoadedConfig;
+use crate::settings::key::{PREFIX, join};
+use crate::settings::problem::{Document, ValueOrigin};
 
 /// Whether to show the origin of each value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

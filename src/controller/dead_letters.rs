@@ -18,7 +18,7 @@ use super::queue_names::QueueNames;
 use super::session::{SessionError, consume, stream_ended};
 use super::workers::Failures;
 use super::{ControllerConfig, RecordedError, SharedCounters};
-use crate::notifier::{Announcement, Announcer};
+use crate::notify::{Announcement, Announcer};
 use journeyman_domain::group::restart_backoff::RESTART_DELAY;
 use journeyman_domain::limits::{
     CONTROLLER_DEAD_LETTERS_MAX, CONTROLLER_RECONCILE_INTERVAL, CONTROLLER_WORKER_EXIT_TIMEOUT,

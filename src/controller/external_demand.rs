@@ -7,7 +7,7 @@ use super::Controller;
 use super::session::{SessionError, SessionEvent};
 use crate::source::CallError;
 use crate::source::taskcluster::Api;
-use crate::source::zookeeper::Dialect;
+use crate::zookeeper::Dialect;
 use crate::zookeeper::{ConnectConfig, Session, job_queue::JobQueue};
 use journeyman_domain::group::Key;
 use journeyman_domain::group::load::Load;

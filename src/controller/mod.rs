@@ -2,6 +2,7 @@
 //! [`journeyman_domain::group`]. The exclusive lock queue of a pool elects one active controller; others are on standby.
 
 pub mod commands;
+pub mod config;
 mod dead_letters;
 mod driver;
 mod error_replies;
@@ -30,8 +31,8 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use crate::config::pool::PoolConfig;
-use crate::notifier::Announcer;
+use crate::controller::config::PoolConfig;
+use crate::notify::Announcer;
 use crate::retry::Retry;
 use journeyman_domain::group::overrides::Overrides;
 use journeyman_domain::group::pool::{Event, Pool};

@@ -6,7 +6,7 @@ use tokio::time::timeout;
 use super::queue_names::QueueNames;
 use super::topology::message_ttl_ms;
 use super::{Controller, ControllerConfig};
-use crate::config::pool::PoolConfig;
+use crate::controller::config::PoolConfig;
 use journeyman_domain::limits::CONTROLLER_POLICIES_TIMEOUT;
 use journeyman_platform::amqp::management::{BrokerPolicy, Management, escape_regex};
 
@@ -79,8 +79,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::config::pool::QueueType;
-    use crate::config::values::OptionalSpan;
+    use crate::controller::config::QueueType;
+    use crate::settings::values::OptionalSpan;
 
     #[test]
     fn a_policy_is_for_queues_of_its_own_pool_and_says_what_is_configured() {

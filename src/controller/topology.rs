@@ -8,7 +8,7 @@ use tokio::time::{sleep, timeout};
 
 use super::queue_names::QueueNames;
 use super::session::{SessionError, declare_timed_out};
-use crate::config::pool::{PoolConfig, QueueType};
+use crate::controller::config::{PoolConfig, QueueType};
 use journeyman_domain::group::Key;
 use journeyman_domain::group::pool::{QueueStep, StepResult};
 use journeyman_domain::limits::{AMQP_CALL_TIMEOUT, CONTROLLER_TOPOLOGY_INTERVAL};

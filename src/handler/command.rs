@@ -16,8 +16,8 @@ use serde_json::{Map, Value};
 use tokio::time::Instant;
 
 use crate::committed_schema;
-use crate::config::Environment;
-use crate::config::schema::CommandHandler;
+use crate::handler::config::CommandHandler;
+use crate::settings::Environment;
 use journeyman_platform::host::host_errors;
 use journeyman_platform::host::program_path::find_program;
 use journeyman_platform::redact;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use crate::config::schema::Hooks;
+use crate::handler::config::Hooks;
 use journeyman_domain::outcome::Outcome;
 
 use super::environment::{self, Variables};

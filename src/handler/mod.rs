@@ -9,6 +9,7 @@ pub mod artifact;
 pub mod artifact_collector;
 #[doc(hidden)]
 pub mod command;
+pub(crate) mod config;
 pub mod context;
 #[doc(hidden)]
 pub mod contract_test;
@@ -50,6 +51,7 @@ use payload_schema::PayloadSchema;
 use journeyman_platform::host::host_errors;
 
 pub use crate::task::Request;
+pub use config::RunTime;
 pub use context::{Cancellation, Context, TaskInfo};
 pub use journeyman_domain::claim::{CancelCause, CancelCommand};
 pub use journeyman_domain::lease::{Granted, Lease};

@@ -35,8 +35,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::config::Environment;
-use crate::config::schema::ProgramHandler;
+use crate::handler::config::ProgramHandler;
+use crate::settings::Environment;
 use journeyman_domain::limits::PROGRAM_CHECK_TIMEOUT;
 use journeyman_platform::host::program_path::find_program;
 

@@ -27,7 +27,7 @@ use super::process::{EndCause, ProcessStatus, RunLimits};
 use super::program::{Program, status};
 use super::program_messages::{ProgramRun, WorkMessage};
 use super::staged::{FailureClass, PhaseLimit, Progress, StagedAnswer, StagedHandler, StagedPolicy, Stamp, Work};
-use crate::config::schema::StagedProgram;
+use crate::handler::config::StagedProgram;
 use journeyman_domain::limits::STAGED_CALL_TIMEOUT;
 
 /// Between two starts, unless the program says otherwise.
@@ -83,7 +83,7 @@ impl StagedHandler for ProgramWork {
 
     fn policy(&self, _payload: &Value) -> StagedPolicy {
         let StagedProgram { check_interval, phases, retries } = &self.keys;
-        let limit = |(phase, lasts_max): (&String, &crate::config::values::Span)| {
+        let limit = |(phase, lasts_max): (&String, &crate::settings::values::Span)| {
             (phase.as_str().into(), PhaseLimit { lasts_max: lasts_max.0, class: FailureClass::Task })
         };
         StagedPolicy {

@@ -3,8 +3,8 @@
 use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
 
-use super::event::{Event, OWN_TYPES};
 use super::store::Head;
+use crate::notify::{Event, OWN_TYPES};
 use journeyman_domain::lane::endpoint::{DISABLE_ATTEMPTS_MIN, DisableReason, EndpointHealth};
 use journeyman_domain::lane::retry::{HeadVerdict, MessageOutcome};
 use journeyman_platform::host::clock::stamp;

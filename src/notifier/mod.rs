@@ -2,17 +2,14 @@
 //! the head of each lane until its receiver has it.
 
 mod alerts;
-mod announcer;
 mod api;
+pub(crate) mod config;
 mod counters;
 mod delivery;
 mod engine;
-mod event;
 mod format;
 mod intake;
 mod mistral;
-mod pattern;
-mod publisher;
 mod registry;
 mod seal;
 mod store;
@@ -28,14 +25,12 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use self::announcer::{Announcement, Announcer, Announcing, NotifyConfig, hand_over};
 use self::api::Api;
 pub(crate) use self::api::{Console, EndpointCondition, EndpointStatus, Shown, Status, Tokens};
 pub(crate) use self::counters::{BOUNDS_SECONDS, Counted};
 pub(crate) use self::delivery::{ClientCertificate, Sender, SenderConfig, Signed, SigningKey, verify};
 pub(crate) use self::engine::Endpoint;
 use self::engine::Engine;
-pub(crate) use self::event::Event;
 pub(crate) use self::format::Format;
 use self::intake::Intake;
 pub(crate) use self::intake::amqp::AmqpConfig;
@@ -44,8 +39,6 @@ pub(crate) use self::intake::outbox::Outbox;
 pub(crate) use self::intake::topology::{Topology, TopologyError};
 use self::mistral::MistralIntake;
 pub(crate) use self::mistral::{MistralConfig, UrlKey};
-pub(crate) use self::pattern::TypePattern;
-pub(crate) use self::publisher::{CallError, NotifierClient, Publisher};
 use self::registry::Registry;
 pub(crate) use self::registry::{EndpointSettings, Endpoints};
 pub(crate) use self::seal::SealKeys;

@@ -7,6 +7,7 @@ use std::io::{self, BufWriter, IsTerminal as _, Write, stderr};
 use std::sync::OnceLock;
 
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::FormatTime;
@@ -14,10 +15,49 @@ use tracing_subscriber::layer::{Layered, SubscriberExt as _};
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt, reload};
 
-use crate::config::Environment;
-use crate::config::schema::{Log, LogFormat};
-use journeyman_domain::limits::{LOG_LINES_QUEUED_MAX, LOG_WRITE_BYTES};
+use crate::settings::Environment;
+use crate::settings::values::{Filter, Size, built_in};
+use journeyman_domain::limits::{LOG_LINES_QUEUED_MAX, LOG_WRITE_BYTES, TASK_LOG_BYTES_MIN};
 use journeyman_platform::redact;
+
+/// Logs.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct Log {
+    /// Format of the log: `auto` is `human` on a terminal and `json` otherwise.
+    pub format: LogFormat,
+    /// Lines that are logged: error, warn, info, debug, trace, or directives such as `info,journeyman::source=debug`.
+    pub level: Filter,
+    /// Maximum size of a task's log: the first three quarters and the last quarter are kept, with a marker between them.
+    pub task_log_max: Size<TASK_LOG_BYTES_MIN>,
+    /// Names of variables whose values are redacted from every log, `*` matching anything: those of the worker's environment, and those that a task of `command` sets.
+    pub redact_env: Vec<String>,
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self {
+            format: LogFormat::Auto,
+            level: built_in("info"),
+            task_log_max: built_in("64MiB"),
+            redact_env: redact::SECRET_NAME_PATTERNS.map(str::to_owned).to_vec(),
+        }
+    }
+}
+
+/// Format of the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "kebab-case")]
+pub enum LogFormat {
+    /// `human` on a terminal, `json` otherwise.
+    Auto,
+    /// Lines for people.
+    Human,
+    /// One JSON object per line.
+    Json,
+}
 
 /// A second call has no effect.
 pub fn start(settings: &Log, environment: &Environment) {

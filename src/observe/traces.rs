@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::config::Environment;
+use crate::settings::Environment;
 use crate::worker::timeline::{ClaimPhase, PhaseTiming};
 use crate::worker::trace_recorder::{FinishedClaim, SpanCounts, TraceRecorder};
 use journeyman_domain::claim::ClaimEnd;

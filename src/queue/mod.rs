@@ -9,6 +9,7 @@ mod artifact_files;
 mod auth;
 mod azure_storage;
 mod clock;
+pub(crate) mod config;
 mod field_types;
 mod origins;
 mod queue_error;
@@ -40,7 +41,7 @@ pub use journeyman_platform::sqlite::{Db, OpenError};
 use self::auth::Keyring;
 use self::clock::UnixMillis;
 use self::store::{QueueStore, Store, outbox};
-use crate::notifier::{Publisher, hand_over};
+use crate::notify::{Publisher, hand_over};
 use journeyman_domain::limits::{
     NOTIFIER_STORE_RETRY, QUEUE_ARTIFACT_BYTES_MAX, QUEUE_BACKLOG, QUEUE_BODIES_BYTES_MAX, QUEUE_CLAIM_DELAY,
     QUEUE_CLAIM_TIMEOUT, QUEUE_CONNECTION_IDLE_MAX, QUEUE_CONNECTIONS_MAX, QUEUE_LONG_POLL_WAIT, QUEUE_LONG_POLLS_MAX,

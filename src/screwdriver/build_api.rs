@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use super::message::Build;
 use super::rules::WAITING_FOR_RESOURCES;
-use crate::config::values::Url;
 use crate::kubernetes::Pod;
+use crate::settings::values::Url;
 use journeyman_domain::limits::{
     CONNECT_TIMEOUT, ERROR_BODY_BYTES_MAX, REFUSAL_TEXT_BYTES_MAX, SCREWDRIVER_API_TIMEOUT,
 };

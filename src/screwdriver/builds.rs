@@ -16,13 +16,13 @@ use super::cache;
 use super::message::{Build, Message};
 use super::pod::{BUILD_LABEL, BuildTemplate, build_label, pod_name, token_secret};
 use super::rules::{self, Decision};
-use crate::config::schema::ScrewdriverSource;
 use crate::handler::staged::{StagedEnd, StagedHandler, Work, drive_to_end};
 use crate::handler::{Context, ExecuteError, ExecuteFailure, HandlerConfigError, PayloadHandler, PrepareError};
 use crate::kubernetes::{
     FailureCause, KubernetesClient, KubernetesError, PODS, Pod, PodVerdict, RUNNING, SECRETS, StartGraces, existing,
     judge, sweep_ended,
 };
+use crate::screwdriver::config::ScrewdriverSource;
 use crate::task::{Deferral, Results};
 use journeyman_domain::limits::{
     POD_SWEEP_INTERVAL, SCREWDRIVER_START_RETRY, SCREWDRIVER_TOMBSTONE_KEPT, SCREWDRIVER_TOMBSTONES_PAGE,

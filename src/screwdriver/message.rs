@@ -6,7 +6,7 @@ use lapin::types::{AMQPValue, FieldTable};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use crate::config::values::{Secret, Url};
+use crate::settings::values::{Secret, Url};
 use journeyman_domain::staged::Stamp;
 use journeyman_platform::amqp::headers;
 

@@ -4,6 +4,7 @@ mod build_api;
 mod builds;
 mod cache;
 mod checks;
+pub(crate) mod config;
 mod message;
 mod pod;
 mod rules;

@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::message::Build;
-use crate::config::schema::ScrewdriverSource;
-use crate::config::values::{Url, merge_json};
 use crate::kubernetes::{Pod, PodTemplate};
+use crate::screwdriver::config::ScrewdriverSource;
+use crate::settings::values::{Url, merge_json};
 use journeyman_domain::limits::OBJECT_NAME_BYTES_MAX;
 
 const BUILT_IN: &str = include_str!("pod.yaml.jinja");

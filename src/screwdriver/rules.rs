@@ -5,8 +5,8 @@
 
 use std::time::Duration;
 
-use crate::config::schema::BuildLimits;
 use crate::kubernetes::{FailureCause, PULLING, PodVerdict, UNSCHEDULED};
+use crate::screwdriver::config::BuildLimits;
 use journeyman_domain::staged::Stamp;
 
 pub(crate) const WAITING_FOR_RESOURCES: &str = "Waiting for resources to be available.";

@@ -7,7 +7,7 @@ use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptio
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{Connection, ExchangeKind};
 
-use crate::config::schema::ScrewdriverSource;
+use crate::screwdriver::config::ScrewdriverSource;
 use journeyman_domain::limits::SCREWDRIVER_QUEUES_MAX;
 use journeyman_domain::refusal::{CallError, Refusal};
 use journeyman_platform::amqp::management::{Binding, ExchangeRouting, Management, ManagementError, QueueRouting};

@@ -2,6 +2,7 @@
 
 pub mod artifact;
 pub mod definition;
+pub mod formats;
 pub mod request;
 pub mod results;
 
@@ -12,3 +13,10 @@ pub(crate) use results::cannot_pause;
 pub use results::{
     Deferral, NextCheck, PartialReplySink, Reply, ReplyError, ReplyFuture, ReplyLimits, ReplyStatus, Results,
 };
+
+/// The handler that exists without a section.
+pub const COMMAND: &str = "command";
+
+pub(crate) fn command_name() -> String {
+    COMMAND.to_owned()
+}

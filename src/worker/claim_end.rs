@@ -4,7 +4,7 @@ use serde_json::json;
 
 use crate::handler::Context;
 use crate::handler::log::TaskLog;
-use crate::notifier::Announcement;
+use crate::notify::Announcement;
 use journeyman_domain::claim::{ClaimEnd, LossReason};
 use journeyman_domain::id::LocalToken;
 use journeyman_domain::journal::{self, EntryId};

@@ -9,6 +9,7 @@ mod catch_panic;
 mod claim_commands;
 mod claim_end;
 mod claim_runtime;
+pub(crate) mod config;
 #[doc(hidden)]
 pub mod counters;
 #[doc(hidden)]
@@ -58,7 +59,7 @@ use journeyman_domain::time::Instant;
 use journeyman_domain::units::format_duration;
 use journeyman_domain::worker::WorkerPolicy;
 
-use crate::notifier::Announcer;
+use crate::notify::Announcer;
 pub use claim_commands::{ClaimSnapshot, CommandResult};
 use counters::{WorkerCounters, WorkerCounts};
 pub use journeyman_domain::worker::{

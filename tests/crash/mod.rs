@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::support::task_queue::{TaskQueue, api, definition, shell};
 use journeyman::source::taskcluster::Api;
-use journeyman::source::taskcluster::formats::new_task_id;
+use journeyman::task::formats::new_task_id;
 use journeyman_domain::id::TaskId;
 use process::Process;
 use serde_json::Value;

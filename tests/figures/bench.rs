@@ -38,7 +38,7 @@ mod zookeeper;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use journeyman::source::taskcluster::formats::new_task_id;
+use journeyman::task::formats::new_task_id;
 use machine::{Row, load, print};
 
 /// That of the `journeyman` binary, for the workers in this program and for lapin alone.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::{TryStreamExt as _, stream, try_join};
 use jiff::Timestamp;
-use journeyman::source::taskcluster::formats::new_task_id;
+use journeyman::task::formats::new_task_id;
 use journeyman_platform::amqp::delay::{DelayQueues, rounded};
 use journeyman_platform::amqp::lapin::options::{
     BasicConsumeOptions, ExchangeDeleteOptions, QueueDeclareOptions, QueueDeleteOptions,

@@ -12,7 +12,7 @@ use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::routing::post;
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
-use journeyman::source::taskcluster::formats::new_task_id;
+use journeyman::task::formats::new_task_id;
 use journeyman_platform::amqp::lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
 use journeyman_platform::amqp::lapin::types::FieldTable;
 use journeyman_platform::amqp::lapin::{Connection, ConnectionProperties};

@@ -9,7 +9,7 @@ use futures_util::{TryStreamExt as _, stream};
 use journeyman::control;
 use journeyman::control::client::ControlClient;
 use journeyman::source::taskcluster::Api;
-use journeyman::source::taskcluster::formats::new_task_id;
+use journeyman::task::formats::new_task_id;
 use journeyman_domain::id::TaskId;
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use futures_util::{TryStreamExt as _, stream};
-use journeyman::source::taskcluster::formats::new_task_id;
+use journeyman::task::formats::new_task_id;
 use journeyman_platform::amqp::header_table;
 use journeyman_platform::amqp::lapin::options::{
     BasicConsumeOptions, BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions, QueueDeclareOptions,

@@ -9,7 +9,7 @@ use axum::extract::{Json, Path, State};
 use axum::routing::put;
 use futures_util::{TryStreamExt as _, stream};
 use jiff::Timestamp;
-use journeyman::source::taskcluster::formats::new_task_id;
+use journeyman::task::formats::new_task_id;
 use journeyman_platform::amqp::header_table;
 use journeyman_platform::amqp::lapin::options::{
     ConfirmSelectOptions, ExchangeDeclareOptions, ExchangeDeleteOptions, QueueBindOptions, QueueDeclareOptions,

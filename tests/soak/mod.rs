@@ -15,7 +15,7 @@ use hosts::{Queue, Worker, ledger};
 use journeyman::control::client::ControlClient;
 use journeyman::control::{WorkerCommand, WorkerCommandRequest};
 use journeyman::source::taskcluster::Api;
-use journeyman::source::taskcluster::formats::new_task_id;
+use journeyman::task::formats::new_task_id;
 use journeyman::worker::Note;
 use journeyman_domain::id::TaskId;
 use serde_json::Value;

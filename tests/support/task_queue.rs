@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use journeyman::queue::{self, Config, Db, RegisteredClient, RunningQueue};
-use journeyman::source::taskcluster::formats::{format_time, new_task_id};
 use journeyman::source::taskcluster::{Api, ApiConfig, Credentials};
+use journeyman::task::formats::{format_time, new_task_id};
 use journeyman_domain::id::TaskId;
 use serde_json::{Value, json};
 

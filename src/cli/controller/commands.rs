@@ -5,10 +5,10 @@ use clap::{Args, Subcommand};
 use crate::cli::control::{SocketArgs, operator_name};
 use crate::cli::exit::{Exit, ExitResult};
 use crate::cli::output::{self, Format};
-use crate::config::Environment;
-use crate::config::values::Span;
 use crate::control::controller_api::PoolCommandRequest;
 use crate::controller::commands::{PoolCommand, ScaleCommand};
+use crate::settings::Environment;
+use crate::settings::values::Span;
 use crate::worker::Note;
 
 #[derive(Debug, Subcommand)]

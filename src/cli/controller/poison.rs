@@ -7,11 +7,11 @@ use clap::{Args, Subcommand};
 use crate::cli::control::{SocketArgs, operator_name};
 use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::output::{self, Format};
-use crate::config::Environment;
 use crate::console::controller;
 use crate::console::text::{self, strip_control_chars};
 use crate::control::poison_api::PoisonActionRequest;
 use crate::controller::poison_queue::{self, PoisonAction, PoisonOutcome};
+use crate::settings::Environment;
 
 #[derive(Debug, Args)]
 pub(super) struct PoisonTargetArgs {

@@ -33,7 +33,7 @@ mod tests {
 
     use super::*;
     use crate::cli::reloader::changed_keys;
-    use crate::config::pool::PoolConfig;
+    use crate::controller::config::PoolConfig;
 
     #[test]
     fn numbers_and_delays_take_effect_and_the_rest_waits_for_a_restart() {

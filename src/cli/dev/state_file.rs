@@ -9,11 +9,11 @@ use tempfile::NamedTempFile;
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::queue_client::build_api;
 use crate::cli::taskcluster_setup::build_credentials;
-use crate::config::Environment;
-use crate::config::environment::STATE_VARIABLE;
-use crate::config::secrets::ClientCredentials;
-use crate::config::values::Secret;
+use crate::settings::Environment;
+use crate::settings::environment::STATE_VARIABLE;
+use crate::settings::values::Secret;
 use crate::source::taskcluster::Api;
+use crate::source::taskcluster::ClientCredentials;
 use journeyman_platform::host::file_lock::FileLock;
 
 /// What a running `journeyman dev` writes to `dev.json`, readable for its owner only.

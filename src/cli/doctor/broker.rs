@@ -2,9 +2,10 @@
 
 use super::Check;
 use crate::cli::amqp_setup;
-use crate::config::Environment;
-use crate::config::schema::{Config, RequestSource};
+use crate::config::schema::Config;
+use crate::settings::Environment;
 use crate::source::amqp::DeferralConfig;
+use crate::source::amqp::config::RequestSource;
 use journeyman_domain::limits::AMQP_CLOSE_TIMEOUT;
 use journeyman_domain::refusal::{CallError, Refusal};
 use journeyman_platform::amqp;
@@ -22,7 +23,7 @@ pub(super) async fn check_source(
         Ok(connected) => connected,
         Err(check) => return vec![check],
     };
-    let queue = config.requests_queue(source);
+    let queue = source.queue(&config.amqp);
     let queue_name = amqp::to_short_string_or_none(&queue).unwrap_or_default();
     let mut checks = vec![check];
     let found = match amqp::find_queue(&connection, queue_name.clone()).await {

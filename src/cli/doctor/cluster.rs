@@ -1,8 +1,8 @@
 //! Checks that a cluster answers, and that this host may list its pods.
 
 use super::Check;
-use crate::config::values::File;
 use crate::kubernetes::{KubernetesClient, KubernetesError, PODS, Pod};
+use crate::settings::values::File;
 
 pub(super) async fn check(name: String, kubeconfig: Option<&File>, namespace: &str) -> Check {
     let part = format!("{name}: cluster");

@@ -22,10 +22,11 @@ use super::output::{self, Format};
 use super::screwdriver;
 use super::worker::control_socket;
 use super::worker_setup::{self, WorkerIdentity};
-use crate::config::schema::Handler;
+use crate::config::LoadedConfig;
 use crate::config::schema::{Config, Source};
-use crate::config::values::File;
-use crate::config::{Environment, LoadedConfig};
+use crate::handler::config::Handler;
+use crate::settings::Environment;
+use crate::settings::values::File;
 use journeyman_domain::limits::DOCTOR_CHECK_TIMEOUT;
 use journeyman_platform::redact;
 

@@ -1,8 +1,8 @@
 //! Checks the connection to a ZooKeeper and the queues of a source. `journeyman zk doctor` checks more.
 
 use super::Check;
-use crate::config::schema::ZooKeeperSource;
-use crate::{cli::zookeeper_setup, source::zookeeper::ZooKeeperQueue, zookeeper::Session};
+use crate::source::zookeeper::config::ZooKeeperSource;
+use crate::{source::zookeeper::ZooKeeperQueue, zookeeper::Session};
 
 pub(super) async fn check_source(name: &str, source: &ZooKeeperSource) -> Vec<Check> {
     match connect(name, source).await {
@@ -17,7 +17,7 @@ pub(in crate::cli) async fn connect(
     source: &ZooKeeperSource,
 ) -> Result<(Session, Vec<ZooKeeperQueue>, Vec<Check>), Check> {
     let part = format!("{name}: ZooKeeper");
-    let session = Session::connect(&zookeeper_setup::connect_config(source)).await.map_err(|error| {
+    let session = Session::connect(&source.connect_config()).await.map_err(|error| {
         let fix = "is this the client port, with or without TLS as configured? A server with TLS wants a client \
                    certificate, and its own needs subject alternative names";
         Check::failed(&part, error.to_string(), fix)
@@ -30,7 +30,7 @@ pub(in crate::cli) async fn connect(
     } else {
         Check::ok(part, connected)
     }];
-    let queues = zookeeper_setup::queues(source);
+    let queues = source.queues();
     for ZooKeeperQueue { path, .. } in &queues {
         let part = format!("{name}: queue");
         checks.push(match session.children(&format!("{path}/requests")).await {

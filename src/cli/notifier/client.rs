@@ -8,9 +8,10 @@ use serde_json::Value;
 
 use crate::cli::config_args::{ConfigArgs, NoFlags};
 use crate::cli::exit::{Exit, Failure};
-use crate::config::values::{SecretFile, Url};
-use crate::config::{Environment, schema};
-use crate::notifier::{CallError, NotifierClient};
+use crate::config::schema;
+use crate::notify::{CallError, NotifierClient};
+use crate::settings::Environment;
+use crate::settings::values::{SecretFile, Url};
 
 /// Where the notifier is, and the token for it.
 #[derive(Debug, Args)]

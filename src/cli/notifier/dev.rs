@@ -13,12 +13,10 @@ use super::client::failure;
 use super::listen::Receiver;
 use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::output;
-use crate::config::values::Secret;
 use crate::console::notifier::CONSOLE;
-use crate::notifier::{
-    Database, EndpointSettings, Event, Notifier, NotifierClient, NotifierConfig, Publisher, SealKeys, Sender,
-    SenderConfig, Tokens,
-};
+use crate::notifier::{Database, EndpointSettings, Notifier, NotifierConfig, SealKeys, Sender, SenderConfig, Tokens};
+use crate::notify::{Event, NotifierClient, Publisher};
+use crate::settings::values::Secret;
 use journeyman_domain::limits::NOTIFIER_DEV_TIMEOUT;
 use journeyman_platform::http::{BearerToken, Exposure, HttpListener};
 use journeyman_platform::sqlite::Db;

@@ -6,9 +6,12 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use crate::cli::exit::{Exit, Failure};
-use crate::config::values::{Secret, SecretFile};
-use crate::config::{Environment, schema};
-use crate::notifier::{ClientCertificate, Endpoint, EndpointSettings, Endpoints, Sender, SenderConfig, TypePattern};
+use crate::config::schema;
+use crate::notifier::config::NotifierEndpoint;
+use crate::notifier::{ClientCertificate, Endpoint, EndpointSettings, Endpoints, Sender, SenderConfig};
+use crate::notify::TypePattern;
+use crate::settings::Environment;
+use crate::settings::values::{Secret, SecretFile};
 use journeyman_domain::lane::dispatcher::EndpointLimits;
 
 pub(super) fn invalid(key: &str, error: &dyn Display) -> Failure {
@@ -60,7 +63,7 @@ pub(super) fn endpoints(config: &schema::Notifier, environment: &Environment) ->
 
 fn build(
     key: &str,
-    endpoint: &schema::NotifierEndpoint,
+    endpoint: &NotifierEndpoint,
     environment: &Environment,
 ) -> Result<(Endpoint, Vec<TypePattern>), Failure> {
     let load = |file: &SecretFile, what| file.load(what, environment).map(|secret| secret.reveal().to_owned());

@@ -19,9 +19,9 @@ use super::endpoints::keys;
 use crate::cli::exit::{Exit, ExitResult};
 use crate::cli::output;
 use crate::cli::signals::ExitSignals;
-use crate::config::Environment;
-use crate::config::values::{Listen, SecretFile, Span};
 use crate::notifier::{Signed, SigningKey, verify};
+use crate::settings::Environment;
+use crate::settings::values::{Listen, SecretFile, Span};
 use journeyman_domain::limits::{NOTIFIER_BODY_BYTES_MAX, NOTIFIER_LISTEN_LANES_MAX};
 use journeyman_platform::http::{Exposure, HttpListener};
 

@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 use super::client::{Client, ClientArgs};
 use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::output::{self, Format};
-use crate::config::Environment;
-use crate::config::values::Span;
 use crate::console::rows::Table;
 use crate::console::{notifier as console, text};
 use crate::notifier::Status;
+use crate::settings::Environment;
+use crate::settings::values::Span;
 use journeyman_domain::staged::Stamp;
 use journeyman_platform::host::clock::stamp;
 

@@ -8,9 +8,9 @@ use serde_json::value::RawValue;
 use super::client::{ClientArgs, failure};
 use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::output;
-use crate::config::Environment;
-use crate::config::values::Span;
-use crate::notifier::{Event, Publisher};
+use crate::notify::{Event, Publisher};
+use crate::settings::Environment;
+use crate::settings::values::Span;
 use journeyman_domain::limits::NOTIFIER_DATA_BYTES_MAX;
 
 /// `journeyman notifier send`

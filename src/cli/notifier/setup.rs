@@ -6,8 +6,9 @@ use super::endpoints::invalid;
 use crate::cli::config_args::{self, ConfigArgs, NoFlags};
 use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::{amqp_setup, output};
-use crate::config::{Environment, schema};
+use crate::config::schema;
 use crate::notifier::{AmqpConfig, MistralConfig, Outbox, Topology, TopologyError, UrlKey};
+use crate::settings::Environment;
 use journeyman_domain::limits::AMQP_CLOSE_TIMEOUT;
 use journeyman_platform::amqp::{self, Broker, BrokerConfig};
 

@@ -11,9 +11,9 @@ use serde_json::{Map, Value, json};
 use super::super::exit::{Exit, ExitResult, Failure};
 use super::super::output::{self, Format};
 use super::super::queue_client::QueueClient;
-use crate::config::values::{Queue, Span};
 use crate::queue::Priority;
-use crate::source::taskcluster::formats::{format_time, new_task_id};
+use crate::settings::values::{Queue, Span};
+use crate::task::formats::{format_time, new_task_id};
 use journeyman_domain::id::TaskId;
 use journeyman_domain::limits::TASK_DEFINITION_BYTES_MAX;
 

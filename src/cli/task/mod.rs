@@ -10,13 +10,13 @@ use serde_json::{Value, json};
 use super::exit::{Exit, ExitResult, Failure};
 use super::output::{self, Format};
 use super::queue_client::{QueueClient, QueueClientArgs};
-use crate::config::Environment;
-use crate::config::values::{Queue, Span};
 use crate::console::rows::{Table, cell};
 use crate::console::text::{self, strip_control_chars};
+use crate::settings::Environment;
+use crate::settings::values::{Queue, Span};
 use crate::source::CallError;
-use crate::source::taskcluster::formats::is_slugid;
 use crate::source::taskcluster::{Api, Download, ListPage, TaskSearch};
+use crate::task::formats::is_slugid;
 use journeyman_domain::id::{Run, TaskId};
 use journeyman_domain::limits::{
     TASK_LIST_PAGES_MAX, TASK_LOG_POLL, TASK_LOG_STALL, TASK_WAIT_POLL_MAX, TASK_WAIT_POLL_MIN,

@@ -12,9 +12,9 @@ use super::{SourceArgs, find_source};
 use crate::cli::doctor::zookeeper::connect;
 use crate::cli::doctor::{Check, report};
 use crate::cli::exit::ExitResult;
-use crate::config::Environment;
-use crate::config::schema::ZooKeeperSource;
+use crate::settings::Environment;
 use crate::source::zookeeper::ZooKeeperQueue;
+use crate::source::zookeeper::config::ZooKeeperSource;
 use crate::zookeeper::inspect::Walk;
 use crate::zookeeper::{CreateMode, Error, Session, client as zk, map};
 use journeyman_domain::limits::{

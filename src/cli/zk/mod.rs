@@ -13,10 +13,10 @@ use super::config_args::{ConfigArgs, NoFlags};
 use super::exit::{Exit, ExitResult, Failure};
 use super::output::{self, Format};
 use super::signals::ExitSignals;
-use super::zookeeper_setup;
-use crate::config::Environment;
-use crate::config::schema::{Source, ZooKeeperSource};
-use crate::config::values::Span;
+use crate::config::schema::Source;
+use crate::settings::Environment;
+use crate::settings::values::Span;
+use crate::source::zookeeper::config::ZooKeeperSource;
 use crate::source::zookeeper::{Dialect, ZooKeeperQueue};
 use crate::zookeeper::Session;
 use crate::zookeeper::janitor::Janitor;
@@ -240,9 +240,9 @@ async fn open(
     environment: &Environment,
 ) -> Result<(ZooKeeperSource, Session, Vec<ZooKeeperQueue>), Failure> {
     let (_, source) = find_source(arguments, environment)?;
-    let connected = Session::connect(&zookeeper_setup::connect_config(&source)).await;
+    let connected = Session::connect(&source.connect_config()).await;
     let session = connected.map_err(|error| Failure::new(Exit::Unreachable, error.to_string()))?;
-    let queues = zookeeper_setup::queues(&source);
+    let queues = source.queues();
     Ok((source, session, queues))
 }
 

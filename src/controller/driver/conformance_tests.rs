@@ -12,8 +12,8 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use super::*;
-use crate::config::pool::{DockerDriverConfig, SystemdDriverConfig};
-use crate::config::values::{File, Span};
+use crate::controller::config::{DockerDriverConfig, SystemdDriverConfig};
+use crate::settings::values::{File, Span};
 
 /// A worker that behaves as its key says.
 pub(super) const WORKER: &str = r#"#!/bin/sh

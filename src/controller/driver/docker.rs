@@ -10,7 +10,7 @@ use tokio::sync::OnceCell;
 
 use super::object_name::object_name;
 use super::{Driver, DriverError, ListedWorker, StartError, StopMode, WorkerExit, WorkerSpec, WorkerState};
-use crate::config::pool::DockerDriverConfig;
+use crate::controller::config::DockerDriverConfig;
 use journeyman_domain::group::Key;
 use journeyman_domain::limits::{
     CONTAINER_NAME_BYTES_MAX, DRIVER_CALL_TIMEOUT, DRIVER_LOG_TAIL_BYTES_MAX, DRIVER_OUTPUT_BYTES_MAX,

@@ -22,7 +22,7 @@ use futures_util::future::BoxFuture;
 use tokio::task::JoinSet;
 use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
 
-use crate::config::pool::{PoolConfig, PoolDriver};
+use crate::controller::config::{PoolConfig, PoolDriver};
 use crate::controller::state_store::StateStore;
 use journeyman_domain::group::Key;
 use journeyman_domain::group::restart_backoff::WorkerEnd;

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use super::object_name::object_name;
 use super::run_program::{ProgramOutput, run, run_checked};
 use super::{Driver, DriverError, ListedWorker, StartError, StopMode, WorkerExit, WorkerSpec, WorkerState};
-use crate::config::pool::SystemdDriverConfig;
+use crate::controller::config::SystemdDriverConfig;
 use crate::controller::state_store::{StateStore, WorkerRecord};
 use journeyman_domain::group::Key;
 use journeyman_domain::limits::UNIT_NAME_BYTES_MAX;

@@ -4,6 +4,7 @@
 //! `forward`. The worker may start the service, check its health and restart it; see `supervisor`. The worker claims
 //! nothing for the handler while the service is down.
 
+pub(crate) mod config;
 mod forward;
 mod supervisor;
 
@@ -20,9 +21,9 @@ use super::{
     Context, ExecuteError, ExecuteFailure, HandlerConfigError, PayloadHandler, PrepareError, PrepareFailure, Request,
     Sidecar, use_absolute_program,
 };
-use crate::config::Environment;
-use crate::config::schema::HttpHandler;
-use crate::config::values::ServiceAddress;
+use crate::handler::http::config::HttpHandler;
+use crate::settings::Environment;
+use crate::settings::values::ServiceAddress;
 use forward::ForwardResult;
 use journeyman_domain::limits::SERVICE_CONNECT_TIMEOUT;
 use journeyman_platform::http::client::client_builder;

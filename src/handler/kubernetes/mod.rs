@@ -4,6 +4,7 @@
 //! changes of all pods, and each pod is looked at now and then without it. What a pod says is judged in
 //! `kubernetes::judge`.
 
+pub(crate) mod config;
 mod held_pods;
 mod pod_log;
 mod pod_manifest;
@@ -20,7 +21,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::committed_schema;
-use crate::config::schema::KubernetesHandler;
+use crate::handler::kubernetes::config::KubernetesHandler;
 use crate::kubernetes::{
     EVENTS, Event, KubernetesClient, KubernetesError, PODS, PULLING, Pod, PodTemplate, PodVerdict, RUNNING, SECRETS,
     StartGraces, UNSCHEDULED, existing, failed_init_container, has_started, judge, sweep_ended, waits_for, watch_pods,

@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::PodPayload;
-use crate::config::schema::KubernetesHandler;
-use crate::config::values::merge_json;
+use crate::handler::kubernetes::config::KubernetesHandler;
 use crate::handler::staged::Work;
 use crate::kubernetes::Pod;
+use crate::settings::values::merge_json;
 use crate::task::Results;
 
 /// Of pods: a hash of the task. It tells the pods of this worker's tasks from others of the same name.

@@ -13,9 +13,9 @@ use uuid::Uuid;
 
 use super::status::Status;
 use super::{Api, Refused};
-use crate::notifier::event::Event;
 use crate::notifier::registry::EndpointSettings;
 use crate::notifier::store::{AttemptRow, EndpointChange, LaneChange, LaneRow, ReplayFilter};
+use crate::notify::Event;
 use journeyman_domain::lane::dispatcher::LaneId;
 use journeyman_domain::lane::endpoint::DisableReason;
 use journeyman_domain::limits::{NOTIFIER_NAME_BYTES_MAX, NOTIFIER_ROWS_MAX, NOTIFIER_ROWS_SHOWN};

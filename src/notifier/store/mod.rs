@@ -27,7 +27,7 @@ use self::sql::Tx;
 use self::sqlite::Tables;
 pub(crate) use self::statements::outcome_text;
 pub(crate) use self::statements::{Added, AttemptRecord, Committed, DueLane, Head, Lease};
-use super::event::Event;
+use crate::notify::Event;
 use journeyman_domain::lane::dispatcher::LaneId;
 use journeyman_domain::lane::endpoint::EndpointHealth;
 use journeyman_domain::lane::partitions::Partition;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use sha2::{Digest as _, Sha256};
 
 use super::sql::{Row, SqlError, Tx, values};
-use crate::notifier::event::Event;
+use crate::notify::Event;
 use journeyman_domain::lane::dispatcher::LaneId;
 use journeyman_domain::lane::endpoint::EndpointHealth;
 use journeyman_domain::lane::partitions::{Owned, Partition, Plan, plan};

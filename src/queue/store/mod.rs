@@ -16,7 +16,7 @@ use self::tx::ClaimedRun;
 use self::writer::run_waiter;
 use super::queue_error::QueueError;
 use super::task_state::{RunError, WorkerIdentity};
-use crate::source::taskcluster::formats::new_task_id;
+use crate::task::formats::new_task_id;
 use journeyman_platform::sqlite::{self, Database, JobError, OpenError, Schema};
 
 pub(crate) type Store = sqlite::Store<QueueStore>;

@@ -1,4 +1,4 @@
-//! The settings of a request source.
+//! The settings of a request source, and its section.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -7,12 +7,17 @@ use lapin::types::ShortString;
 use serde::{Deserialize, Serialize};
 
 use journeyman_domain::consumer_timeout;
-use journeyman_domain::limits::{AMQP_ATTEMPTS_MAX, AMQP_LONG_POLL_WAIT, AMQP_MESSAGE_BYTES_MAX, AMQP_REPLY_RETRY_MAX};
+use journeyman_domain::limits::{
+    AMQP_ATTEMPTS_MAX, AMQP_LONG_POLL_WAIT, AMQP_MESSAGE_BYTES_MAX, AMQP_NAME_BYTES_MAX, AMQP_REPLY_RETRY_MAX,
+};
 use journeyman_platform::amqp::Broker;
 use journeyman_platform::amqp::management::Management;
 
 use super::deferral::DeferralConfig;
 use super::delivery::PayloadForm;
+use crate::settings::broker::Amqp;
+use crate::settings::rules::Rules;
+use crate::task::command_name;
 
 /// Settings of an [`AmqpSource`](super::AmqpSource).
 #[derive(Debug, Clone)]
@@ -92,4 +97,72 @@ pub enum OnAttemptsExhausted {
     Reply,
     /// The broker dead-letters it, or drops it without a dead letter exchange.
     DeadLetter,
+}
+
+/// Requests of an AMQP queue.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct RequestSource {
+    /// Queue to consume [built-in: `POOL-req-KEY`, or `WORKER_REQUESTS_QUEUE`]. The worker never declares it and waits until it exists.
+    pub requests_queue: Option<String>,
+    /// Maximum attempts of a request whose worker exits or whose handler asks for a retry; 0 is no limit.
+    #[serde(default = "max_attempts")]
+    pub max_attempts: u32,
+    /// What happens to a request after its last attempt: the client gets an error reply, or the broker dead-letters the request.
+    #[serde(default)]
+    pub on_attempts_exhausted: OnAttemptsExhausted,
+    /// Queue for copies of such requests with the reason; their clients get an error reply as well.
+    pub poison_queue: Option<String>,
+    /// Hold no request while staged work runs elsewhere: delayed messages have it looked at. The worker declares exchanges and queues for them, whose names begin with that of the queue and `.delay.`.
+    #[serde(default)]
+    pub deferred: bool,
+    /// Name of the handler that runs the requests.
+    #[serde(default = "command_name")]
+    pub handler: String,
+}
+
+impl RequestSource {
+    /// A source for this handler with the built-in values.
+    pub fn new(handler: &str) -> Self {
+        Self {
+            requests_queue: None,
+            max_attempts: max_attempts(),
+            on_attempts_exhausted: OnAttemptsExhausted::default(),
+            poison_queue: None,
+            deferred: false,
+            handler: handler.to_owned(),
+        }
+    }
+
+    /// The queue whose requests are claimed.
+    pub(crate) fn queue(&self, amqp: &Amqp) -> String {
+        let named = self.requests_queue.as_ref().or(amqp.assignment.requests_queue.as_ref());
+        let key = amqp.worker_key.as_deref().unwrap_or_default();
+        named.cloned().unwrap_or_else(|| format!("{}-req-{key}", amqp.pool))
+    }
+
+    pub(crate) fn check(&self, key: &str, amqp: &Amqp, rules: &mut Rules<'_>) {
+        let is_assigned = amqp.assignment.requests_queue.is_some() || amqp.worker_key.is_some();
+        if self.requests_queue.is_none() && !is_assigned {
+            let help = "set `requests_queue`, or `amqp.worker_key` (WORKER_KEY), which names the queue";
+            rules.error(key, "", format!("[{key}] has no queue"), help);
+        }
+        let queue_key = if self.requests_queue.is_some() { (key, "requests_queue") } else { ("amqp", "worker_key") };
+        let names = [
+            (("amqp", "worker_key"), "key", amqp.worker_key.clone()),
+            (queue_key, "request queue", Some(self.queue(amqp))),
+            ((key, "poison_queue"), "poison queue", self.poison_queue.clone()),
+            (("amqp", "pool"), "activity exchange", amqp.activity_exchange()),
+        ];
+        let is_long = |name: &Option<String>| name.as_ref().is_some_and(|name| name.len() > AMQP_NAME_BYTES_MAX);
+        if let Some(((section, key), what, Some(name))) = names.into_iter().find(|(_, _, name)| is_long(name)) {
+            let message = format!("the name of the {what} has {} bytes; AMQP allows {AMQP_NAME_BYTES_MAX}", name.len());
+            rules.error(section, key, message, "");
+        }
+    }
+}
+
+const fn max_attempts() -> u32 {
+    AMQP_ATTEMPTS_MAX
 }

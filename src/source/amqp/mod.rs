@@ -5,7 +5,7 @@
 //! A lost connection and a deleted queue arrive as [`SourceEvent`]s.
 
 mod claim;
-mod config;
+pub(crate) mod config;
 mod counters;
 mod deferral;
 mod delivery;

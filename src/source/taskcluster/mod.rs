@@ -7,14 +7,15 @@ mod artifact;
 mod azure;
 mod claim_calls;
 mod client_calls;
+pub(crate) mod config;
 mod credentials;
 mod error_response;
-pub mod formats;
 mod probe;
 mod transport;
 mod wire;
 
 pub use client_calls::{Download, ListPage, TaskSearch};
+pub(crate) use config::ClientCredentials;
 pub use credentials::{Credentials, InvalidCredentials};
 pub use probe::CredentialCheck;
 use probe::QuarantineCheck;

@@ -14,10 +14,10 @@ use self::screen::{KeyAction, TopScreen};
 use super::{ShowArgs, SocketArgs, StatusArgs, operator_name, status};
 use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::output::Format;
-use crate::config::Environment;
-use crate::config::values::Span;
 use crate::control::client::{ControlClient, Error, Follow};
 use crate::control::{WorkerCommand, WorkerCommandRequest};
+use crate::settings::Environment;
+use crate::settings::values::Span;
 use crate::worker::Note;
 use journeyman_domain::limits::{TOP_KEY_POLL_INTERVAL, TOP_KEYS_QUEUED_MAX, TOP_REFRESH_INTERVAL};
 

@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::cli::task::task_status::TaskStatus;
-use crate::source::taskcluster::formats::new_task_id;
+use crate::task::formats::new_task_id;
 use journeyman_domain::id::TaskId;
 
 pub(super) const GREET: &str = "greet";

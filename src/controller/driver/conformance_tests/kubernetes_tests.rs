@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::real::StandIn;
 use super::*;
-use crate::config::pool::{KubernetesDriverConfig, KubernetesScaling};
+use crate::controller::config::{KubernetesDriverConfig, KubernetesScaling};
 use journeyman_platform::http::client::client_builder;
 
 const TOKEN: &str = "the-token";

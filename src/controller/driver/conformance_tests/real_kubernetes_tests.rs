@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::kubernetes_tests::{ObservedWorkers, ROLE};
 use super::*;
-use crate::config::pool::{KubernetesDriverConfig, KubernetesScaling};
+use crate::controller::config::{KubernetesDriverConfig, KubernetesScaling};
 use crate::kubernetes::{KubernetesClient, KubernetesError, parse_yaml};
 
 const DRIVER_USER: &str = "journeyman-test";

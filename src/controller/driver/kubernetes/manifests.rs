@@ -7,11 +7,11 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use crate::config::pool::{KubernetesDriverConfig, PoolConfig};
-use crate::config::values::merge_json;
+use crate::controller::config::{KubernetesDriverConfig, PoolConfig};
 use crate::controller::driver::WorkerSpec;
 use crate::controller::driver::object_name::object_name;
 use crate::kubernetes::Kind;
+use crate::settings::values::merge_json;
 use journeyman_domain::group::Key;
 use journeyman_domain::limits::{DEPLOYMENT_NAME_BYTES_MAX, OBJECT_NAME_BYTES_MAX};
 

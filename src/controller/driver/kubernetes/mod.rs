@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 use tokio::sync::Mutex;
 
 use super::{Driver, DriverError, ListedWorker, StartError, StopMode, WorkerExit, WorkerSpec, WorkerState};
-use crate::config::pool::{KubernetesDriverConfig, KubernetesScaling, PoolConfig};
-use crate::config::values::File;
+use crate::controller::config::{KubernetesDriverConfig, KubernetesScaling, PoolConfig};
 use crate::kubernetes::{
     KubernetesClient, KubernetesError, PODS, Pod, PodState, PodWatch, SECRETS, existing, pod_state,
 };
+use crate::settings::values::File;
 use journeyman_domain::group::Key;
 use journeyman_domain::limits::{DRIVER_LOG_TAIL_BYTES_MAX, KUBERNETES_CHANGE_ATTEMPTS_MAX};
 use manifests::{

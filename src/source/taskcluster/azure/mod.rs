@@ -16,9 +16,9 @@ use url::Url;
 use super::Taskcluster;
 use super::address_policy::host_matches;
 use super::error_response::{ErrorResponse, call_error, retryable, sanitize, transport_error};
-use super::formats::is_slugid;
 use super::transport::{ApiRequest, encode_segment, read_body, read_error_response};
 use crate::source::{CallError, Message, OpenResult, PollBatch};
+use crate::task::formats::is_slugid;
 use journeyman_domain::id::{PriorityQueue, Run, TaskId};
 use journeyman_domain::limits::{
     POLL_BODY_BYTES_MAX, POLL_MESSAGES_MAX, PRIORITY_QUEUES_MAX, SIGNED_URL_RENEWAL_MARGIN,

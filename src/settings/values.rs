@@ -555,6 +555,11 @@ impl<'de> Deserialize<'de> for Secret {
     }
 }
 
+#[expect(clippy::expect_used, reason = "every built-in value is parsed by a test")]
+pub(crate) fn built_in<T: FromStr<Err = String>>(text: &str) -> T {
+    text.parse().expect("a built-in value is valid")
+}
+
 /// Merges `upper` into `lower`, objects key by key.
 pub(crate) fn merge_json(lower: &mut serde_json::Value, upper: serde_json::Value) {
     use serde_json::Value;

@@ -79,7 +79,7 @@ impl Document {
     }
 
     /// The start and the text of each file.
-    pub(super) fn texts(&self) -> impl Iterator<Item = (usize, &str)> {
+    pub(crate) fn texts(&self) -> impl Iterator<Item = (usize, &str)> {
         let ends = self.parts.iter().skip(1).map(|(_, start)| *start).chain([self.text.len()]);
         self.parts.iter().zip(ends).map(|((_, start), end)| (*start, &self.text[*start..end]))
     }
@@ -237,7 +237,7 @@ fn url_start(line: &str) -> Option<usize> {
 }
 
 /// A URL up to its path, which may be a secret.
-pub(super) fn without_path(url: &str) -> String {
+pub(crate) fn without_path(url: &str) -> String {
     let host = url.find("://").map_or(0, |at| at + 3);
     let path = url[host..].find(['/', '?', '#', '\\']).map(|at| host + at);
     let quote = url.trim_start().chars().next().filter(|first| matches!(first, '"' | '\'')).map(String::from);
@@ -245,12 +245,12 @@ pub(super) fn without_path(url: &str) -> String {
 }
 
 /// Whether a key or a line names a secret.
-pub(super) fn is_secret_name(text: &str) -> bool {
+pub(crate) fn is_secret_name(text: &str) -> bool {
     ["token", "secret", "passw", "certificate", "credential"].iter().any(|word| text.contains(word))
 }
 
 /// Whether a text looks like a URL with a user and a password.
-pub(super) fn holds_password(text: &str) -> bool {
+pub(crate) fn holds_password(text: &str) -> bool {
     text.split_once("://").is_some_and(|(_, rest)| rest.contains('@'))
 }
 

@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use secrecy::zeroize::Zeroizing;
 
 use super::Environment;
-use super::schema::{Amqp, TaskclusterSource};
 use super::values::{Secret, SecretFile};
 use journeyman_domain::limits::SECRET_BYTES_MAX;
 
@@ -22,55 +21,12 @@ pub struct SecretError {
     fault: String,
 }
 
-/// The credentials of a Taskcluster client.
-#[derive(Debug, Clone)]
-pub struct ClientCredentials {
-    pub client_id: String,
-    pub access_token: Secret,
-    /// Set for temporary credentials.
-    pub certificate: Option<Secret>,
-}
-
-impl TaskclusterSource {
-    /// Reads the credentials; `None` if no client is named.
-    ///
-    /// # Errors
-    ///
-    /// A secret that cannot be read, is empty or is far too large.
-    pub fn read_credentials(&self, environment: &Environment) -> Result<Option<ClientCredentials>, SecretError> {
-        let Some((client_id, token)) = self.client_id.clone().zip(self.access_token_file.as_ref()) else {
-            return Ok(None);
-        };
-        let certificate = self.certificate_file.as_ref().map(|file| file.load("a certificate", environment));
-        Ok(Some(ClientCredentials {
-            client_id,
-            access_token: token.load("an access token", environment)?,
-            certificate: certificate.transpose()?,
-        }))
-    }
-}
-
-/// A RabbitMQ on this machine with its default user.
-const AMQP_URI_DEFAULT: &str = "amqp://guest:guest@127.0.0.1:5672/%2f";
-
-/// Reads the URI of the AMQP broker.
-///
-/// # Errors
-///
-/// As [`TaskclusterSource::read_credentials`].
-pub fn amqp_uri(amqp: &Amqp, environment: &Environment) -> Result<Secret, SecretError> {
-    match (environment.amqp_uri(), &amqp.uri_file) {
-        (None, Some(file)) => file.load("an AMQP address", environment),
-        (uri, _) => Ok(Secret::new(uri.unwrap_or(AMQP_URI_DEFAULT))),
-    }
-}
-
 impl SecretFile {
     /// Reads the secret.
     ///
     /// # Errors
     ///
-    /// As [`TaskclusterSource::read_credentials`].
+    /// A secret that cannot be read, is empty or is far too large.
     pub fn load(&self, what: &'static str, environment: &Environment) -> Result<Secret, SecretError> {
         let error = |fault: &str| SecretError { what, place: self.to_string(), fault: fault.to_owned() };
         match self {
@@ -102,7 +58,7 @@ pub fn systemd_credential_path(name: &str, environment: &Environment) -> Option<
 ///
 /// # Errors
 ///
-/// As [`TaskclusterSource::read_credentials`].
+/// As [`SecretFile::load`].
 pub fn read_file(path: &Path, what: &'static str) -> Result<Secret, SecretError> {
     let place = path.display().to_string();
     let unreadable = |error: std::io::Error| SecretError { what, place: place.clone(), fault: error.to_string() };

@@ -5,8 +5,8 @@ use std::num::NonZeroU32;
 
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::schema::built_in;
-use super::values::{File, MASK, OptionalSpan, Span};
+use crate::settings::rules::Rules;
+use crate::settings::values::{File, MASK, OptionalSpan, Span, built_in};
 use journeyman_domain::named_enum;
 
 /// Of a quorum queue. A worker that exits costs everything that it held a delivery, so the limit must leave workers room
@@ -91,6 +91,42 @@ impl Default for PoolConfig {
 }
 
 impl PoolConfig {
+    pub(crate) fn check(&self, key: &str, rules: &mut Rules<'_>) {
+        if self.delivery_limit.is_some() && self.queue_type == QueueType::Classic {
+            let message = format!("[{key}] has a `delivery_limit`, which classic queues do not support");
+            rules.error(key, "delivery_limit", message, "did you mean queue_type = \"quorum\" as well?");
+        }
+        if self.min > self.max.get() {
+            let message = format!("[{key}] has `min` = {}, which is more than `max` = {}", self.min, self.max);
+            let name = if rules.is_set(key, "min") { "min" } else { "max" };
+            rules.error(key, name, message, "`min` may be at most `max`");
+        }
+        let driver = self.driver.as_str();
+        let tables = [
+            ("exec", PoolDriver::Exec, !self.exec.is_empty(), "a program"),
+            ("systemd", PoolDriver::Systemd, self.systemd.is_some(), "`unit`"),
+            ("docker", PoolDriver::Docker, self.docker.is_some(), "`image`"),
+            ("kubernetes", PoolDriver::Kubernetes, self.kubernetes.is_some(), "`image`"),
+        ];
+        for (table, of_driver, is_set, required) in tables {
+            if is_set && self.driver != of_driver {
+                let message = format!("[{key}] has `driver = \"{driver}\"` and `{table}`");
+                rules.error(key, table, message, &format!("did you mean driver = \"{table}\"?"));
+            } else if !is_set && self.driver == of_driver {
+                let message = format!("[{key}] has `driver = \"{driver}\"` and no `{table}`");
+                rules.error(key, "driver", message, &format!("`{table}` needs {required} at least"));
+            }
+        }
+        let starts_command = match self.driver {
+            PoolDriver::Subprocess | PoolDriver::Docker | PoolDriver::Kubernetes => true,
+            PoolDriver::Systemd | PoolDriver::Exec | PoolDriver::Noop => false,
+        };
+        if !self.command.is_empty() && !starts_command {
+            let message = format!("[{key}] has `driver = \"{driver}\"`, which does not use `command`");
+            rules.error(key, "command", message, "did you mean driver = \"subprocess\"?");
+        }
+    }
+
     /// `None` for classic queues.
     pub(crate) fn delivery_limit(&self) -> Option<u32> {
         match self.queue_type {

@@ -3,13 +3,9 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
-use super::load::{Setting, shout};
+use super::key::{PREFIX, Setting};
 use super::problem::{Problem, ValueOrigin};
-use super::reference;
-use super::schema::Assignment;
 
-/// Prefix of variables that set keys.
-pub const PREFIX: &str = "JOURNEYMAN__";
 /// The configuration file, if no flag names one.
 pub const FILE_VARIABLE: &str = "JOURNEYMAN_CONFIG";
 /// A worker's control socket, if no flag names one.
@@ -56,6 +52,11 @@ impl Environment {
         self.0.get(std::ffi::OsStr::new(name))?.to_str().filter(|value| !value.is_empty())
     }
 
+    /// The names of all variables that are UTF-8.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().filter_map(|name| name.to_str())
+    }
+
     /// All variables that are UTF-8.
     pub fn pairs(&self) -> impl Iterator<Item = (String, String)> {
         let text = |text: &OsString| text.to_str().map(str::to_owned);
@@ -63,7 +64,7 @@ impl Environment {
     }
 
     /// The keys that variables set; later ones override earlier ones.
-    pub(super) fn settings(&self, problems: &mut Vec<Problem>) -> Vec<Setting> {
+    pub(crate) fn settings(&self, problems: &mut Vec<Problem>) -> Vec<Setting> {
         let mut settings = self.controller_settings();
         for (name, value) in &self.0 {
             let Some(name) = name.to_str() else { continue };
@@ -112,19 +113,6 @@ impl Environment {
         ["WORKER_KEY", "WORKER_REQUESTS_QUEUE"].iter().any(|name| self.get(name).is_some())
     }
 
-    pub(super) fn assignment(&self) -> Assignment {
-        let text = |name: &str| self.get(name).map(str::to_owned);
-        let by_hostname = ["WORKER_ID_USE_HOSTNAME", "WORKEY_ID_USE_HOSTNAME"]
-            .iter()
-            .any(|name| self.get(name).is_some_and(|value| !["0", "false", "no"].contains(&value)));
-        let hostname = || rustix::system::uname().nodename().to_string_lossy().into_owned();
-        Assignment {
-            worker_id: text("WORKER_ID").map(|id| if by_hostname { hostname() } else { id }),
-            requests_queue: text("WORKER_REQUESTS_QUEUE"),
-            activity_exchange: text("WORKER_ACTIVITY_EXCHANGE"),
-        }
-    }
-
     fn controller_settings(&self) -> Vec<Setting> {
         let set = |name: &str, key: &str| {
             let mut text = self.get(name)?.to_owned();
@@ -136,51 +124,5 @@ impl Environment {
         };
         let keys = [("WORKER_KEY", "worker_key"), ("WORKER_POOL", "pool"), ("WORKER_MAX_MSG_SIZE", "max_message_size")];
         keys.into_iter().filter_map(|(name, key)| set(name, key)).collect()
-    }
-
-    /// Warnings about variables that would set a key if their underscores were doubled.
-    pub(super) fn unknown_variables(&self) -> Vec<Problem> {
-        let names = self.0.keys().filter_map(|name| name.to_str());
-        let names = names.filter(|name| name.starts_with("JOURNEYMAN_") && !name.starts_with(PREFIX));
-        let suggestion = |name: &str| {
-            let mut known = reference::keys().into_iter().map(|key| variable(&key.key));
-            known.find(|known| known.replace("__", "_") == name.replace("__", "_"))
-        };
-        let warnings = names.filter_map(|name| Some((name, suggestion(name)?))).map(|(name, known)| {
-            let message = format!("the variable {name} sets nothing");
-            Problem::warning(message, ValueOrigin::Env(name.to_owned()), format!("did you mean `{known}`?"))
-        });
-        warnings.collect()
-    }
-}
-
-/// The variable that sets a key, such as `JOURNEYMAN__WORKER__CAPACITY` for `worker.capacity`.
-pub fn variable(key: &str) -> String {
-    format!("{PREFIX}{}", shout(&key.replace('.', "__")))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn help(name: &str) -> Option<String> {
-        Environment::from_pairs(&[(name, "1")]).unknown_variables().into_iter().next().and_then(|problem| problem.help)
-    }
-
-    #[test]
-    fn a_variable_with_single_underscores_is_suggested_correctly() {
-        for (name, expected) in [
-            ("JOURNEYMAN_WORKER_CAPACITY", "JOURNEYMAN__WORKER__CAPACITY"),
-            ("JOURNEYMAN_WORKER__MAX_TASKS", "JOURNEYMAN__WORKER__MAX_TASKS"),
-        ] {
-            assert_eq!(help(name), Some(format!("did you mean `{expected}`?")), "{name}");
-        }
-    }
-
-    #[test]
-    fn known_and_unrelated_variables_raise_no_warning() {
-        for name in ["JOURNEYMAN_CONFIG", "JOURNEYMAN__WORKER__CAPACITY", "JOURNEYMAN_SERVICE_HOST"] {
-            assert_eq!(help(name), None, "{name}");
-        }
     }
 }

@@ -11,30 +11,13 @@ use serde_path_to_error::Segment;
 use toml::de::{DeTable, DeValue};
 use toml::{Table, Value};
 
-use super::environment::variable;
+use super::key::{NAME_EXPECTED, Setting, is_name, join, shout, variable};
 use super::problem::{Document, Problem, ValueOrigin, holds_password, is_secret_name, suggest, without_path};
 use journeyman_domain::limits::{CONFIG_DEPTH_MAX, CONFIG_PROBLEMS_MAX};
 
-/// A value that a variable or a flag sets.
-#[derive(Debug, Clone)]
-pub struct Setting {
-    pub(super) path: Vec<String>,
-    /// It becomes a number, a boolean or a list where the key needs one.
-    pub(super) text: String,
-    pub(super) origin: ValueOrigin,
-}
-
-impl Setting {
-    /// For a dotted key. `flag` is the flag as it was written.
-    pub fn of_flag(flag: String, key: &str, text: &str) -> Self {
-        let path = key.split('.').map(str::to_owned).collect();
-        Self { path, text: text.to_owned(), origin: ValueOrigin::Flag(flag) }
-    }
-}
-
 /// Reads sections and collects what is wrong with them.
 #[derive(Debug)]
-pub(super) struct Loader<'a> {
+pub(crate) struct Loader<'a> {
     document: Option<&'a Document>,
     tree: Table,
     /// Where each key is set first, by its dotted key.
@@ -45,7 +28,7 @@ pub(super) struct Loader<'a> {
 }
 
 impl<'a> Loader<'a> {
-    pub(super) fn new(document: Option<&'a Document>) -> Self {
+    pub(crate) fn new(document: Option<&'a Document>) -> Self {
         let (key_origins, origins) = (BTreeMap::new(), BTreeMap::new());
         let mut loader = Self { document, tree: Table::new(), key_origins, origins, problems: Vec::new() };
         let Some(document) = document else { return loader };
@@ -81,7 +64,7 @@ impl<'a> Loader<'a> {
     }
 
     /// Sets a value over that of the table.
-    pub(super) fn set(&mut self, setting: Setting) {
+    pub(crate) fn set(&mut self, setting: Setting) {
         let origin = setting.origin.clone();
         if let Err(message) = self.try_set(setting) {
             self.push(message, origin, None);
@@ -123,16 +106,16 @@ impl<'a> Loader<'a> {
     }
 
     /// Reads a section, or returns its default.
-    pub(super) fn section<T: DeserializeOwned + Default>(&mut self, name: &str) -> T {
+    pub(crate) fn section<T: DeserializeOwned + Default>(&mut self, name: &str) -> T {
         self.take(name).and_then(|value| self.read(name, value, "")).unwrap_or_default()
     }
 
-    pub(super) fn take(&mut self, name: &str) -> Option<Value> {
+    pub(crate) fn take(&mut self, name: &str) -> Option<Value> {
         self.tree.remove(name)
     }
 
     /// Reads the sections below `section`, whose names the user chooses.
-    pub(super) fn named<T>(
+    pub(crate) fn named<T>(
         &mut self,
         section: &str,
         read: impl Fn(&mut Self, &str, Value) -> Option<T>,
@@ -152,7 +135,7 @@ impl<'a> Loader<'a> {
         }
     }
 
-    pub(super) fn remove_invalid_names(
+    pub(crate) fn remove_invalid_names(
         &mut self,
         key: &str,
         table: Option<&mut Value>,
@@ -172,7 +155,7 @@ impl<'a> Loader<'a> {
     }
 
     /// Takes the value of the key that selects the type of a section; `None` where it has none, or an invalid one.
-    pub(super) fn kind<T: DeserializeOwned>(
+    pub(crate) fn kind<T: DeserializeOwned>(
         &mut self,
         key: &str,
         section: &mut Value,
@@ -194,14 +177,14 @@ impl<'a> Loader<'a> {
     }
 
     /// Reports the sections that nothing has read.
-    pub(super) fn finish(&mut self, known: &[&str]) {
+    pub(crate) fn finish(&mut self, known: &[&str]) {
         for (name, _) in std::mem::take(&mut self.tree) {
             self.unknown("", &name, known, "");
         }
     }
 
     /// Reads a value of the table. `kind` describes the section in messages about unknown keys.
-    pub(super) fn read<T: DeserializeOwned>(&mut self, key: &str, mut value: Value, kind: &str) -> Option<T> {
+    pub(crate) fn read<T: DeserializeOwned>(&mut self, key: &str, mut value: Value, kind: &str) -> Option<T> {
         let mut removed = Vec::new();
         loop {
             let error = match serde_path_to_error::deserialize(value.clone()) {
@@ -260,7 +243,7 @@ impl<'a> Loader<'a> {
         self.invalid_with_help(key, value, &expected, near.map(|near| format!("did you mean \"{near}\"?")));
     }
 
-    pub(super) fn invalid(&mut self, key: &str, value: &Value, expected: &str) {
+    pub(crate) fn invalid(&mut self, key: &str, value: &Value, expected: &str) {
         self.invalid_with_help(key, value, expected, None);
     }
 
@@ -410,33 +393,6 @@ fn describe(expected: &str) -> &str {
     }
 }
 
-pub(super) const NAME_EXPECTED: &str = "letters, digits, `.`, `/`, `_` and `-`, at most 64, without `__`";
-pub(super) const VARIABLE_EXPECTED: &str = "letters, digits, `.`, `_` and `-`, at most 128, not starting with a digit";
-
-pub(super) fn is_variable(name: &str) -> bool {
-    let is_clean = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
-    is_clean && name.len() <= 128 && name.starts_with(|first: char| !first.is_ascii_digit())
-}
-
-/// Whether a name can be part of a key, of a variable's name and of a log field.
-pub(super) fn is_name(name: &str) -> bool {
-    let is_clean = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._/-".contains(&byte));
-    is_clean && !name.is_empty() && name.len() <= 64 && !name.contains("__")
-}
-
 fn is_index(part: &str) -> bool {
     part.bytes().all(|byte| byte.is_ascii_digit())
-}
-
-pub(super) fn join(key: &str, name: &str) -> String {
-    match (key.is_empty(), name.is_empty()) {
-        (true, _) => name.to_owned(),
-        (_, true) => key.to_owned(),
-        (false, false) => format!("{key}.{name}"),
-    }
-}
-
-/// A key as environment variables spell it.
-pub(super) fn shout(name: &str) -> String {
-    name.replace('-', "_").to_uppercase()
 }

@@ -8,8 +8,8 @@ use serde_json::Value;
 use tokio::time::{Instant, timeout_at};
 
 use super::event::Event;
-use crate::config::values::Secret;
 use crate::retry::Retry;
+use crate::settings::values::Secret;
 use journeyman_domain::backoff::Policy;
 use journeyman_domain::limits::{NOTIFIER_ROWS_BYTES_MAX, NOTIFY_CALL_TIMEOUT, NOTIFY_CONNECT_TIMEOUT};
 use journeyman_platform::host::clock::stamp;

@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 use journeyman_domain::limits::{NOTIFIER_DATA_BYTES_MAX, NOTIFIER_NAME_BYTES_MAX};
 
 /// The beginning of the types of the notifier's own events, which no `*` alone stands for.
-pub(super) const OWN_TYPES: &str = "notifier.";
+pub(crate) const OWN_TYPES: &str = "notifier.";
 
 /// Something that has happened, for the endpoints that want its type.
 #[derive(Debug, Serialize, Deserialize)]
@@ -42,7 +42,7 @@ pub(crate) enum InvalidEvent {
 
 impl Event {
     /// Whether it is one of the notifier's own about this endpoint, which does not get it.
-    pub(super) fn is_about(&self, endpoint: &str) -> bool {
+    pub(crate) fn is_about(&self, endpoint: &str) -> bool {
         self.r#type.starts_with(OWN_TYPES) && self.key == endpoint
     }
 
