@@ -213,7 +213,7 @@ impl<F: FlagSet> ConfigArgs<F> {
         Ok(self.load_or_problems(environment)??)
     }
 
-    /// As [`Self::load`], with the problems of a file that can be read.
+    /// Loads as [`Self::load`] does, with the problems of a file that can be read.
     ///
     /// # Errors
     ///

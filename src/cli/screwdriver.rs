@@ -84,7 +84,7 @@ async fn look(
     Ok(found)
 }
 
-/// For `journeyman doctor`.
+/// The checks of one source for `journeyman doctor`.
 pub(super) async fn check_source(
     name: &str,
     source: &ScrewdriverSource,

@@ -15,7 +15,7 @@ pub struct KeyReference {
     pub value_kind: String,
     /// The built-in value as TOML, if there is one.
     pub default: Option<String>,
-    /// Whether it has to be set.
+    /// The key has to be set.
     pub is_required: bool,
     /// What it is for.
     pub description: String,

@@ -57,7 +57,7 @@ const AMQP_URI_DEFAULT: &str = "amqp://guest:guest@127.0.0.1:5672/%2f";
 ///
 /// # Errors
 ///
-/// As [`TaskclusterSource::read_credentials`].
+/// Errors are those of [`TaskclusterSource::read_credentials`].
 pub fn amqp_uri(amqp: &Amqp, environment: &Environment) -> Result<Secret, SecretError> {
     match (environment.amqp_uri(), &amqp.uri_file) {
         (None, Some(file)) => file.load("an AMQP address", environment),
@@ -70,7 +70,7 @@ impl SecretFile {
     ///
     /// # Errors
     ///
-    /// As [`TaskclusterSource::read_credentials`].
+    /// Errors are those of [`TaskclusterSource::read_credentials`].
     pub fn load(&self, what: &'static str, environment: &Environment) -> Result<Secret, SecretError> {
         let error = |fault: &str| SecretError { what, place: self.to_string(), fault: fault.to_owned() };
         match self {
@@ -102,7 +102,7 @@ pub fn systemd_credential_path(name: &str, environment: &Environment) -> Option<
 ///
 /// # Errors
 ///
-/// As [`TaskclusterSource::read_credentials`].
+/// Errors are those of [`TaskclusterSource::read_credentials`].
 pub fn read_file(path: &Path, what: &'static str) -> Result<Secret, SecretError> {
     let place = path.display().to_string();
     let unreadable = |error: std::io::Error| SecretError { what, place: place.clone(), fault: error.to_string() };

@@ -8,7 +8,7 @@ use super::environment::PREFIX;
 use super::problem::{Document, ValueOrigin};
 use super::{LoadedConfig, load::join};
 
-/// Whether to show the origin of each value.
+/// The origin of each value is shown or left out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShowOrigins {
     /// Values only.

@@ -41,7 +41,7 @@ pub enum Commands {
     None,
     /// By buttons that need scripts and the token in the file of this key.
     Token(&'static str),
-    /// By forms, which carry the page's own token.
+    /// Buttons are forms, which carry the page's own token.
     Forms,
 }
 
@@ -186,7 +186,7 @@ pub(crate) fn table(Table { title, columns, rows, more, empty }: &Table) -> Mark
     }
 }
 
-/// Whether a browser may not break its lines.
+/// True if a browser may not break its lines.
 fn is_short(cell: &Cell) -> bool {
     cell.text().chars().count() <= SHORT_CHARS_MAX
 }

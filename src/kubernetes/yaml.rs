@@ -7,7 +7,7 @@ use serde_json::{Map, Number, Value};
 
 use journeyman_domain::limits::{YAML_BYTES_MAX, YAML_DEPTH_MAX};
 
-/// Of each value in memory, beside its text.
+/// What each value takes in memory, beside its text.
 const VALUE_BYTES: usize = 64;
 
 /// The only document of a text; null if there is none.
@@ -28,7 +28,7 @@ struct Anchored {
 
 struct Open {
     value: Value,
-    /// Of a mapping, until the value comes.
+    /// The key of a mapping that has no value yet.
     key: Option<Key>,
     /// Mappings whose fields count unless they are given.
     merged: Vec<Value>,

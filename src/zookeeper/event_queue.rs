@@ -12,7 +12,7 @@ use super::{Error, Session};
 use journeyman_domain::limits::{ZOOKEEPER_EVENT_BYTES_MAX, ZOOKEEPER_EVENTS_QUEUED_MAX};
 
 const TENANTS: &str = "/zuul/events/tenant";
-/// Where management events are answered.
+/// The folder of the answers to management events.
 const ANSWERS: &str = "/zuul/results/management";
 
 /// A queue of events, such as the results of a pipeline.

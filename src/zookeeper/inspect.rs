@@ -18,7 +18,7 @@ pub struct Walk {
     pub nodes: BTreeMap<String, Stat>,
     /// Nodes that this client may not read.
     pub denied: Vec<String>,
-    /// Whether there are more than were read.
+    /// There are more than were read.
     pub is_cut: bool,
 }
 
@@ -44,9 +44,9 @@ pub struct Contender {
     pub path: String,
     /// The session that it ends with.
     pub session: i64,
-    /// When it was created, in milliseconds since 1970.
+    /// Its time of creation, in milliseconds since 1970.
     pub since_ms: i64,
-    /// Whether it holds the lock.
+    /// It holds the lock.
     pub holds: bool,
 }
 

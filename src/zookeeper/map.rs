@@ -223,7 +223,7 @@ fn find_row(path: &str) -> Option<Row> {
     })
 }
 
-/// Whether a node without a row lies on the way to one that has.
+/// True if a node without a row lies on the way to one that has.
 pub fn is_folder(path: &str) -> bool {
     let depth = path.split('/').count();
     let head = |pattern: &str| pattern.split('/').take(depth).collect::<Vec<_>>().join("/");

@@ -99,7 +99,7 @@ impl Session {
         self.client.session_timeout()
     }
 
-    /// Whether its ephemeral nodes are gone.
+    /// True once its ephemeral nodes are gone.
     pub fn is_ended(&self) -> bool {
         self.client.state().is_terminated()
     }
@@ -113,7 +113,7 @@ impl Session {
         self.client.ended().await;
     }
 
-    /// Whether a server answers at the moment.
+    /// True while a server answers.
     pub fn is_connected(&self) -> bool {
         self.client.state() == zk::SessionState::Connected
     }

@@ -34,7 +34,7 @@ pub struct Semaphore {
 pub struct Places {
     /// The semaphores.
     pub semaphores: Vec<Semaphore>,
-    /// For whom they are taken.
+    /// The build or job that takes them.
     pub holder: Holder,
 }
 
@@ -43,7 +43,7 @@ impl Places {
     ///
     /// # Errors
     ///
-    /// If they cannot be read, in words without the parameters.
+    /// Fails if they cannot be read, in words without the parameters.
     pub fn of_build(params: &[u8]) -> Result<Option<Self>, String> {
         #[derive(Deserialize)]
         struct Params {

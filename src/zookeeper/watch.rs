@@ -38,7 +38,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// If the session ends.
+    /// Fails if the session ends.
     pub async fn wait_until_deleted(&self, path: &str) -> Result<(), Error> {
         self.wait_until(path, |stat| stat.is_none()).await
     }
@@ -47,7 +47,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// If the session ends.
+    /// Fails if the session ends.
     pub async fn wait_until_created(&self, path: &str) -> Result<(), Error> {
         self.wait_until(path, |stat| stat.is_some()).await
     }

@@ -47,7 +47,7 @@ impl Drop for Scene {
 }
 
 impl Scene {
-    /// With these keys of the handler.
+    /// The handler has these keys.
     fn new(handler: &str) -> Self {
         let host = Host::with_queue();
         let rest = "dialect = \"azure\"\naccess_token_file = \"token\"\nhandler = \"echo\"\n[worker]\nwork_dir = \"work\"\n\
@@ -59,7 +59,7 @@ impl Scene {
         scene
     }
 
-    /// With the service of these tests.
+    /// The handler has the service of these tests.
     fn odd(more: &str) -> Self {
         let program = source("tests/support/odd_service.py");
         Self::new(&format!(

@@ -21,7 +21,7 @@ const METADATA_LIST: &str = "application/json;as=PartialObjectMetadataList;g=met
 #[derive(Clone)]
 struct Api {
     http: reqwest::Client,
-    /// Of the API of core objects.
+    /// The group of core objects.
     server: String,
     token: Option<&'static str>,
     namespace: String,
@@ -113,7 +113,7 @@ impl Api {
         open(request).await?.text().await.map_err(|_| Failure::Connection)
     }
 
-    /// Until the object is there, or gone.
+    /// Waits until the object is there, or gone.
     async fn wait_for(&self, name: &str, is_there: bool) {
         let waiting = async {
             while self.get(name).await.is_ok() != is_there {
@@ -409,7 +409,7 @@ async fn events(events: &Api) {
 #[tokio::test]
 async fn the_stand_in_behaves_as_an_api_server() {
     let (cluster, pods) = stand_in().await;
-    // As on a cluster without nodes.
+    // A cluster without nodes does the same.
     cluster.keep_deleted(true);
     on_any_server(&pods).await;
     assert!(cluster.pods().is_empty() && cluster.secrets().is_empty() && cluster.config_maps().is_empty());

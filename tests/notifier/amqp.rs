@@ -309,7 +309,7 @@ async fn p2_nothing_that_rabbitmq_has_confirmed_is_lost_when_rabbitmq_is_killed(
                 server.up();
                 rabbit = Rabbit::at("/".to_owned(), server.uri(), 4).await;
             }
-            // Until it is confirmed: a queue elects its leader first.
+            // It waits for the confirm: a queue elects its leader first.
             within("a confirmation", async { while !publish(&rabbit, number).await {} }).await;
         }
     }

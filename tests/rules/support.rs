@@ -27,9 +27,9 @@ pub(crate) const FAILED: ClaimEvent = ClaimEvent::Ended(Err(ExecuteFailure::Fail
 pub(crate) const UPLOADED: ClaimEvent = ClaimEvent::Uploaded(claim::UploadStatus::Complete);
 pub(crate) const REPORTED: ClaimEvent = ClaimEvent::Reported(Ok(()));
 pub(crate) const RELEASE_CLAIM: ClaimEvent = ClaimEvent::Release { deadline: None };
-/// Of a task that is run again if it is released.
+/// The task is run again if it is released.
 pub(crate) const RETRIED: RunTerms = RunTerms { deadline: None, retries_left: Some(5) };
-/// Of a task that ends if it is released.
+/// The task ends if it is released.
 pub(crate) const LAST_RUN: RunTerms = RunTerms { deadline: None, retries_left: Some(0) };
 pub(crate) const DRAIN: Event = Event::Drain { deadline: None };
 pub(crate) const RELEASE: Event = Event::Release { deadline: None };
@@ -357,7 +357,7 @@ impl Bench {
         claim
     }
 
-    /// From an executing claim to its accepted report.
+    /// Goes from an executing claim to its accepted report.
     pub(crate) fn completes(&mut self, claim: LocalToken) -> Vec<Effect> {
         let mut all = self.tell(claim, COMPLETED);
         all.extend(self.tell(claim, UPLOADED));
@@ -366,7 +366,7 @@ impl Bench {
     }
 }
 
-/// Whether one of the effects is such an action of a claim.
+/// True if one of the effects is such an action of a claim.
 macro_rules! acts {
     ($effects:expr, $($action:tt)+) => {
         $effects.iter().any(|effect| matches!(effect, Effect::Claim(_, $($action)+)))
@@ -374,7 +374,7 @@ macro_rules! acts {
 }
 pub(crate) use acts;
 
-/// Whether one of the effects matches.
+/// True if one of the effects matches.
 macro_rules! has {
     ($effects:expr, $($pattern:tt)+) => {
         $effects.iter().any(|effect| matches!(effect, $($pattern)+))

@@ -98,7 +98,7 @@ async fn the_wait_queue_of_the_seed_is_used_where_it_is_configured() {
     let headers = again.properties.headers().clone().expect("headers");
     assert_eq!(headers.inner()["x-retry-count"], AMQPValue::LongInt(1));
     place.run(1001).await;
-    // As it expires.
+    // The broker expires it so.
     let soon = again.properties.clone().with_expiration("100".into());
     place.publish_to("sdRetryQueue-wait", soon, &again.data).await;
     place.api.wait_for_node(1001).await;

@@ -36,7 +36,7 @@ impl Executor {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
         let mut node = command.spawn().expect("node starts");
         let host = cluster.url().replace("http://", "");
-        // As the deployment that was recorded.
+        // The deployment that was recorded has it so.
         let options = json!({
             "ecosystem": { "api": api, "store": api, "ui": api, "cache": { "strategy": "s3", "path": "/" } },
             "kubernetes": {

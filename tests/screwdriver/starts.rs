@@ -84,7 +84,7 @@ async fn s14_a_stop_during_the_start_leaves_no_pod_on_one_worker_and_on_two() {
         let Some(place) = Place::new().await else { return };
         let gate = Arc::new(Semaphore::new(0));
         place.fault("create", "pods", 1, How::Hold(Arc::clone(&gate)));
-        // Of two workers each takes one message.
+        // Each of two workers takes one message.
         let capacity = ["20", "1"][count - 1];
         let mut workers = Vec::new();
         for _ in 0..count {

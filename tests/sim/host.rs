@@ -57,9 +57,9 @@ pub struct Host {
     pub unfit_until: u64,
     /// A task was found to fail because of the host, and no look has found it fit since.
     pub known_unfit: bool,
-    /// When this process started.
+    /// The time at which this process started.
     pub began: u64,
-    /// Whether what its tasks need is there, as its worker was told.
+    /// What its tasks need is there, as its worker was told.
     pub serving: ServiceAvailability,
     pub request_good: Option<bool>,
     /// What is on its disk.
@@ -106,7 +106,7 @@ pub struct Track {
     pub unasked: bool,
     pub outcome: Option<Outcome>,
     pub granted_calm: bool,
-    /// Whether no extension was asked for since the last one was granted.
+    /// No extension was asked for since the last one was granted.
     pub told_first: bool,
     pub given_up: bool,
     /// What was ordered of it before anything of it was reported.

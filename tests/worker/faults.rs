@@ -34,9 +34,9 @@ pub enum Mood {
     FailsAndForbids,
     /// No artifact and no log is taken; everything else is well.
     StoresNothing,
-    /// As `StoresNothing`, because the disk is full.
+    /// It stores nothing, because the disk is full.
     Full,
-    /// As `StoresNothing`, and no lease is extended.
+    /// It stores nothing, and no lease is extended.
     OnlyReports,
     /// No artifact and no log is taken, and that is definite.
     RefusesFiles,
@@ -552,7 +552,7 @@ async fn b8_a_recovered_claim_is_logged_as_such() {
     let mut scene = Scene::new(Mood::Well);
     let control = scene.worker.control();
     let watch = async {
-        // Until the clocks can tell this process from a previous one.
+        // The clocks have to tell this process from a previous one.
         tokio::time::sleep(Duration::from_secs(30)).await;
         scene.mood.send_replace(Mood::LosesReplies);
         create(&scene.queue, "task", json!({"do": "complete"}));

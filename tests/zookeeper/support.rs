@@ -52,7 +52,7 @@ impl Tree {
         Self { connect, session }
     }
 
-    /// As one with the queue of a pipeline, which a scheduler makes.
+    /// The queue of a pipeline, which a scheduler makes.
     pub(crate) async fn with_pipeline() -> Option<Self> {
         let tree = Self::new().await?;
         tree.session.ensure("/zuul/events/tenant/t/pipelines/p/result/queue").await.expect("the pipeline exists");

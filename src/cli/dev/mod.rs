@@ -124,7 +124,7 @@ pub(in crate::cli) async fn run(arguments: DevArgs, environment: &Environment) -
     run_unless_failed(failed, Box::pin(serve(dev, signals, environment))).await
 }
 
-/// For the owner only, because it holds the token.
+/// The owner alone may read it, because it holds the token.
 fn create_temp_dir() -> Result<TempDir, Failure> {
     tempfile::Builder::new()
         .prefix("journeyman-dev-")

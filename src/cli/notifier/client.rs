@@ -12,7 +12,7 @@ use crate::config::values::{SecretFile, Url};
 use crate::config::{Environment, schema};
 use crate::notifier::{CallError, NotifierClient};
 
-/// Where the notifier is, and the token for it.
+/// The address of the notifier, and the token for it.
 #[derive(Debug, Args)]
 pub(super) struct ClientArgs {
     /// Address of the notifier [default: that of `notifier.listen`]

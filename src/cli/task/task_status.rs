@@ -90,7 +90,7 @@ impl TaskStatus {
         matches!(self.state, TaskState::Completed | TaskState::Failed | TaskState::Exception)
     }
 
-    /// Whether this run, or by default one of the task, is not resolved.
+    /// True if this run, or by default one of the task, is not resolved.
     pub fn may_run(&self, run: Option<u32>) -> bool {
         match run.and_then(|number| self.runs.iter().find(|run| run.number == number)) {
             Some(run) => matches!(run.state, TaskState::Pending | TaskState::Running),

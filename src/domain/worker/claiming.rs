@@ -58,7 +58,7 @@ pub enum ClaimingBlocked {
         min: u64,
     },
     HostUnhealthy {
-        /// When the host is probed; `None` while it is being probed.
+        /// The time of the next probe of the host; `None` while it is being probed.
         until: Option<Instant>,
     },
     /// The sidecars of all sources are down.
@@ -76,7 +76,7 @@ pub enum ClaimingState {
     Exiting(ExitReason),
     Draining {
         since: Instant,
-        /// When the remaining claims are released.
+        /// The time at which the remaining claims are released.
         deadline: Option<Instant>,
     },
     Releasing {
@@ -222,13 +222,13 @@ impl Worker {
         }
     }
 
-    /// Whether no call in flight may still grant a claim.
+    /// True if no call in flight may still grant a claim.
     fn is_between_polls(&self) -> bool {
         self.sources.iter().all(|feed| !feed.poller.is_polling())
             && self.claims.values().all(|held| held.state.is_granted() || held.slot.is_none())
     }
 
-    /// When claiming changes by itself.
+    /// The time at which claiming changes by itself.
     pub(super) fn next_running_deadline(&self) -> Option<Instant> {
         if self.conditions.exiting.is_some() {
             return None;
@@ -259,7 +259,7 @@ impl Worker {
         self.is_claiming() && self.slots.free() > 0 && self.claim_allowance() > 0
     }
 
-    /// Whether polls follow as slots become free.
+    /// True if polls follow as slots become free.
     pub(super) fn is_claiming(&self) -> bool {
         self.mode == Mode::Running && self.conditions.exiting.is_none() && self.claiming_blocked().is_none()
     }

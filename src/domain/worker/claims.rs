@@ -82,7 +82,7 @@ impl Worker {
         RunKey { service: self.sources[source.index()].service, run: run.clone() }
     }
 
-    /// Whether the run was ours and is over here, whatever the queue says.
+    /// True if the run was ours and is over here, whatever the queue says.
     pub(super) fn is_ended(&self, key: &RunKey) -> bool {
         self.resolved_runs.contains(key) || self.abandoned_runs.contains(key)
     }
@@ -178,7 +178,7 @@ impl Worker {
         self.handle_claim_event(claim, event, now);
     }
 
-    /// Whether polls return messages, and not claims.
+    /// True if polls return messages, and not claims.
     fn has_messages(&self, source: SourceId) -> bool {
         !self.sources[source.index()].poller.capabilities().long_poll
     }
@@ -239,7 +239,7 @@ impl Worker {
         }
     }
 
-    /// Of a series of events an earlier one may have closed the claim.
+    /// An earlier event of a series may have closed the claim.
     pub(super) fn handle_claim_event(&mut self, claim: LocalToken, event: ClaimEvent, now: Instant) {
         let Some(held) = self.claims.get_mut(&claim) else { return };
         let mut actions = Vec::new();

@@ -104,9 +104,9 @@ struct ClaimEntry {
     /// Its work runs elsewhere, and its slot was given back.
     is_launched: bool,
     state: ClaimState,
-    /// Whether the alert of I7 was raised.
+    /// The alert of I7 was raised.
     overlap_alerted: bool,
-    /// When its payload was started.
+    /// The time at which its payload was started.
     started_at: Option<Instant>,
     /// Deleted when the claim request is answered.
     messages: Vec<LocalToken>,
@@ -353,7 +353,7 @@ impl Worker {
         self.effects.pop_front()
     }
 
-    /// When to send [`Event::Tick`].
+    /// The time at which to send [`Event::Tick`].
     pub fn next_deadline(&self) -> Option<Instant> {
         if self.mode == Mode::Exited {
             return None;
@@ -381,7 +381,7 @@ impl Worker {
 }
 
 impl SourceState {
-    /// When it is polled, if it waits for that time.
+    /// The time of its next poll, if it waits for that.
     pub fn next_poll_at(&self, now: Instant) -> Option<Instant> {
         match self.poller.next_call(now) {
             NextCall::NotBefore(at) if self.availability == ServiceAvailability::Up => Some(at),

@@ -66,7 +66,7 @@ impl Worker {
         self.exit = exit;
     }
 
-    /// When running payloads are stopped for a known termination.
+    /// The time at which running payloads are stopped for a known termination.
     fn release_at(&self) -> Option<Instant> {
         self.host_terminates_at.and_then(|deadline| {
             self.policy.on_termination_notice.release_at(deadline, self.policy.claim.termination_grace)

@@ -38,7 +38,7 @@ use credentials::Swap;
 use journeyman_domain::id::{PriorityQueue, Run};
 use wire::WorkerIdentity;
 
-/// In bytes; the limit of the queue before `claimWork`.
+/// The limit of the queue before `claimWork`, in bytes.
 const IDENTIFIER_BYTES_MAX_AZURE: usize = 22;
 const IDENTIFIER_BYTES_MAX: usize = 38;
 
@@ -54,7 +54,7 @@ pub enum Dialect {
     ClaimWork,
 }
 
-/// Where the content of artifacts is stored.
+/// The service that stores the content of artifacts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
@@ -89,7 +89,7 @@ pub struct Taskcluster {
     task_queue: String,
     signed_queues: Swap<SignedQueues>,
     quarantine: Mutex<QuarantineCheck>,
-    /// Whether a listing of this worker's claims has succeeded.
+    /// A listing of this worker's claims has succeeded.
     lists_claims: AtomicBool,
     /// Signalled when no claims are wanted.
     unwanted: Notify,

@@ -175,7 +175,7 @@ struct TaskQuery {
 struct TaskDetail {
     status: TaskStatus,
     definition: Value,
-    /// Of each run that was claimed.
+    /// The artifacts of each run that was claimed.
     artifacts: Vec<(u32, Vec<Value>)>,
     shown_run: Option<u32>,
     token: String,
