@@ -280,20 +280,6 @@ fn a_service_that_crashes_at_start_is_reported_with_exit_status_and_log() {
 }
 
 #[test]
-fn an_unhealthy_service_is_restarted() {
-    let scene = Scene::odd("");
-    let mut worker = scene.worker();
-    worker.logs("service is up");
-    scene.set_flag("ill");
-    worker.logs("service unhealthy");
-    scene.remove_flag("ill");
-    worker.logs("service is up");
-    assert_eq!(scene.services().len(), 2);
-    assert!(is_gone(scene.services()[0]));
-    worker.drain();
-}
-
-#[test]
 fn a_draining_worker_finishes_requests_before_it_stops_the_service() {
     let scene = Scene::odd("");
     let (waiting, go, ended) = (scene.pipe("waiting"), scene.pipe("go"), scene.pipe("ended"));
