@@ -22,6 +22,11 @@ pub(crate) fn answered(status: u16) -> Act {
     answer(status, "text/plain", "")
 }
 
+/// How many deaths a test of them has: `JOURNEYMAN_CRASH_RUNS`, or so many.
+pub(crate) fn deaths(default: usize) -> usize {
+    std::env::var("JOURNEYMAN_CRASH_RUNS").ok().and_then(|runs| runs.parse().ok()).unwrap_or(default)
+}
+
 /// A receiver of webhooks.
 pub(crate) struct Receiver(pub(crate) Gremlin);
 
