@@ -8,10 +8,11 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::{SourceArgs, find_source};
+use super::find_source;
 use crate::cli::doctor::zookeeper::connect;
 use crate::cli::doctor::{Check, report};
 use crate::cli::exit::ExitResult;
+use crate::cli::source_args::SourceArgs;
 use crate::config::Environment;
 use crate::config::schema::ZooKeeperSource;
 use crate::source::zookeeper::ZooKeeperQueue;
