@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::Router;
@@ -12,6 +13,7 @@ use axum::response::{IntoResponse as _, Response};
 use clap::Args;
 use parking_lot::Mutex;
 use serde::Deserialize;
+use tokio::sync::watch;
 
 use super::endpoints::keys;
 use crate::cli::exit::{Exit, ExitResult};
@@ -46,14 +48,23 @@ pub(super) struct ListenArgs {
     delay: Option<Span>,
 }
 
-struct Receiver {
+pub(super) struct Receiver {
     keys: Vec<SigningKey>,
     /// Attempts of each event.
     fail_first: u32,
     status: StatusCode,
     retry_after: Option<u32>,
     delay: Duration,
+    is_down: AtomicBool,
     lanes: Mutex<HashMap<String, Lane>>,
+    totals: watch::Sender<Totals>,
+}
+
+/// Counts of all deliveries.
+#[derive(Debug, Clone, Copy, Default)]
+struct Totals {
+    answered: [usize; 2],
+    out_of_order: usize,
 }
 
 /// The last event of a lane.
@@ -70,33 +81,36 @@ struct Lane {
 pub(super) async fn run(arguments: ListenArgs, environment: &Environment) -> ExitResult {
     let fail_first = if arguments.status.is_some() { u32::MAX } else { 0 };
     let failed = StatusCode::from_u16(arguments.status.unwrap_or(500));
-    let receiver = Receiver {
-        keys: keys("--key-file", &arguments.key_files, environment)?,
-        fail_first: arguments.fail_first.unwrap_or(fail_first),
+    let keys = keys("--key-file", &arguments.key_files, environment)?;
+    let receiver = Arc::new(Receiver {
         status: failed.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
         retry_after: arguments.retry_after,
         delay: arguments.delay.map_or(Duration::ZERO, |delay| delay.0),
-        lanes: Mutex::default(),
-    };
-    let router = Router::new().fallback(receive).layer(DefaultBodyLimit::max(NOTIFIER_BODY_BYTES_MAX));
+        ..Receiver::failing_first(arguments.fail_first.unwrap_or(fail_first), keys)
+    });
     let mut signals = ExitSignals::listen()?;
     let listener = HttpListener::listen(arguments.listen.0, Exposure::Loopback).await?;
     output::line(&format!("listening on http://{}", listener.address()?))?;
     tokio::select! {
-        never = listener.serve(router.with_state(Arc::new(receiver))) => match never {},
+        never = listener.serve(Receiver::router(&receiver)) => match never {},
         _ = signals.next() => Ok(Exit::Success),
     }
 }
 
 async fn receive(State(receiver): State<Arc<Receiver>>, headers: HeaderMap, body: Bytes) -> Response {
     let (lane, line) = receiver.describe(&headers, &body);
-    let is_failed = lane.attempts <= receiver.fail_first;
+    let is_failed = lane.attempts <= receiver.fail_first || receiver.is_down.load(Ordering::SeqCst);
     tokio::time::sleep(receiver.delay).await;
     let status = if is_failed { receiver.status } else { StatusCode::NO_CONTENT };
     let line = format!("{} {line} → {}", jiff::Zoned::now().strftime("%H:%M:%S"), status.as_u16());
     if let Err(error) = output::line(&line) {
         tracing::debug!(%error, "cannot print a delivery");
     }
+    receiver.totals.send_modify(|totals| {
+        let [failed, delivered] = &mut totals.answered;
+        *(if is_failed { failed } else { delivered }) += 1;
+        totals.out_of_order += usize::from(line.contains(" GAP of ") || line.contains(" OLDER than "));
+    });
     match receiver.retry_after.filter(|_| is_failed) {
         Some(seconds) => (status, [(header::RETRY_AFTER, seconds.to_string())]).into_response(),
         None => status.into_response(),
@@ -104,6 +118,41 @@ async fn receive(State(receiver): State<Arc<Receiver>>, headers: HeaderMap, body
 }
 
 impl Receiver {
+    pub(super) fn failing_first(attempts: u32, keys: Vec<SigningKey>) -> Self {
+        Self {
+            keys,
+            fail_first: attempts,
+            status: StatusCode::INTERNAL_SERVER_ERROR,
+            retry_after: None,
+            delay: Duration::ZERO,
+            is_down: AtomicBool::new(false),
+            lanes: Mutex::default(),
+            totals: watch::Sender::default(),
+        }
+    }
+
+    pub(super) fn router(receiver: &Arc<Self>) -> Router {
+        let router = Router::new().fallback(receive).layer(DefaultBodyLimit::max(NOTIFIER_BODY_BYTES_MAX));
+        router.with_state(Arc::clone(receiver))
+    }
+
+    /// Fails every attempt, or only the first ones again.
+    pub(super) fn set_down(&self, is_down: bool) {
+        self.is_down.store(is_down, Ordering::SeqCst);
+    }
+
+    /// Waits until so many attempts have failed, and so many have not.
+    pub(super) async fn wait_for(&self, failed: usize, delivered: usize) {
+        let is_so = |totals: &Totals| totals.answered[0] >= failed && totals.answered[1] >= delivered;
+        drop(self.totals.subscribe().wait_for(is_so).await);
+    }
+
+    /// The attempts, and how many broke the order.
+    pub(super) fn attempts(&self) -> (usize, usize) {
+        let totals = self.totals.borrow();
+        (totals.answered.iter().sum(), totals.out_of_order)
+    }
+
     fn describe(&self, headers: &HeaderMap, body: &[u8]) -> (Lane, String) {
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
         let key = headers.get("journeyman-lane").map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned());

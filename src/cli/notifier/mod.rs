@@ -1,6 +1,7 @@
 //! `journeyman notifier`: delivers webhooks until a signal stops it.
 
 mod client;
+mod dev;
 mod endpoints;
 mod listen;
 mod operate;
@@ -35,6 +36,8 @@ pub(super) struct NotifierArgs {
 
 #[derive(Debug, Subcommand)]
 enum NotifierCommand {
+    /// Show ordered delivery to a receiver that fails, in this terminal, and exit
+    Dev,
     /// Make in RabbitMQ and PostgreSQL what `[notifier.amqp]`, `[notifier.mistral]` and `[notifier.outbox]` need
     ///
     /// The user of the broker's URI needs the right to configure queues, which the notifier itself does not. JOURNEYMAN_AMQP_URI is
@@ -62,6 +65,7 @@ enum StoreCommand {
 
 pub(super) async fn run(arguments: NotifierArgs, environment: &Environment) -> ExitResult {
     match arguments.command {
+        Some(NotifierCommand::Dev) => Box::pin(dev::run()).await,
         Some(NotifierCommand::Setup(settings)) => setup::run(settings, environment).await,
         Some(NotifierCommand::Store(StoreCommand::Migrate(settings))) => migrate(settings, environment).await,
         Some(NotifierCommand::Send(arguments)) => send::run(*arguments, environment).await,

@@ -91,3 +91,5 @@ pub const NOTIFIER_MISTRAL_PREFETCH: u16 = 16;
 pub const NOTIFIER_TARGETS_MAX: usize = 10_000;
 /// The time of an attempt at one of them.
 pub const NOTIFIER_TARGET_TIMEOUT: Duration = Duration::from_secs(20);
+/// The time of the demonstration.
+pub const NOTIFIER_DEV_TIMEOUT: Duration = Duration::from_secs(60);
