@@ -10,21 +10,12 @@ use crate::cli::output::{self, Format};
 use crate::zookeeper::Session;
 use crate::zookeeper::decode::Decoded;
 use crate::zookeeper::inspect::{Contender, Walk};
-use crate::zookeeper::map;
 use journeyman_domain::limits::ZOOKEEPER_CONTENDERS_MAX;
 
-fn what_is(path: &str) -> &'static str {
-    match map::find(path) {
-        Some(row) => row.what,
-        None if map::is_folder(path) || path == "/" => "",
-        None => "not on the map",
-    }
-}
-
-/// Prints one node: what it is, its data, who holds its lock.
+/// Prints one node: its data, and who holds its lock.
 pub(super) async fn show(session: &Session, path: &str, format: Format) -> ExitResult {
     let found = session.decode(path).await.map_err(|error| failure(&error))?;
-    let Some(Decoded { row, stat, data, points_to }) = found else {
+    let Some(Decoded { stat, data, points_to }) = found else {
         return Err(Failure::new(Exit::Failed, format!("{path} does not exist")));
     };
     // The lock of a request is beside it.
@@ -38,9 +29,8 @@ pub(super) async fn show(session: &Session, path: &str, format: Format) -> ExitR
     let owner = (stat.ephemeral_owner != 0).then(|| format!("{:#x}", stat.ephemeral_owner));
     if format == Format::Json {
         let shown = json!({
-            "path": path, "what": row.map(|row| row.what), "encoding": row.map(|row| format!("{:?}", row.encoding)),
-            "writer": row.map(|row| format!("{:?}", row.writer)), "version": stat.version, "czxid": stat.czxid,
-            "mzxid": stat.mzxid, "ctime_ms": stat.ctime, "mtime_ms": stat.mtime, "owner": owner, "bytes": stat.data_length,
+            "path": path, "version": stat.version, "czxid": stat.czxid, "mzxid": stat.mzxid,
+            "ctime_ms": stat.ctime, "mtime_ms": stat.mtime, "owner": owner, "bytes": stat.data_length,
             "children": stat.num_children, "contenders": contenders.iter().map(contender_json).collect::<Vec<_>>(), "points_to": points_to, "data": data,
         });
         output::line(&shown.to_string())?;
@@ -53,10 +43,6 @@ pub(super) async fn show(session: &Session, path: &str, format: Format) -> ExitR
         }
     };
     field("path", path);
-    field("what", what_is(path));
-    if let Some(row) = row {
-        field("written by", &format!("{:?}, {:?}", row.writer, row.encoding));
-    }
     field("version", &format!("{} of {} bytes, {} children", stat.version, stat.data_length, stat.num_children));
     field("changed", &jiff::Timestamp::from_millisecond(stat.mtime).unwrap_or_default().to_string());
     field("session", &owner.unwrap_or_default());
