@@ -143,7 +143,7 @@ impl Environment {
         let names = self.0.keys().filter_map(|name| name.to_str());
         let names = names.filter(|name| name.starts_with("JOURNEYMAN_") && !name.starts_with(PREFIX));
         let suggestion = |name: &str| {
-            let mut known = reference::keys().into_iter().map(|key| variable(&key.key));
+            let mut known = reference::KEYS.iter().map(|key| variable(&key.key));
             known.find(|known| known.replace("__", "_") == name.replace("__", "_"))
         };
         let warnings = names.filter_map(|name| Some((name, suggestion(name)?))).map(|(name, known)| {

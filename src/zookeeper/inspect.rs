@@ -160,12 +160,6 @@ impl Walk {
         }
         found
     }
-
-    /// The topmost nodes for which this holds.
-    pub fn topmost(&self, is_meant: impl Fn(&str) -> bool) -> Vec<String> {
-        let parent = |path: &str| path.rsplit_once('/').map_or("", |(parent, _)| parent).to_owned();
-        self.nodes.keys().filter(|path| is_meant(path) && !is_meant(&parent(path))).cloned().collect()
-    }
 }
 
 #[cfg(test)]
@@ -203,6 +197,5 @@ mod tests {
         assert_eq!(holds, [(7, false), (8, true)]);
         assert_eq!(walk.lone_contenders().iter().map(|one| one.session).collect::<Vec<_>>(), [8]);
         assert_eq!(walk.leftovers(1_000_000), ["/q/locks/d"]);
-        assert_eq!(walk.topmost(|path| path.starts_with("/q/requests")), ["/q/requests"]);
     }
 }

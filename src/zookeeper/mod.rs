@@ -13,7 +13,6 @@ pub mod janitor;
 pub mod job_queue;
 pub mod json_object;
 pub mod lock;
-pub mod map;
 pub mod queue_counts;
 pub mod semaphore;
 pub mod shards;

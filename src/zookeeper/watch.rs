@@ -52,7 +52,7 @@ impl Session {
         self.wait_until(path, |stat| stat.is_some()).await
     }
 
-    pub(super) async fn wait_until(&self, path: &str, is_wanted: impl Fn(Option<&Stat>) -> bool) -> Result<(), Error> {
+    async fn wait_until(&self, path: &str, is_wanted: impl Fn(Option<&Stat>) -> bool) -> Result<(), Error> {
         loop {
             let watched = self.client.stat_and_watch(path).await;
             match watched.map_err(|cause| Error::new("watch", path, cause)) {

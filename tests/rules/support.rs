@@ -201,11 +201,11 @@ impl Bench {
         bench
     }
 
-    /// One source of messages with `lanes` lanes, opened; its first poll is under way.
-    pub(crate) fn messages(capacity: u32, lanes: u16) -> Self {
+    /// One source of messages with so many priority queues, opened; its first poll is under way.
+    pub(crate) fn messages(capacity: u32, queues: u16) -> Self {
         let mut bench = Self::new(policy(capacity), &[MESSAGES]);
         assert_eq!(bench.tick(), [Effect::Open(SourceId(0))]);
-        let polls = bench.opened(0, lanes);
+        let polls = bench.opened(0, queues);
         assert!(matches!(polls[..], [Effect::Poll { queue: PriorityQueue(0), .. }]), "{polls:?}");
         bench
     }
@@ -271,8 +271,8 @@ impl Bench {
         panic!("it did not happen in ten minutes");
     }
 
-    pub(crate) fn opened(&mut self, source: u16, lanes: u16) -> Vec<Effect> {
-        let answer = Ok(OpenResult { priority_queues: lanes, usable_for: None });
+    pub(crate) fn opened(&mut self, source: u16, queues: u16) -> Vec<Effect> {
+        let answer = Ok(OpenResult { priority_queues: queues, usable_for: None });
         self.happens(Event::Opened { source: SourceId(source), sent_at: self.now, answer })
     }
 

@@ -1046,8 +1046,8 @@ impl World {
         let event = match call {
             Call::Open => {
                 let usable_for = Some(Duration::from_millis(self.queue.lease_ms * 2));
-                let count = self.hosts[host].lanes();
-                self.hosts[host].next_lane = 0;
+                let count = self.hosts[host].priority_queues();
+                self.hosts[host].next_queue = 0;
                 let answer = answer.map(|_| OpenResult { priority_queues: count, usable_for });
                 Event::Opened { source: SourceId(0), sent_at, answer }
             }

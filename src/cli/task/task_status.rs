@@ -34,13 +34,11 @@ pub struct RunStatus {
     #[serde(rename = "reasonResolved")]
     pub reason: Option<String>,
     worker_group: String,
-    pub worker_id: Option<String>,
-    #[serde(rename = "scheduled")]
-    pub scheduled_at: Option<Timestamp>,
+    worker_id: Option<String>,
     #[serde(rename = "started")]
     pub started_at: Option<Timestamp>,
     #[serde(rename = "resolved")]
-    pub resolved_at: Option<Timestamp>,
+    resolved_at: Option<Timestamp>,
     taken_until: Option<Timestamp>,
 }
 

@@ -102,8 +102,6 @@ pub const POD_WARNINGS_MAX: usize = 5;
 /// How long a pod that has ended is kept if no worker removes it. A check that comes later would launch its work again.
 pub const POD_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 pub const POD_SWEEP_INTERVAL: Duration = Duration::from_secs(10 * 60);
-/// What a YAML text may become in memory, with its anchors: some 200,000 values.
-pub const YAML_BYTES_MAX: usize = 16 << 20;
 pub const YAML_DEPTH_MAX: usize = 64;
 /// Steps of a pod template.
 pub const POD_TEMPLATE_FUEL: u64 = 100_000;

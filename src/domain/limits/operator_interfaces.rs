@@ -27,12 +27,6 @@ pub const HTTP_HEAD_BYTES_MAX: usize = 32 << 10;
 pub const TOP_REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 pub const TOP_KEYS_QUEUED_MAX: usize = 64;
 pub const TOP_KEY_POLL_INTERVAL: Duration = Duration::from_millis(100);
-pub const TOP_LOG_LINES_MAX: usize = 2_000;
-pub const TOP_LOG_LINE_BYTES_MAX: usize = 1_000;
-/// Tasks on one page of `journeyman dev`.
-pub const DEV_PAGE_TASKS: u32 = 100;
-/// Artifacts of a run on the page of `journeyman dev`.
-pub const DEV_PAGE_ARTIFACTS_MAX: usize = 200;
 /// Ended claims in the status.
 pub const RECENT_RESULTS_MAX: usize = 20;
 pub const CONTROL_CONNECTIONS_MAX: usize = 128;

@@ -21,8 +21,8 @@ pub const ZOOKEEPER_LONG_POLL_WAIT: Duration = Duration::from_secs(20);
 pub const ZOOKEEPER_EVENTS_MAX: usize = 64;
 /// Reads of a walk at the same time.
 pub const ZOOKEEPER_READS_CONCURRENT_MAX: usize = 256;
-/// Nodes that `zk tree` prints.
-pub const ZOOKEEPER_TREE_NODES_MAX: usize = 10_000;
+/// Nodes at a lock that `zk show` reads.
+pub const ZOOKEEPER_CONTENDERS_MAX: usize = 10_000;
 /// Nodes that `zk doctor` looks at.
 pub const ZOOKEEPER_WALK_NODES_MAX: usize = 50_000;
 /// Nodes of each part of the tree that the page of a source looks at, each time that it is shown.
