@@ -2,7 +2,8 @@
 
 use journeyman_platform::amqp::lapin::ExchangeKind;
 use journeyman_platform::amqp::lapin::options::{
-    BasicPublishOptions, ExchangeDeclareOptions, ExchangeDeleteOptions, QueueDeleteOptions, QueuePurgeOptions,
+    BasicPublishOptions, ExchangeDeclareOptions, ExchangeDeleteOptions, QueueDeclareOptions, QueueDeleteOptions,
+    QueuePurgeOptions,
 };
 use journeyman_platform::amqp::lapin::types::FieldTable;
 use serde_json::{Value, json};
@@ -11,6 +12,27 @@ use super::{Pool, assert_includes};
 use crate::amqp::support::{Client, shared_uri, within};
 use crate::support::broker::Broker;
 use crate::support::broker::api;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_of_a_key_whose_queue_cannot_be_declared_get_an_error_and_delay_no_other_key() {
+    let Some(pool) = Pool::new().await else { return };
+    let queue = format!("{}-req-bad", pool.name);
+    // No other connection may use it.
+    let options = QueueDeclareOptions { exclusive: true, ..QueueDeclareOptions::default() };
+    let declaring = pool.client.channel.queue_declare(queue.as_str().into(), options, FieldTable::default());
+    declaring.await.expect("it is made");
+    let _controller = pool.active("").await;
+    // More than a controller has in hand at once.
+    for number in 0..600 {
+        pool.ask("bad", &number.to_string()).await;
+    }
+    pool.ask("good", "good").await;
+    let good = format!("{}-req-good", pool.name);
+    within("the other key has its request", async { while pool.depth(&good).await != Some((1, 0)) {} }).await;
+    for number in 0..600 {
+        assert_eq!(pool.rejected(&number.to_string()).await, "no-queue");
+    }
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_of_a_key_whose_queue_is_full_get_an_error_and_delay_no_other_key() {
