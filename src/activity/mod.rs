@@ -18,7 +18,7 @@ use journeyman_domain::poll::POLL_RETRY;
 use journeyman_platform::amqp::{self, Broker};
 use journeyman_platform::host::clock::{Clock, or_pending};
 
-/// Where reports are published.
+/// The exchange and routing key to which reports are published.
 #[derive(Debug, Clone)]
 pub struct Config {
     pub broker: Broker,

@@ -73,7 +73,7 @@ pub(super) fn worker_id(config: &Config, name: &WorkerIdentity) -> String {
 ///
 /// # Errors
 ///
-/// As [`build_broker`].
+/// Fails as [`build_broker`] does.
 pub(super) fn report_activity(
     config: &Config,
     control: &Control,
@@ -105,7 +105,7 @@ pub(super) struct RequestHandling {
 }
 
 impl RequestHandling {
-    /// For a handler of the configuration.
+    /// Binds a handler of the configuration.
     pub(super) fn from_config(config: &Config, name: &str, handler: Arc<dyn DynHandler>) -> Self {
         let built_in = Handler::default();
         let handler_config = config.handler.get(name).unwrap_or(&built_in);
@@ -125,7 +125,7 @@ impl RequestHandling {
 ///
 /// # Errors
 ///
-/// As [`build_broker`].
+/// Fails as [`build_broker`] does.
 pub(super) fn source_binding(
     source_name: &str,
     source: &RequestSource,
@@ -150,7 +150,7 @@ pub(super) fn source_binding(
         poison_queue: source.poison_queue.as_deref().map(queue_name).transpose()?,
         consumer_timeout: amqp.consumer_timeout.0,
         management: build_management(amqp, &broker)?,
-        // With deferral no request is held for as long as it runs.
+        // No request is held with deferral for as long as it runs.
         max_run_time: max_run_time.filter(|_| !source.deferred),
         deferral: source.deferred.then(|| DeferralConfig::of_requests(&queue)),
         message_bytes_max: amqp.max_message_size.0,

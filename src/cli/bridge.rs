@@ -23,7 +23,7 @@ use crate::worker::{SourceBinding, Worker};
 ///
 /// # Errors
 ///
-/// As [`worker::run`].
+/// Runs a worker whose handlers are bridges, as [`worker::run`] does.
 pub(super) async fn run(settings: ConfigArgs<WorkerFlags>, environment: &Environment) -> ExitResult {
     Box::pin(worker::run_with(build_worker, settings, environment)).await
 }

@@ -149,10 +149,10 @@ impl<F: FlagSet> clap::Args for ConfigArgs<F> {
 
 fn flag_arg(flag: &ConfigFlag) -> Arg {
     let key = reference::find(flag.key);
-    let (about, kind, default) = key.map(|key| (key.description, key.value_kind, key.default)).unwrap_or_default();
-    let default = flag.default_override.map(str::to_owned).or(default);
+    let about = key.map_or("", |key| &key.description);
+    let default = flag.default_override.or_else(|| key?.default.as_deref());
     let default = default.map_or_else(String::new, |default| format!(" [default: {}]", default.trim_matches('"')));
-    let value = match kind.as_str() {
+    let value = match key.map_or("", |key| &key.value_kind) {
         time if time.starts_with("time with unit") => "TIME",
         size if size.starts_with("bytes with unit") => "SIZE",
         "path" => "PATH",
@@ -215,7 +215,7 @@ impl<F: FlagSet> ConfigArgs<F> {
         Ok(self.load_or_problems(environment)??)
     }
 
-    /// As [`Self::load`], with the problems of a file that can be read.
+    /// Loads as [`Self::load`] does, with the problems of a file that can be read.
     ///
     /// # Errors
     ///

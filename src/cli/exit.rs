@@ -26,7 +26,7 @@ pub enum Exit {
 }
 
 impl Exit {
-    /// In order of their numbers, with descriptions.
+    /// All codes in order of their numbers, with descriptions.
     pub const ALL: [(Self, &'static str); 14] = [
         (Self::Success, "success: done, drained or stopped as requested"),
         (Self::Failed, "failed: rejected, not found, not completed, or a handler that breaks the contract"),
@@ -74,7 +74,7 @@ impl Failure {
         Self { exit, message: redact::text(&message.into()).into_owned() }
     }
 
-    /// With the message of the error and its causes.
+    /// Takes the message of the error and of its causes.
     pub fn from_error(exit: Exit, error: &dyn std::error::Error) -> Self {
         Self::new(exit, error_chain(error))
     }

@@ -23,6 +23,7 @@ mod reloader;
 mod screwdriver;
 mod screwdriver_setup;
 mod signals;
+mod source_args;
 mod systemd_notify;
 pub mod task;
 mod taskcluster_setup;

@@ -19,7 +19,7 @@ pub(super) fn notify_config(
     Ok(Some(NotifyConfig { publisher, wanted }))
 }
 
-/// For a role without a store.
+/// Makes the announcer of a role without a store.
 pub(super) fn announcer(
     config: &schema::Notify,
     source: String,

@@ -3,10 +3,9 @@
 use clap::{Args, Subcommand};
 
 use super::amqp_setup::{build_broker, build_management};
-use super::config_args::{ConfigArgs, NoFlags};
 use super::doctor::{Check, report};
 use super::exit::{Exit, ExitResult, Failure};
-use super::output::Format;
+use super::source_args::SourceArgs;
 use crate::config::schema::{Config, Source};
 use crate::screwdriver::config::ScrewdriverSource;
 use crate::screwdriver::topology::{self, Facts, Finding, Severity};
@@ -28,14 +27,8 @@ pub(super) struct TopologyArgs {
     /// Declare what is missing; nothing that exists is changed
     #[arg(long)]
     apply: bool,
-    /// Source of kind `screwdriver` whose queues are meant [default: the only one]
-    #[arg(long, value_name = "NAME")]
-    source: Option<String>,
-    /// How to print it
-    #[arg(short, long, value_enum, default_value_t = Format::Table)]
-    output: Format,
     #[command(flatten)]
-    settings: ConfigArgs<NoFlags>,
+    source: SourceArgs,
 }
 
 /// Runs the command.
@@ -44,25 +37,14 @@ pub(super) struct TopologyArgs {
 ///
 /// [`Exit::Unreachable`] or [`Exit::Denied`] about the broker.
 pub(super) async fn run(command: ScrewdriverCommand, environment: &Environment) -> ExitResult {
-    let ScrewdriverCommand::Topology(arguments) = command;
+    let ScrewdriverCommand::Topology(TopologyArgs { apply, source: arguments }) = command;
     let config = arguments.settings.load(environment)?.config;
-    let source = find_source(&config, arguments.source.as_deref())?;
-    let found = look(source, &config.amqp, environment, arguments.apply).await?;
+    let (_, source) = arguments.find(&config, "screwdriver", |source| match source {
+        Source::Screwdriver(source) => Some(&**source),
+        Source::Zookeeper(_) | Source::Taskcluster(_) | Source::Amqp(_) => None,
+    })?;
+    let found = look(source, &config.amqp, environment, apply).await?;
     report(&found.into_iter().map(to_check).collect::<Vec<_>>(), arguments.output)
-}
-
-fn find_source<'a>(config: &'a Config, wanted: Option<&str>) -> Result<&'a ScrewdriverSource, Failure> {
-    let mut sources = config.source.iter().filter_map(|(name, source)| match source {
-        Source::Screwdriver(source) if wanted.is_none_or(|wanted| wanted == name) => Some(&**source),
-        Source::Screwdriver(_) | Source::Zookeeper(_) | Source::Taskcluster(_) | Source::Amqp(_) => None,
-    });
-    let none = || Failure::new(Exit::Config, "there is no such [source.NAME] of kind `screwdriver`");
-    let source = sources.next().ok_or_else(none)?;
-    if sources.next().is_some() {
-        let several = "there are several sources of kind `screwdriver`: name one with --source";
-        return Err(Failure::new(Exit::Usage, several));
-    }
-    Ok(source)
 }
 
 /// Looks at the broker, and declares what is missing first if that is asked for.
@@ -86,7 +68,7 @@ async fn look(
     Ok(found)
 }
 
-/// For `journeyman doctor`.
+/// The checks of one source for `journeyman doctor`.
 pub(super) async fn check_source(
     name: &str,
     source: &ScrewdriverSource,

@@ -58,7 +58,7 @@ fn reread_credentials(
     })
 }
 
-/// Of a source that is not polled.
+/// Makes the client of a source that is not polled.
 pub(super) fn build_api(
     source_name: &str,
     source: &TaskclusterSource,

@@ -36,7 +36,7 @@ pub(super) async fn run(settings: ConfigArgs<WorkerFlags>, environment: &Environ
     Box::pin(run_with(worker_setup::build_worker, settings, environment)).await
 }
 
-/// Also runs `bridge`.
+/// Runs `worker` and `bridge`.
 pub(super) async fn run_with(
     build: fn(&Config, &Environment) -> Result<BuiltWorker, Failure>,
     settings: ConfigArgs<WorkerFlags>,

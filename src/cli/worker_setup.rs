@@ -51,7 +51,7 @@ impl WorkerIdentity {
 /// A worker, and its API clients: worker-runner may replace their credentials.
 pub(super) struct BuiltWorker {
     pub worker: Worker,
-    /// By the names of the sources.
+    /// The clients of the sources, by name.
     pub apis: BTreeMap<String, Api>,
 }
 
@@ -202,7 +202,7 @@ fn kubernetes_handler(name: &str, section: KubernetesHandler) -> Result<Arc<dyn 
     Ok(handler::erase(handler::staged::Staged(pods)))
 }
 
-/// At the start, so that a missing program costs no task.
+/// A missing program is found at the start, so that it costs no task.
 fn find_programs<const N: usize>(
     name: &str,
     env_allow: &[String],

@@ -67,7 +67,7 @@ impl std::fmt::Debug for RpcRequest {
     }
 }
 
-/// Whether more replies follow.
+/// The place of a reply among the others of its request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplyPosition {
     /// More follow.
@@ -85,7 +85,7 @@ pub struct RpcReply {
     pub reason: Option<String>,
     /// The body.
     pub body: Vec<u8>,
-    /// Whether more follow.
+    /// Tells whether more follow.
     pub position: ReplyPosition,
 }
 
@@ -97,7 +97,7 @@ impl std::fmt::Debug for RpcReply {
 }
 
 impl RpcReply {
-    /// Whether the status is `ok`.
+    /// True if the status is `ok`.
     #[must_use]
     pub fn is_ok(&self) -> bool {
         self.status.as_deref() == Some("ok")
@@ -205,7 +205,7 @@ impl RpcClient {
     ///
     /// # Errors
     ///
-    /// As [`RpcClient::call`].
+    /// Calls as [`RpcClient::call`] does.
     ///
     /// # Cancel safety
     ///
@@ -225,7 +225,7 @@ impl RpcClient {
     ///
     /// # Cancel safety
     ///
-    /// As [`RpcClient::call`].
+    /// Calls as [`RpcClient::call`] does.
     pub async fn stream(&self, call: &RpcRequest) -> Result<RpcReplies, RpcError> {
         let deadline = Instant::now() + call.timeout;
         let sending = async {

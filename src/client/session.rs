@@ -42,7 +42,7 @@ pub(super) struct Session {
     channel: Channel,
     calls: Arc<PendingCalls>,
     confirms: mpsc::Sender<UnconfirmedRequest>,
-    /// When each exchange was last known to exist.
+    /// The time at which each exchange was last known to exist.
     exchanges_seen: Mutex<HashMap<String, Instant>>,
     _dispatcher: JoinSet<()>,
 }

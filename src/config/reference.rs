@@ -1,6 +1,7 @@
 //! Lists every key with its type, default and description, as help texts and the guide show them.
 
 use std::fmt::Write as _;
+use std::sync::LazyLock;
 
 use serde_json::Value;
 
@@ -18,7 +19,7 @@ pub struct KeyReference {
     pub value_kind: String,
     /// The built-in value as TOML, if there is one.
     pub default: Option<String>,
-    /// Whether it has to be set.
+    /// The key has to be set.
     pub is_required: bool,
     /// What it is for.
     pub description: String,
@@ -30,8 +31,8 @@ pub(super) const SECTIONS: [&str; 15] = [
     "control", "http", "log",
 ];
 
-/// Every key, in the order of the sections.
-pub fn keys() -> Vec<KeyReference> {
+/// Every key, in the order of the sections. The command line looks up one for each of its flags.
+pub static KEYS: LazyLock<Vec<KeyReference>> = LazyLock::new(|| {
     let mut keys = Vec::new();
     for section in SECTIONS {
         if let Some(schema) = SCHEMA.pointer(&format!("/properties/{section}")) {
@@ -39,11 +40,11 @@ pub fn keys() -> Vec<KeyReference> {
         }
     }
     keys
-}
+});
 
 /// The key of that name.
-pub fn find(key: &str) -> Option<KeyReference> {
-    keys().into_iter().find(|known| known.key == key)
+pub fn find(key: &str) -> Option<&'static KeyReference> {
+    KEYS.iter().find(|known| known.key == key)
 }
 
 fn collect(schema: &Value, key: &str, is_required: bool, keys: &mut Vec<KeyReference>) {
@@ -161,7 +162,7 @@ fn choices(words: &[String]) -> String {
 /// The reference as a Markdown table, for `guide/configuration.md`.
 pub fn markdown() -> String {
     let mut out = String::from("| key | value | default | description |\n| --- | --- | --- | --- |\n");
-    for key in keys() {
+    for key in KEYS.iter() {
         let default = match &key.default {
             _ if key.is_required => "required".to_owned(),
             Some(default) => format!("`{default}`"),
@@ -179,7 +180,7 @@ pub const TEMPLATE: &str = include_str!("template.toml");
 pub(super) fn unknown_variables(environment: &Environment) -> Vec<Problem> {
     let names = environment.names().filter(|name| name.starts_with("JOURNEYMAN_") && !name.starts_with(PREFIX));
     let suggestion = |name: &str| {
-        let mut known = keys().into_iter().map(|key| variable(&key.key));
+        let mut known = KEYS.iter().map(|key| variable(&key.key));
         known.find(|known| known.replace("__", "_") == name.replace("__", "_"))
     };
     let warnings = names.filter_map(|name| Some((name, suggestion(name)?))).map(|(name, known)| {
@@ -195,7 +196,7 @@ mod tests {
 
     #[test]
     fn every_key_has_a_description() {
-        for key in keys() {
+        for key in KEYS.iter() {
             assert!(key.description.len() > 8 && key.description.ends_with('.'), "{key:?}");
         }
     }

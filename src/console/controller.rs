@@ -18,7 +18,7 @@ use crate::controller::status::{
 };
 use journeyman_domain::limits::PAGE_GROUPS_MAX;
 
-/// Of the page, in commands.
+/// The author of the page's commands.
 const AUTHOR: &str = "the page";
 
 pub fn report(status: &ControllerStatusReply) -> Report {

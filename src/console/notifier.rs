@@ -72,7 +72,7 @@ fn headline(status: &Status, now: Stamp) -> Headline {
     Headline { level, state, cell }
 }
 
-/// Of a time that never comes, a dash.
+/// Shows a time, or a dash for one that never comes.
 fn when(at: Option<Stamp>, now: Stamp) -> Value {
     match at {
         Some(at) if at.0 == i64::MAX => "no end".into(),
@@ -82,7 +82,7 @@ fn when(at: Option<Stamp>, now: Stamp) -> Value {
     }
 }
 
-/// When something is done that may be due already.
+/// Shows the time of something that may be due already.
 fn due(at: Option<Stamp>, now: Stamp) -> Value {
     if at.is_some_and(|at| at <= now) { "now".into() } else { when(at, now) }
 }
@@ -196,7 +196,7 @@ const OUTCOMES: [MessageOutcome; 4] = [
     MessageOutcome::AbortedByReceiver,
     MessageOutcome::SkippedByOperator,
 ];
-/// Of attempts; `status` is an answer other than 2xx.
+/// The classes of attempts; `status` is an answer other than 2xx.
 const CLASSES: [&str; 7] = [
     ErrorClass::Dns.name(),
     ErrorClass::Connect.name(),

@@ -30,7 +30,7 @@ pub struct Metric {
 /// Labels are in the order of the metric's name; an empty one is left out.
 #[derive(Debug)]
 pub(crate) struct Sample {
-    /// Of a histogram's sample.
+    /// The end of a sample's name in a histogram.
     suffix: &'static str,
     labels: Vec<String>,
     value: f64,

@@ -16,7 +16,6 @@ use crate::observe::untrusted_text;
 
 const STYLE: &str = include_str!("page/page.css");
 const SCRIPT: &str = include_str!("page/page.js");
-const TASKS_SCRIPT: &str = include_str!("page/tasks.js");
 /// Without scripts.
 const RELOAD_SECONDS: u8 = 10;
 const REFRESH_SECONDS: u8 = 2;
@@ -41,16 +40,12 @@ pub enum Commands {
     None,
     /// By buttons that need scripts and the token in the file of this key.
     Token(&'static str),
-    /// By forms, which carry the page's own token.
-    Forms,
 }
 
 pub(crate) struct PageContent {
     pub(crate) title: String,
     pub(crate) name: Markup,
     pub(crate) main: Markup,
-    /// After `main`, and kept when `main` is refreshed.
-    pub(crate) aside: Markup,
     pub(crate) commands: Commands,
     pub(crate) refresh_seconds: u8,
     pub(crate) links: Markup,
@@ -62,7 +57,6 @@ impl PageContent {
             title: title.into(),
             name,
             main,
-            aside: html! {},
             commands: Commands::None,
             refresh_seconds: REFRESH_SECONDS,
             links: html! {},
@@ -71,13 +65,9 @@ impl PageContent {
 
     pub(crate) fn build(self) -> HtmlPage {
         let hash = |text: &str| format!("'sha256-{}'", STANDARD.encode(Sha256::digest(text)));
-        let (more, forms) = match self.commands {
-            Commands::None | Commands::Token(_) => (String::new(), "'none'"),
-            Commands::Forms => (hash(TASKS_SCRIPT), "'self'"),
-        };
         let policy = format!(
-            "default-src 'none'; style-src {}; script-src {} {more}; connect-src 'self'; base-uri 'none'; \
-             form-action {forms}; frame-ancestors 'none'",
+            "default-src 'none'; style-src {}; script-src {}; connect-src 'self'; base-uri 'none'; \
+             form-action 'none'; frame-ancestors 'none'",
             hash(STYLE),
             hash(SCRIPT)
         );
@@ -107,13 +97,12 @@ impl PageContent {
                     }
                     main data-refresh-seconds=(self.refresh_seconds) { (self.main) }
                     // Outside of `main`, so that a refresh does not replace it.
-                    section #aside { (self.aside) }
+                    section #aside {}
                     footer {
                         p { (self.links) }
                         p { "version " (env!("CARGO_PKG_VERSION")) " · process " (std::process::id()) " · hover over a time for the full date" }
                     }
                     script { (PreEscaped(SCRIPT)) }
-                    @if self.commands == Commands::Forms { script { (PreEscaped(TASKS_SCRIPT)) } }
                 }
             }
         }
@@ -186,7 +175,7 @@ pub(crate) fn table(Table { title, columns, rows, more, empty }: &Table) -> Mark
     }
 }
 
-/// Whether a browser may not break its lines.
+/// True if a browser may not break its lines.
 fn is_short(cell: &Cell) -> bool {
     cell.text().chars().count() <= SHORT_CHARS_MAX
 }

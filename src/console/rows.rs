@@ -42,7 +42,7 @@ pub enum Value {
     Lasts(f64),
     Ago(f64),
     In(f64),
-    /// What is left of a lease of this length.
+    /// The rest of a lease of this length.
     Left {
         seconds: f64,
         of: Option<f64>,
@@ -280,7 +280,7 @@ pub struct Section {
 /// All that a role shows.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Report {
-    /// Of a browser's window.
+    /// The title of a browser's window.
     pub title: String,
     pub name: Cell,
     pub version: String,

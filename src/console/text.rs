@@ -12,7 +12,7 @@ pub fn strip_control_chars(text: &str) -> String {
     text.chars().map(|char| if is_unsafe(char) { ' ' } else { char }).collect()
 }
 
-/// With an ellipsis if it is longer.
+/// Cuts a text that is longer, and adds an ellipsis.
 pub fn cut(text: &str, chars_max: usize) -> String {
     if text.chars().count() <= chars_max {
         text.to_owned()

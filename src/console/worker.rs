@@ -271,7 +271,7 @@ fn command(ClaimCommandStatus { command, seconds_ago, note: by }: &ClaimCommandS
     cell(command).and(Value::Ago(*seconds_ago)).and(note(by))
 }
 
-/// With milliseconds below a minute.
+/// Times below a minute have milliseconds.
 fn phase(phase: &PhaseStatus) -> Row {
     let took = match phase.duration_seconds {
         None => "running".to_owned(),

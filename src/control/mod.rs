@@ -75,7 +75,7 @@ pub enum WorkerCommand {
     },
     /// Stop a task and fail it.
     Cancel {
-        /// As for [`WorkerCommand::Release`].
+        /// The task's id, or its beginning, as for [`WorkerCommand::Release`].
         task: String,
     },
 }

@@ -34,7 +34,7 @@ struct Rejecter {
     /// lapin may attribute a return to another publish of the channel, so one publish at a time.
     poison_channel: Mutex<Channel>,
     names: QueueNames,
-    /// Of a request that reached the limit of redeliveries.
+    /// The attempts of a request that reached the limit of redeliveries.
     attempts: Option<u64>,
     failures: WorkerFailures,
     clock: Clock,

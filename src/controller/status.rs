@@ -116,7 +116,7 @@ pub struct WorkerCounts {
     pub starting: u32,
     /// Ready, without a request.
     pub idle: u32,
-    /// With a request.
+    /// The workers that have a request.
     pub busy: u32,
     /// Asked to stop.
     pub stopping: u32,
@@ -191,7 +191,7 @@ pub struct GroupStatus {
     pub scale_override: Option<ScaleStatus>,
     /// Workers in a row that failed to start or exited soon.
     pub consecutive_failures: u32,
-    /// Whether these are enough for an alert.
+    /// These failures are enough for an alert.
     pub failing: bool,
     /// Last exit that was not requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -144,7 +144,7 @@ impl Topology<'_> {
             }
         };
         match done {
-            // For Bind, 404 means that the exchange is missing.
+            // 404 means for Bind that the exchange is missing.
             Err(error) if step != QueueStep::Bind && amqp::reply_code(&error) == Some(amqp::NOT_FOUND) => {
                 Ok(StepResult::NotFound)
             }

@@ -31,7 +31,7 @@ pub(super) struct WorkerSet {
     pub(super) restarts: BTreeMap<Key, RestartBackoff>,
     scaler: Scaler,
     variables: BTreeMap<String, String>,
-    /// As stored.
+    /// The keys that are stored.
     known_keys: BTreeSet<Key>,
     pub(super) decisions: BTreeMap<Key, ScaleDecision>,
     pub(super) failures: watch::Sender<Failures>,
@@ -399,7 +399,7 @@ impl WorkerSet {
         let new_spec = || {
             let (id, mut variables) = (uuid::Uuid::new_v4().to_string(), self.variables.clone());
             variables.extend([
-                // As read last: its password may have been renewed.
+                // The URI is the one read last: its password may have been renewed.
                 ("WORKER_AMQP_URI".to_owned(), config.broker.uri().expose_secret().to_owned()),
                 ("WORKER_ID".to_owned(), id.clone()),
                 ("WORKER_KEY".to_owned(), config.names.encoded_key(key)),

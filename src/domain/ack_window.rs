@@ -11,7 +11,7 @@ pub struct AckWindow {
     settled_up_to: u64,
     /// Settled at the broker, above `settled_up_to`.
     settled: BTreeSet<u64>,
-    /// To be acknowledged.
+    /// The deliveries to be acknowledged.
     finished: BTreeSet<u64>,
 }
 

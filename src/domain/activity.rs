@@ -60,7 +60,7 @@ pub struct ActivityReporter {
     /// The last report was of a request.
     busy_sent: bool,
     pending: bool,
-    /// When the second report of a pair is due.
+    /// The time of the second report of a pair.
     duplicate_at: Option<Instant>,
     last_sent_at: Option<Instant>,
     reports: VecDeque<ActivityReport>,

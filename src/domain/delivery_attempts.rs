@@ -53,7 +53,7 @@ pub enum AttemptAction {
 pub enum Isolation {
     /// Any others.
     Shared,
-    /// At first only those that started before it.
+    /// Only those that started before it, at first.
     AtFirst,
     /// No other.
     Alone,

@@ -65,7 +65,7 @@ impl fmt::Display for Run {
 pub struct SourceId(pub u16);
 
 impl SourceId {
-    /// At most 65,536 sources.
+    /// There are at most 65,536 sources.
     pub fn from_index(index: usize) -> Self {
         Self(u16::try_from(index).unwrap_or(u16::MAX))
     }

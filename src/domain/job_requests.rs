@@ -19,7 +19,7 @@ pub struct SeenRequest {
     pub precedence: i64,
     /// The transaction that created it; the lowest is first.
     pub created: i64,
-    /// Whether it waits for a worker.
+    /// It waits for a worker.
     pub is_requested: bool,
 }
 
@@ -42,7 +42,7 @@ pub struct JobRequests {
     /// Changed since they were read: unlocked ones, and those whose holder may change them again.
     unread: BTreeSet<Box<str>>,
     unread_locked: BTreeSet<Box<str>>,
-    /// By how many more than [`PICK_AMONG`] claims are spread.
+    /// Claims are spread over so many more than [`PICK_AMONG`].
     spread: usize,
 }
 

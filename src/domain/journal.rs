@@ -51,7 +51,7 @@ pub struct ProcessRecord {
 pub struct Leader {
     /// The pid, and the process group id.
     pub pid: i32,
-    /// In clock ticks since the boot.
+    /// The start in clock ticks since the boot.
     pub start_ticks: u64,
 }
 
@@ -204,7 +204,7 @@ impl Journal {
         records
     }
 
-    /// Whether so many stored records should be compacted.
+    /// True if so many stored records should be compacted.
     pub fn needs_compaction(&self, records: usize) -> bool {
         records > self.open_claims.len().saturating_mul(4).saturating_add(RECORDS_SLACK)
     }
@@ -236,7 +236,7 @@ impl Journal {
         plan
     }
 
-    /// When this claimant sent its oldest unread poll.
+    /// The time at which this claimant sent its oldest unread poll.
     pub fn unread_poll(&self, claimant: &str) -> Option<Duration> {
         self.unread_polls.get(claimant).copied()
     }

@@ -26,7 +26,7 @@ pub const RECLAIM_TIMEOUT_MAX: Duration = Duration::from_secs(30);
 /// What a queue grants with a claim, or with its renewal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Granted {
-    /// When the request was sent, on the worker's clock.
+    /// The time at which the request was sent, on the worker's clock.
     pub sent_at: Instant,
     /// How long the claim lasts from then on.
     pub length: Duration,

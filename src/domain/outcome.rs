@@ -103,7 +103,7 @@ pub enum ExecuteFailure {
     Unavailable,
     /// A fault of the worker or the handler.
     Internal,
-    /// As [`PrepareFailure::HostFault`].
+    /// The same fault as [`PrepareFailure::HostFault`].
     HostFault,
     /// The sidecar was down and ran nothing, as in [`PrepareFailure::ServiceDown`].
     ServiceDown,
@@ -140,7 +140,7 @@ impl ExecuteFailure {
     }
 }
 
-/// Whether all processes of a payload are proven gone.
+/// Tells if all processes of a payload are proven gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Cleanup {
     Complete,

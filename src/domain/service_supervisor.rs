@@ -30,7 +30,7 @@ pub enum ManagedBy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ServicePolicy {
     pub managed_by: ManagedBy,
-    /// From the start to the first healthy answer.
+    /// The time from the start to the first healthy answer.
     pub startup_timeout: Duration,
     /// Between checks while it is not healthy.
     pub startup_check_interval: Duration,

@@ -100,11 +100,11 @@ pub struct StagedRecord {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Progress {
     pub phase: Box<str>,
-    /// When the phase began; `None` if the external system does not tell.
+    /// The time at which the phase began; `None` if the external system does not tell.
     pub since: Option<Stamp>,
-    /// When the external system answered.
+    /// The time at which the external system answered.
     pub observed_at: Stamp,
-    /// When to look again, if nothing happens before.
+    /// The time of the next look, if nothing happens before.
     pub check_in: Option<Duration>,
 }
 
@@ -226,7 +226,7 @@ impl StagedState {
         &self.record
     }
 
-    /// When [`StagedEvent::Due`] has to be told.
+    /// The time at which [`StagedEvent::Due`] has to be told.
     pub fn next_deadline(&self) -> Option<Instant> {
         match self.stage {
             Stage::Resting { until, .. } => Some(until),

@@ -64,7 +64,7 @@ pub enum NoticeEvent {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PollSchedule {
-    /// From the start of a request to that of the next.
+    /// The time from the start of a request to that of the next.
     pub interval: Duration,
     pub retry: backoff::Policy,
 }
@@ -98,7 +98,7 @@ impl NoticeTracker {
         }
     }
 
-    /// When to send the next request.
+    /// The time at which to send the next request.
     pub const fn next_at(&self) -> Instant {
         self.next_at
     }

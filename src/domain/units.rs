@@ -4,7 +4,7 @@ use alloc::format;
 use alloc::string::String;
 use core::time::Duration;
 
-/// At most two units, such as `3m21s`.
+/// Shows at most two units, such as `3m21s`.
 pub fn format_duration(span: Duration) -> String {
     let secs = span.as_secs();
     match (secs / 3600, secs / 60 % 60, secs % 60) {
@@ -14,12 +14,12 @@ pub fn format_duration(span: Duration) -> String {
     }
 }
 
-/// As [`format_duration`]; a negative span is none.
+/// Shows what [`format_duration`] shows; a negative span is none.
 pub fn format_seconds(seconds: f64) -> String {
     format_duration(Duration::from_secs_f64(seconds.clamp(0.0, f64::from(u32::MAX))))
 }
 
-/// In binary units, rounded down to a tenth.
+/// Shows binary units, rounded down to a tenth.
 pub fn format_bytes(bytes: u64) -> String {
     const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
     for (unit, size) in UNITS {

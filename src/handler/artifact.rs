@@ -32,10 +32,10 @@ pub enum ArtifactKind {
     },
 }
 
-/// Whether a task may succeed without an artifact.
+/// A task may succeed without an optional artifact.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Optionality {
-    /// If it is missing, the task fails.
+    /// The task fails if it is missing.
     #[default]
     Required,
     /// If it is missing or the queue rejects it, the log has a line and the task may succeed.
@@ -51,7 +51,7 @@ pub struct ArtifactDeclaration {
     pub kind: ArtifactKind,
     /// When it expires (RFC 3339), not later than the task; `None` is with the task.
     pub expires: Option<String>,
-    /// Whether the task may succeed without it.
+    /// The task may or may not succeed without it.
     pub optionality: Optionality,
 }
 
@@ -95,7 +95,7 @@ impl Artifacts {
     ///
     /// # Errors
     ///
-    /// As [`Artifacts::declare`].
+    /// Fails as [`Artifacts::declare`] does.
     pub fn file(&self, name: impl Into<String>, path: impl Into<PathBuf>) -> Result<(), DeclarationError> {
         let (path, content_type) = (path.into(), None);
         self.declare(ArtifactDeclaration::new(name, ArtifactKind::File { path, content_type }))
@@ -105,7 +105,7 @@ impl Artifacts {
     ///
     /// # Errors
     ///
-    /// As [`Artifacts::declare`].
+    /// Fails as [`Artifacts::declare`] does.
     pub fn directory(&self, name: impl Into<String>, path: impl Into<PathBuf>) -> Result<(), DeclarationError> {
         let path = path.into();
         self.declare(ArtifactDeclaration::new(name, ArtifactKind::Directory { path }))
@@ -149,7 +149,7 @@ impl Artifacts {
     ///
     /// # Errors
     ///
-    /// If an artifact is declared and `workdir` cannot be opened.
+    /// Fails if an artifact is declared and `workdir` cannot be opened.
     pub fn collect(&self, workdir: &Path) -> io::Result<ArtifactCollector> {
         let list = self.declared.lock().list.clone();
         ArtifactCollector::new(list, workdir)

@@ -70,7 +70,7 @@ impl From<ArtifactDeclaration> for PendingPath {
 enum PathKind {
     File,
     Directory,
-    /// In a declared directory.
+    /// The file or directory is in a declared directory.
     FileOrDirectory,
 }
 

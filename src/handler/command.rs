@@ -131,7 +131,7 @@ pub enum PayloadArtifactType {
 pub enum ContentEncoding {
     /// Not at all.
     Identity,
-    /// With gzip.
+    /// The content is compressed with gzip.
     Gzip,
 }
 

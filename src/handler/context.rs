@@ -48,7 +48,7 @@ pub struct TaskInfo {
 pub struct Cancellation {
     /// Why the payload has to end.
     pub cause: CancelCause,
-    /// When the worker kills the payload, on the worker's clock.
+    /// The time at which the worker kills the payload, on the worker's clock.
     pub deadline: Instant,
     /// The time between the request and the deadline.
     pub termination_grace: Duration,
@@ -256,7 +256,7 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// If the reply is too large; the reply set before stays.
+    /// Fails if the reply is too large; the reply set before stays.
     pub fn set_reply(&self, reply: Reply) -> Result<(), ReplyError> {
         self.results.as_ref().map_or(Ok(()), |results| results.set_final(reply))
     }

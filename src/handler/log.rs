@@ -78,7 +78,7 @@ struct LogShared {
 
 #[derive(Debug, Default)]
 struct LogProgress {
-    /// Whether anything was written, held back or not.
+    /// Something was written, held back or not.
     written: bool,
     bytes: u64,
     finished: bool,
@@ -255,7 +255,7 @@ impl TaskLog {
     ///
     /// # Errors
     ///
-    /// If the file cannot be created.
+    /// Fails if the file cannot be created.
     pub fn finish(&self) -> io::Result<Option<FinishedLog>> {
         let mut state = self.shared.state.lock();
         if state.finished.is_none() {

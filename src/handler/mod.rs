@@ -119,7 +119,7 @@ impl ExecuteError {
         Self::new(ExecuteFailure::Internal, message)
     }
 
-    /// As [`PrepareError::from_io`].
+    /// The same as [`PrepareError::from_io`].
     #[must_use]
     pub fn from_io(subject: &str, error: &io::Error) -> Self {
         let host = host_errors::is_host_error(error);
@@ -222,7 +222,7 @@ pub type HandlerFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// A handler with its payload types erased, as the worker holds it.
 pub trait DynHandler: Send + Sync + 'static {
-    /// As [`PayloadHandler::describe`].
+    /// The same as [`PayloadHandler::describe`].
     fn describe(&self) -> String;
 
     /// Returns the JSON Schema of the payload.
@@ -240,7 +240,7 @@ pub trait DynHandler: Send + Sync + 'static {
         self.prepare(context.task().definition.payload(), context)
     }
 
-    /// As [`PayloadHandler::sidecar`].
+    /// The same as [`PayloadHandler::sidecar`].
     fn sidecar(&self) -> Option<Sidecar> {
         None
     }

@@ -272,7 +272,7 @@ impl RunningProcess {
     ///
     /// # Errors
     ///
-    /// If the exit status cannot be read.
+    /// Fails if the exit status cannot be read.
     ///
     /// # Cancel safety
     ///

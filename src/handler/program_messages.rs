@@ -105,7 +105,7 @@ pub(super) struct WorkMessage {
     pub(super) handle: Option<String>,
     #[serde(default = "default_work_phase")]
     pub(super) phase: String,
-    /// When the phase began, and when the external system said so.
+    /// The time at which the phase began, by the external system.
     pub(super) since: Option<jiff::Timestamp>,
     pub(super) now: Option<jiff::Timestamp>,
     /// Seconds until the next look, or the next start.

@@ -30,7 +30,7 @@ pub struct Sidecar {
 /// The status of a sidecar.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SidecarStatus {
-    /// Whether the worker may claim tasks for the handler.
+    /// The worker may claim tasks for the handler, or not yet.
     pub availability: ServiceAvailability,
     /// What the sidecar does or why it is down, for `journeyman status`. Must contain no secrets.
     pub message: String,
@@ -119,7 +119,7 @@ impl SidecarContext {
     ///
     /// # Errors
     ///
-    /// If the directory cannot be created.
+    /// Fails if the directory cannot be created.
     pub fn prepare_process(&self, name: &str) -> io::Result<SidecarProcess> {
         let folder = self.folder.join(name);
         work_dir::create_task_dir(&folder)?;

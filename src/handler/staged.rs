@@ -50,15 +50,15 @@ impl<P> Work<'_, P> {
 /// Each method answers with what the external system says. [`StagedAnswer::Unknown`] is no verdict: the method is called again.
 /// A call that takes longer than [`STAGED_CALL_TIMEOUT`] is dropped and counts as unknown.
 pub trait StagedHandler: Send + Sync + 'static {
-    /// As [`PayloadHandler::Payload`].
+    /// The same as [`PayloadHandler::Payload`].
     type Payload: DeserializeOwned + Send + Sync + 'static;
 
-    /// As [`PayloadHandler::describe`].
+    /// The same as [`PayloadHandler::describe`].
     fn describe(&self) -> String {
         std::any::type_name::<Self>().to_owned()
     }
 
-    /// As [`PayloadHandler::payload_schema`].
+    /// The same as [`PayloadHandler::payload_schema`].
     fn payload_schema(&self) -> serde_json::Value {
         true.into()
     }
@@ -70,7 +70,7 @@ pub trait StagedHandler: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// As [`PayloadHandler::prepare`].
+    /// The same as [`PayloadHandler::prepare`].
     fn prepare(
         &self,
         payload: &Self::Payload,
@@ -146,7 +146,7 @@ pub(super) async fn drive<H: StagedHandler>(
     end_of(drive_to_end(handler, payload, context).await?, context)
 }
 
-/// As [`drive`]; an error is a deferral.
+/// Drives as [`drive`] does; an error is a deferral.
 pub(crate) async fn drive_to_end<H: StagedHandler>(
     handler: &H,
     payload: &H::Payload,

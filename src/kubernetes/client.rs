@@ -53,7 +53,7 @@ pub(crate) struct KubernetesClient {
     namespace: String,
     /// Made anew after a failure, so that rotated credentials and certificates are read.
     pub(super) connection: tokio::sync::Mutex<Option<Current>>,
-    /// By `Retry-After`.
+    /// The time that `Retry-After` has set.
     not_before: Mutex<Option<Instant>>,
     /// The server's clock at its last answer.
     server_time: Mutex<Option<(Timestamp, Instant)>>,
@@ -61,7 +61,7 @@ pub(crate) struct KubernetesClient {
 
 pub(super) struct Current {
     connection: Arc<Connection>,
-    /// When its credentials are read again.
+    /// The time at which its credentials are read again.
     pub(super) renew_at: Option<Instant>,
 }
 

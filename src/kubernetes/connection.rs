@@ -23,9 +23,9 @@ pub(super) struct Connection {
     /// Without a slash at its end.
     server: String,
     headers: HeaderMap,
-    /// Whether its credentials were good for a call.
+    /// Its credentials were good for a call.
     pub(super) was_accepted: AtomicBool,
-    /// When the credentials have to be read again.
+    /// The time at which the credentials have to be read again.
     pub(super) valid_until: Option<Instant>,
 }
 

@@ -34,7 +34,7 @@ pub(super) struct Credentials {
     /// Certificate and key (PEM).
     pub(super) identity: Option<Vec<u8>>,
     pub(super) headers: HeaderMap,
-    /// When they have to be read again.
+    /// The time after which they have to be read again.
     pub(super) valid_for: Option<Duration>,
 }
 
@@ -68,7 +68,7 @@ impl Access {
         Ok(Self { server: format!("https://{host}:{port}"), ca, credentials, ..Self::default() })
     }
 
-    /// Of several files, the first that has an entry counts.
+    /// The first of several files that has an entry counts.
     async fn of_files(paths: &[PathBuf]) -> Result<Self, String> {
         let mut files = Vec::new();
         for path in paths {
@@ -98,7 +98,7 @@ impl Access {
             proxy: cluster.text("proxy-url"),
             credentials: Credentials::default(),
         };
-        // As for kubectl, a user that does not exist has no credentials.
+        // A user that does not exist has no credentials, as for kubectl.
         if let Some(user) = user {
             let of = PluginCluster { access: &access, extensions: &cluster.fields["extensions"] };
             access.credentials = Credentials::of_user(&user, &of).await?;

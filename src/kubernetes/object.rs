@@ -8,7 +8,7 @@ use serde::Deserialize;
 /// A kind of objects in a namespace.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Kind {
-    /// In messages.
+    /// The word for it in messages.
     pub(crate) noun: &'static str,
     /// The start of its paths: `api/v1`, or `apis/` with group and version.
     pub(crate) api: &'static str,
@@ -31,7 +31,7 @@ pub(crate) struct List<T> {
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct ListMetadata {
     pub(crate) resource_version: Option<String>,
-    /// Where the next page begins.
+    /// The token of the next page.
     #[serde(rename = "continue")]
     pub(crate) next_page: Option<String>,
 }

@@ -20,7 +20,7 @@ pub(crate) const RUNNING: &str = "running";
 pub(crate) struct StartGraces {
     /// Of an image that cannot be pulled, counted from when the pod has a node.
     pub(crate) pull: Duration,
-    /// Of a container that cannot be created, likewise.
+    /// The same for a container that cannot be created.
     pub(crate) create: Duration,
 }
 
@@ -199,7 +199,7 @@ fn disruption(pod: &Pod, status: &PodStatus) -> Option<String> {
     {
         return Some(joined(Some(reason), status.message.as_deref()));
     }
-    // By a user, or because its node is drained.
+    // A user deleted it, or its node is drained.
     pod.metadata.deletion_timestamp.map(|_| "the pod was deleted".to_owned())
 }
 
@@ -254,7 +254,7 @@ pub(crate) fn failed_init_container(pod: &Pod) -> Option<&str> {
     before.find(failed).map(|one| one.name.as_str())
 }
 
-/// Whether a container has a log.
+/// True if a container has a log.
 pub(crate) fn has_started(pod: &Pod, container: &str) -> bool {
     let own = pod.status.iter().flat_map(|status| statuses(&status.container_statuses));
     let state = own.filter(|one| one.name == container).find_map(|one| one.state.as_ref());

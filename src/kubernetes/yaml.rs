@@ -1,180 +1,85 @@
-//! Reads YAML as JSON. What anchors and nesting make of a small text is bounded, and no error quotes the text.
+//! Reads YAML as JSON, without anchors. Depth is bounded, so a small text stays small, and no error quotes the text.
 
-use std::collections::HashMap;
-
-use granit_parser::{Event, Parser, ScalarStyle, Tag};
+use granit_parser::{Event, Parser, ScalarStyle, ScanError, Span, Tag};
 use serde_json::{Map, Number, Value};
 
-use journeyman_domain::limits::{YAML_BYTES_MAX, YAML_DEPTH_MAX};
-
-/// Of each value in memory, beside its text.
-const VALUE_BYTES: usize = 64;
+use journeyman_domain::limits::YAML_DEPTH_MAX;
 
 /// The only document of a text; null if there is none.
 pub(crate) fn from_str(text: &str) -> Result<Value, String> {
-    let mut reader = Reader { document: None, open: Vec::new(), anchors: HashMap::new(), bytes: 0 };
-    for event in Parser::new_from_str(text) {
-        let (event, span) = event.map_err(|error| error.to_string())?;
-        reader.read(event).map_err(|why| format!("{why} at line {}", span.start.line()))?;
+    let mut reader = Reader { events: &mut Parser::new_from_str(text), line: 1 };
+    reader.document().map_err(|why| format!("{why} at line {}", reader.line))
+}
+
+struct Reader<'r, 't> {
+    events: &'r mut dyn Iterator<Item = Result<(Event<'t>, Span), ScanError>>,
+    line: usize,
+}
+
+impl<'t> Reader<'_, 't> {
+    fn next(&mut self) -> Result<Event<'t>, String> {
+        let Some(event) = self.events.next() else { return Ok(Event::StreamEnd) };
+        let (event, span) = event.map_err(|error| {
+            self.line = error.marker().line();
+            error.info()
+        })?;
+        self.line = span.start.line();
+        Ok(event)
     }
-    Ok(reader.document.unwrap_or_default())
-}
 
-struct Anchored {
-    value: Value,
-    bytes: usize,
-    depth: usize,
-}
-
-struct Open {
-    value: Value,
-    /// Of a mapping, until the value comes.
-    key: Option<Key>,
-    /// Mappings whose fields count unless they are given.
-    merged: Vec<Value>,
-    anchor: usize,
-}
-
-enum Key {
-    Field(String),
-    Merge,
-}
-
-struct Reader {
-    document: Option<Value>,
-    open: Vec<Open>,
-    anchors: HashMap<usize, Anchored>,
-    bytes: usize,
-}
-
-impl Reader {
-    fn read(&mut self, event: Event<'_>) -> Result<(), String> {
-        match event {
-            Event::Scalar(text, style, anchor, tag) => {
-                let is_key = self.open.last().is_some_and(|open| open.value.is_object() && open.key.is_none());
-                if is_key {
-                    self.spend(text.len())?;
-                    let is_merge = text == "<<" && style == ScalarStyle::Plain;
-                    let key = if is_merge { Key::Merge } else { Key::Field(text.into_owned()) };
-                    return self.set_key(key);
+    #[expect(clippy::wildcard_enum_match_arm, reason = "every other event is part of a value")]
+    fn document(&mut self) -> Result<Value, String> {
+        let mut document = None;
+        loop {
+            match self.next()? {
+                Event::StreamEnd => return Ok(document.unwrap_or_default()),
+                Event::StreamStart | Event::DocumentEnd => {}
+                Event::DocumentStart(..) if document.is_some() => {
+                    return Err("there is more than one document".to_owned());
                 }
-                self.add(scalar(&text, style, tag.as_deref())?, anchor)
+                Event::DocumentStart(..) => {}
+                event => document = Some(self.value(event, 0)?),
             }
-            Event::SequenceStart(_, anchor, _) => self.begin(Value::Array(Vec::new()), anchor),
-            Event::MappingStart(_, anchor, _) => self.begin(Value::Object(Map::new()), anchor),
-            Event::SequenceEnd | Event::MappingEnd => {
-                let Some(Open { mut value, merged, anchor, .. }) = self.open.pop() else { return Ok(()) };
-                for (name, value_of) in merged.into_iter().filter_map(into_fields).flatten() {
-                    if let Some(fields) = value.as_object_mut() {
-                        fields.entry(name).or_insert(value_of);
+        }
+    }
+
+    #[expect(clippy::wildcard_enum_match_arm, reason = "no other event begins a value, or is a key")]
+    fn value(&mut self, event: Event<'t>, depth: usize) -> Result<Value, String> {
+        if depth > YAML_DEPTH_MAX {
+            return Err(format!("it is nested more than {YAML_DEPTH_MAX} deep"));
+        }
+        match event {
+            Event::Scalar(text, style, _, tag) => scalar(&text, style, tag.as_deref()),
+            Event::SequenceStart(..) => {
+                let mut items = Vec::new();
+                loop {
+                    match self.next()? {
+                        Event::SequenceEnd => return Ok(Value::Array(items)),
+                        event => items.push(self.value(event, depth + 1)?),
                     }
                 }
-                self.add(value, anchor)
             }
-            Event::Alias(anchor) => {
-                let anchored = self.anchors.get(&anchor).ok_or("an alias has no whole value")?;
-                let (bytes, depth) = (anchored.bytes, anchored.depth);
-                self.check_depth(depth)?;
-                // Before it is copied.
-                self.spend(bytes)?;
-                let value = self.anchors.get(&anchor).map(|anchored| anchored.value.clone());
-                self.place(value.unwrap_or_default())
-            }
-            Event::DocumentStart(..) if self.document.is_some() => Err("there is more than one document".to_owned()),
-            Event::UnresolvedAlias(_) => Err("an alias has no value".to_owned()),
-            Event::StreamStart
-            | Event::StreamEnd
-            | Event::DocumentStart(..)
-            | Event::DocumentEnd
-            | Event::Anchor(..)
-            | _ => Ok(()),
-        }
-    }
-
-    fn begin(&mut self, value: Value, anchor: usize) -> Result<(), String> {
-        if self.open.last().is_some_and(|open| open.value.is_object() && open.key.is_none()) {
-            return Err("a key is not a text".to_owned());
-        }
-        self.open.push(Open { value, key: None, merged: Vec::new(), anchor });
-        self.check_depth(0)
-    }
-
-    fn set_key(&mut self, key: Key) -> Result<(), String> {
-        let Some(open) = self.open.last_mut() else { return Ok(()) };
-        if let Key::Field(name) = &key
-            && open.value.get(name).is_some()
-        {
-            return Err("a key is repeated".to_owned());
-        }
-        open.key = Some(key);
-        Ok(())
-    }
-
-    /// Adds a value that was read.
-    fn add(&mut self, value: Value, anchor: usize) -> Result<(), String> {
-        self.spend(value.as_str().map_or(0, str::len))?;
-        if anchor != 0 {
-            let (bytes, depth) = measure(&value);
-            self.spend(bytes)?;
-            self.anchors.insert(anchor, Anchored { value: value.clone(), bytes, depth });
-        }
-        self.place(value)
-    }
-
-    fn place(&mut self, value: Value) -> Result<(), String> {
-        let Some(open) = self.open.last_mut() else {
-            self.document = Some(value);
-            return Ok(());
-        };
-        match (&mut open.value, open.key.take()) {
-            (Value::Object(_), Some(Key::Merge)) => match value {
-                Value::Object(_) => open.merged.push(value),
-                // The first one counts.
-                Value::Array(several) if several.iter().all(Value::is_object) => open.merged.extend(several),
-                Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
-                    return Err("what is merged is no mapping".to_owned());
+            Event::MappingStart(..) => {
+                let mut fields = Map::new();
+                loop {
+                    let name = match self.next()? {
+                        Event::MappingEnd => return Ok(Value::Object(fields)),
+                        Event::Scalar(name, ..) => name.into_owned(),
+                        _ => return Err("a key is not a text".to_owned()),
+                    };
+                    if fields.contains_key(&name) {
+                        return Err("a key is repeated".to_owned());
+                    }
+                    let event = self.next()?;
+                    fields.insert(name, self.value(event, depth + 1)?);
                 }
-            },
-            (Value::Object(fields), Some(Key::Field(name))) => {
-                fields.insert(name, value);
             }
-            (Value::Object(_), None) => match value {
-                // An alias of a text is a key too.
-                Value::String(name) => return self.set_key(Key::Field(name)),
-                Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {
-                    return Err("a key is not a text".to_owned());
-                }
-            },
-            (Value::Array(items), _) => items.push(value),
-            _ => {}
+            Event::Alias(_) | Event::UnresolvedAlias(_) => {
+                Err("an alias of an anchor has to be written out".to_owned())
+            }
+            _ => Err("there is no value".to_owned()),
         }
-        Ok(())
     }
-
-    fn spend(&mut self, bytes: usize) -> Result<(), String> {
-        self.bytes += VALUE_BYTES + bytes;
-        if self.bytes > YAML_BYTES_MAX { Err(format!("it has more than {YAML_BYTES_MAX} bytes")) } else { Ok(()) }
-    }
-
-    fn check_depth(&self, more: usize) -> Result<(), String> {
-        let is_deep = self.open.len() + more > YAML_DEPTH_MAX;
-        if is_deep { Err(format!("it is nested more than {YAML_DEPTH_MAX} deep")) } else { Ok(()) }
-    }
-}
-
-fn into_fields(value: Value) -> Option<Map<String, Value>> {
-    if let Value::Object(fields) = value { Some(fields) } else { None }
-}
-
-/// The memory of a value, and how deep it is.
-fn measure(value: &Value) -> (usize, usize) {
-    let own = VALUE_BYTES + value.as_str().map_or(0, str::len);
-    let fields = value.as_object().into_iter().flatten().map(|(name, value)| (VALUE_BYTES + name.len(), value));
-    let items = value.as_array().into_iter().flatten().map(|value| (0, value));
-    let all = fields.chain(items).map(|(key, value)| (key, measure(value)));
-    let is_collection = value.is_array() || value.is_object();
-    let (bytes, depth) = all.fold((own, 0), |(sum, most), (key, (bytes, depth))| (sum + key + bytes, most.max(depth)));
-    (bytes, depth + usize::from(is_collection))
 }
 
 fn scalar(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> Result<Value, String> {
@@ -256,23 +161,14 @@ mod tests {
     }
 
     #[test]
-    fn aliases_and_merged_mappings_are_copies() {
-        let text = "a: &a { x: 1, y: 2 }\nb: *a\nc: { <<: *a, y: 3 }\nd: { y: 4, <<: [{ z: 5 }, *a, { z: 6 }] }\n";
-        let a = json!({ "x": 1, "y": 2 });
-        let merged = [json!({ "x": 1, "y": 3 }), json!({ "x": 1, "y": 4, "z": 5 })];
-        assert_eq!(from_str(text), Ok(json!({ "a": a, "b": a, "c": merged[0], "d": merged[1] })));
-    }
-
-    #[test]
     fn what_is_no_single_tree_is_refused_without_its_text() {
         for (text, words) in [
             ("a: 1\ncanary: 2\ncanary: 3\n", "a key is repeated at line 3"),
-            ("canary: &canary [*canary]\n", "an alias has no whole value"),
+            ("a: &canary [1]\nb: *canary\n", "an alias of an anchor has to be written out at line 2"),
             ("canary\n---\ncanary\n", "more than one document"),
             ("{ [canary]: 1 }", "a key is not a text"),
             ("canary: [", "line 1"),
             ("canary: .inf", "a number is not finite"),
-            ("<<: canary", "what is merged is no mapping"),
         ] {
             let error = from_str(text).unwrap_err();
             assert!(error.contains(words) && !error.contains("canary"), "{text}: {error}");
@@ -280,15 +176,8 @@ mod tests {
     }
 
     #[test]
-    fn a_small_text_does_not_become_a_large_or_deep_value() {
-        let bomb: String = (1..30).map(|n| format!("a{n}: &a{n} [*a{p}, *a{p}]\n", p = n - 1)).collect();
-        let error = from_str(&format!("a0: &a0 [x, x]\n{bomb}")).unwrap_err();
-        assert!(error.contains("bytes"), "{error}");
-        let long = "x".repeat(1 << 20);
-        let error = from_str(&format!("a: &a {long}\nb: [{}]", "*a, ".repeat(1_000))).unwrap_err();
-        assert!(error.contains("bytes"), "{error}");
-        let chain: String = (1..100).map(|n| format!("a{n}: &a{n} [*a{}]\n", n - 1)).collect();
-        for deep in [format!("a0: &a0 []\n{chain}"), "[".repeat(100) + &"]".repeat(100), "- ".repeat(100)] {
+    fn a_deep_text_is_refused() {
+        for deep in ["[".repeat(100) + &"]".repeat(100), "- ".repeat(100)] {
             let error = from_str(&deep).unwrap_err();
             assert!(error.contains("nested more than"), "{error}");
         }

@@ -83,7 +83,7 @@ impl Change<'_> {
     }
 }
 
-/// In the lane of the endpoint that it is about.
+/// An event in the lane of the endpoint that it is about.
 fn event(what: &str, id: &str, endpoint: &str, data: &serde_json::Value) -> Event {
     Event {
         source: "journeyman".to_owned(),

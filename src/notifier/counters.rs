@@ -23,16 +23,16 @@ pub(super) struct Counters(Mutex<Counted>);
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Counted {
     pub(crate) deliveries: BTreeMap<&'static str, u64>,
-    /// By whether they have delivered.
+    /// Attempts by whether they have delivered.
     pub(crate) attempts: BTreeMap<bool, Durations>,
     pub(crate) errors: BTreeMap<&'static str, u64>,
-    /// By source and result.
+    /// Events by source and result.
     pub(crate) intake: BTreeMap<(&'static str, &'static str), u64>,
     pub(crate) end_to_end: Durations,
     pub(crate) replayed: u64,
-    /// Of each endpoint that was tried.
+    /// The origin of each endpoint that was tried.
     origins: BTreeMap<Arc<str>, Arc<str>>,
-    /// When an origin that does not work is probed.
+    /// The time at which an origin that does not work is probed.
     pub(crate) breakers: BTreeMap<Arc<str>, Stamp>,
 }
 

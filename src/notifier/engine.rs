@@ -68,7 +68,7 @@ struct EndpointEntry {
     /// What attempts have changed is not in the store yet.
     is_unsaved: bool,
     is_saving: bool,
-    /// Whether there may be due lanes that the dispatcher does not have.
+    /// There may be due lanes that the dispatcher does not have.
     is_behind: bool,
     next_due: Option<Stamp>,
 }
@@ -79,14 +79,14 @@ struct HeldLease {
     lease: Lease,
     /// Nothing is sent later. `None` is for ever. Attempts look at it too, in case this process has slept.
     until: Arc<Mutex<Option<Instant>>>,
-    /// When it is renewed.
+    /// The time of its renewal.
     renew_at: Option<Instant>,
     is_renewing: bool,
     /// Ends the attempts of this lease.
     ended: CancellationToken,
 }
 
-/// Of one attempt, or of what goes on beside.
+/// What a task of the engine returns.
 enum Step {
     Sent { next: NextAttempt, sent: Result<Option<Box<Sent>>, StoreFailure> },
     Committed { next: NextAttempt, committed: Result<Committed, StoreFailure> },
@@ -109,7 +109,7 @@ impl EndpointEntry {
 impl Engine {
     /// # Errors
     ///
-    /// If the store cannot be read.
+    /// Fails if the store cannot be read.
     pub(crate) async fn new(
         store: Store,
         sender: Sender,
@@ -313,7 +313,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Until something is due that the dispatcher has, or the store.
+    /// The time until something is due that the dispatcher has, or the store.
     fn next_wait(&self) -> Duration {
         let (now, at) = (stamp(), self.clock.now());
         // One with many waiting lanes needs no others.
@@ -491,7 +491,7 @@ impl Engine {
     }
 }
 
-/// Whether the dispatcher takes more lanes of an endpoint.
+/// True if the dispatcher takes more lanes of an endpoint.
 fn has_room(dispatcher: &Dispatcher, endpoint: &str) -> bool {
     dispatcher.waiting(endpoint) <= NOTIFIER_LANES_WAITING_MAX / 2
 }

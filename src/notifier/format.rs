@@ -30,7 +30,7 @@ impl Format {
         })
     }
 
-    /// With the data of the event as it came.
+    /// The body has the data of the event as it came.
     pub(super) fn body(self, head: &Head) -> Vec<u8> {
         let time = Timestamp::from_millisecond(head.occurred_at.0).unwrap_or_default();
         let text = |text: &str| serde_json::Value::from(text).to_string();

@@ -55,9 +55,9 @@ use journeyman_platform::http::{self, Limits};
 use journeyman_platform::sqlite::{Db, OpenError, StoreStatus, store_ended};
 
 pub(crate) enum Database {
-    /// For one node.
+    /// The store of one node.
     Sqlite(Db),
-    /// For several: its URL, and the certificate of its CA.
+    /// The store of several: its URL, and the certificate of its CA.
     Postgres { url: SecretString, ca: Option<PathBuf> },
 }
 
@@ -89,7 +89,7 @@ pub(crate) struct NotifierConfig {
     pub(crate) retention: Duration,
     pub(crate) sender: Sender,
     pub(crate) seal_keys: SealKeys,
-    /// Where events are taken besides HTTP.
+    /// The ways besides HTTP by which events are taken.
     pub(crate) amqp: Option<AmqpConfig>,
     pub(crate) mistral: Option<MistralConfig>,
     pub(crate) outbox: Option<Outbox>,
@@ -125,14 +125,14 @@ pub(crate) struct Notifier {
     listener: TcpListener,
     store: Store,
     retention: Duration,
-    /// Of the thread of SQLite.
+    /// The status of SQLite's thread.
     status: Option<watch::Receiver<StoreStatus>>,
 }
 
 impl Notifier {
     /// # Errors
     ///
-    /// If the database or the address cannot be used.
+    /// Fails if the database or the address cannot be used.
     pub(crate) async fn start(config: NotifierConfig) -> Result<Self, NotifierError> {
         let (store, status) = config.database.open().await?;
         let address = config.listen;
@@ -167,7 +167,7 @@ impl Notifier {
     ///
     /// # Errors
     ///
-    /// If the database fails.
+    /// Fails if the database fails.
     pub(crate) async fn run(self, stop: CancellationToken) -> Result<(), NotifierError> {
         let Self { engine, api, amqp, mistral, outbox, intake, listener, store, retention, mut status } = self;
         let limits = Limits {

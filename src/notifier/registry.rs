@@ -20,7 +20,7 @@ use journeyman_domain::lane::dispatcher::EndpointLimits;
 use journeyman_domain::lane::retry::{OnExhausted, RetryPolicy};
 use journeyman_domain::limits::{NOTIFIER_ATTEMPTS_PER_ENDPOINT, WEBHOOK_TIMEOUT_MAX};
 
-/// By name, each with the types of events that it wants.
+/// The endpoints by name, each with the types of events that it wants.
 pub(crate) type Endpoints = BTreeMap<Arc<str>, (Endpoint, Vec<TypePattern>)>;
 
 pub(super) struct Registry {
@@ -45,7 +45,7 @@ pub(super) type Registered = BTreeMap<Arc<str>, Entry>;
 pub(super) struct Entry {
     pub(super) endpoint: Arc<Endpoint>,
     wants: Arc<[TypePattern]>,
-    /// As the store has it; none for one of the configuration.
+    /// The bytes in the store; an endpoint of the configuration has none.
     sealed: Option<Vec<u8>>,
 }
 
@@ -149,7 +149,7 @@ impl Registry {
         Ok(self.seal_keys.seal(name, &json)?)
     }
 
-    /// Whether the store may have an endpoint of this name.
+    /// True if the store may have an endpoint of this name.
     pub(super) fn may_store(&self, name: &str) -> Result<(), InvalidEndpoint> {
         let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
         if !(1..=64).contains(&name.len()) || !name.bytes().all(is_part) {

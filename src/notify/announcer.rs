@@ -14,7 +14,7 @@ use journeyman_domain::limits::{
     NOTIFY_BATCH_MAX, NOTIFY_CLOSE_TIMEOUT, NOTIFY_DENIED_WAIT, NOTIFY_EVENTS_WAITING_MAX, NOTIFY_REPORT_INTERVAL,
 };
 
-/// Where events go, and which.
+/// The address that events are sent to, and which events.
 pub(crate) struct NotifyConfig {
     pub(crate) publisher: Publisher,
     pub(crate) wanted: Vec<TypePattern>,
@@ -26,7 +26,7 @@ pub(crate) struct Announcement<'a> {
     pub(crate) event_type: &'a str,
     pub(crate) key: String,
     pub(crate) id: String,
-    /// Of a run, which has its last event with it.
+    /// The epoch of a run, which has its last event with it.
     pub(crate) epoch: Option<u32>,
     pub(crate) data: Value,
 }
@@ -100,7 +100,7 @@ impl Announcing {
             done = &mut work => done,
             () = &mut running => return work.await,
         };
-        // With its announcers.
+        // The announcers go with it.
         drop(work);
         if tokio::time::timeout(NOTIFY_CLOSE_TIMEOUT, running).await.is_err() {
             tracing::error!("the last events are lost: the notifier has not taken them in time");

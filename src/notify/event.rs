@@ -22,7 +22,7 @@ pub(crate) struct Event {
     pub(crate) key: String,
     /// Of what the key names: a run that starts over counts its events anew.
     pub(crate) epoch: Option<u32>,
-    /// When it happened; built-in: when it is accepted.
+    /// The time of the event; built-in: when it is accepted.
     pub(crate) time: Option<Timestamp>,
     /// No other event of the epoch follows.
     #[serde(default)]
@@ -48,7 +48,7 @@ impl Event {
 
     /// # Errors
     ///
-    /// If it cannot be stored, or be sent in a header.
+    /// Fails if it cannot be stored, or be sent in a header.
     pub(crate) fn check(&self) -> Result<(), InvalidEvent> {
         for (field, text) in [("source", &self.source), ("id", &self.id), ("type", &self.r#type), ("key", &self.key)] {
             let is_good = (1..=NOTIFIER_NAME_BYTES_MAX).contains(&text.len()) && !text.contains(char::is_control);

@@ -39,7 +39,7 @@ pub(crate) struct NotifierClient {
 impl NotifierClient {
     /// # Errors
     ///
-    /// If the client cannot be built.
+    /// Fails if the client cannot be built.
     pub(crate) fn new(base: Url, token: Secret) -> Result<Self, reqwest::Error> {
         let http = client_builder().connect_timeout(NOTIFY_CONNECT_TIMEOUT).timeout(NOTIFY_CALL_TIMEOUT).build()?;
         Ok(Self { http, base, token })
@@ -117,7 +117,7 @@ impl Publisher {
     ///
     /// # Errors
     ///
-    /// If the notifier does not have the events, or may not have them.
+    /// Fails if the notifier does not have the events, or may not have them.
     pub(crate) async fn publish(&self, events: &[Event]) -> Result<(), CallError> {
         let answer: Value = serde_json::from_slice(&self.client.post(&["events"], events).await?).unwrap_or_default();
         // A proxy answers 200 to anything.
@@ -129,7 +129,7 @@ impl Publisher {
     ///
     /// # Errors
     ///
-    /// As [`Publisher::publish`].
+    /// Publishes as [`Publisher::publish`] does.
     ///
     /// # Cancel safety
     ///

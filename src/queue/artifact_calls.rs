@@ -111,7 +111,7 @@ fn store_artifact(
     tx.put_artifact(&path.task, path.run, artifact)
 }
 
-/// Of a run, or of the last one if the call names none.
+/// Lists the artifacts of a run, or of the last one if the call names none.
 pub(crate) async fn list(app: App, call: Call) -> ReplyResult {
     let (task, run, page) = (call.task_id(), call.named_run(), call.page()?);
     call.caller.require_scope(list_scope(&call))?;

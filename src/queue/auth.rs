@@ -51,7 +51,7 @@ pub struct RegisteredClient {
 /// Issuer of the credentials of claims.
 const ISSUER: &str = "static/taskcluster/queue";
 
-/// Of every caller, with or without a signature.
+/// The scope that every caller has, with or without a signature.
 const PUBLIC_SCOPE: &str = "queue:get-artifact:public/*";
 
 const CERTIFICATE_VERSION: u8 = 1;

@@ -74,7 +74,7 @@ pub(crate) fn listing<T>(fields: &str, key: &str, page: &ListPage<T>, entry: imp
     format!(r#"{{{fields}"{key}":[{}]{next}}}"#, entries.join(","))
 }
 
-/// Of a pending run, or of a claimed one.
+/// One entry of a list of pending or claimed runs.
 pub(crate) fn run_entry(listed: &ListedTask) -> String {
     let ListedTask { task, definition } = listed;
     let Some((run, record)) = task.last_run() else { return "null".to_owned() };

@@ -1,6 +1,6 @@
 //! Scopes: which held scopes cover a wanted one. Pure.
 
-/// Whether a scope is held literally or by a scope that ends in `*`.
+/// True if a scope is held literally or by a scope that ends in `*`.
 pub(crate) fn satisfies(held: &[String], wanted: &str) -> bool {
     held.iter().any(|scope| scope == wanted || scope.strip_suffix('*').is_some_and(|start| wanted.starts_with(start)))
 }

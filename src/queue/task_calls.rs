@@ -53,7 +53,7 @@ pub(crate) async fn ping(_: App, _: Call) -> ReplyResult {
     ok(json!({"alive": true}).to_string())
 }
 
-/// Also asks the store.
+/// Answers after it has asked the store.
 pub(crate) async fn heartbeat(app: App, _: Call) -> ReplyResult {
     app.store.execute(|_| Ok(())).await?;
     ok("{}".to_owned())

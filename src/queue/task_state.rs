@@ -53,7 +53,7 @@ pub(crate) enum ResolvedReason {
 }
 
 impl ResolvedReason {
-    /// Whether a worker may report it as an exception.
+    /// True if a worker may report it as an exception.
     pub(crate) const fn is_reportable(self) -> bool {
         matches!(
             self,
@@ -202,7 +202,7 @@ pub(crate) enum RunError {
 }
 
 impl TaskRecord {
-    /// Whether a claim, an expiry or the deadline may still change the task.
+    /// True if a claim, an expiry or the deadline may still change the task.
     pub(crate) fn is_open(&self) -> bool {
         self.runs.last().is_none_or(|run| !run.state.is_resolved())
     }

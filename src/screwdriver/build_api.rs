@@ -22,12 +22,12 @@ pub(crate) struct BuildApi {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Update {
-    /// With the text for the build's users.
+    /// The text is for the build's users.
     Failure(String),
     WaitingForResources,
     Node {
         name: String,
-        /// By the API server's clock.
+        /// The time of the assignment, by the API server's clock.
         assigned_at: Option<Timestamp>,
     },
 }
@@ -70,7 +70,7 @@ impl Update {
 impl BuildApi {
     /// # Errors
     ///
-    /// If the system's certificates cannot be read.
+    /// Fails if the system's certificates cannot be read.
     pub(crate) fn new(base: Option<Url>) -> reqwest::Result<Self> {
         let http = client_builder().connect_timeout(CONNECT_TIMEOUT).timeout(SCREWDRIVER_API_TIMEOUT).build()?;
         Ok(Self { http, base })

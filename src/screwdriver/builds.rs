@@ -55,7 +55,7 @@ struct BuildPods {
 impl ScrewdriverHandler {
     /// # Errors
     ///
-    /// If the template, or the system's certificates, cannot be read.
+    /// Fails if the template, or the system's certificates, cannot be read.
     pub(crate) fn new(name: &str, config: ScrewdriverSource) -> Result<Self, HandlerConfigError> {
         let failed = |message: String| HandlerConfigError { handler: name.to_owned(), message };
         let template = BuildTemplate::load(config.template.as_ref().map(|file| file.0.as_path()));

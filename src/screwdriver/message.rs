@@ -128,7 +128,7 @@ impl Message {
 
     /// # Errors
     ///
-    /// As [`Message::parse`].
+    /// Parses JSON as [`Message::parse`] does.
     pub(crate) fn from_json(body: Value) -> Result<Self, InvalidMessage> {
         let Envelope { job, build, cache } = read("", body)?;
         let part = |part: Option<Value>, name: &str| part.ok_or_else(|| InvalidMessage(format!("{name} is missing")));
@@ -207,7 +207,7 @@ impl Build {
 /// How often a message was tried, by what the existing worker and the broker write. Any other header is ignored.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct RetryHeaders {
-    /// When the first check of the build was published.
+    /// The time at which the first check of the build was published.
     pub(crate) started_at: Option<Stamp>,
     pub(crate) retry_count: Option<u32>,
     /// How often the queue's consumers have rejected the message.

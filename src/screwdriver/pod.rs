@@ -14,14 +14,14 @@ use crate::settings::values::{Url, merge_json};
 use journeyman_domain::limits::OBJECT_NAME_BYTES_MAX;
 
 const BUILT_IN: &str = include_str!("pod.yaml.jinja");
-/// By which Screwdriver's own worker finds the pods of a build.
+/// The label by which Screwdriver's own worker finds the pods of a build.
 pub(crate) const BUILD_LABEL: &str = "sdbuild";
 const CLASSES: [&str; 4] = ["MICRO", "LOW", "HIGH", "TURBO"];
 const SUFFIX_CHARS: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
 
 /// The template of the pods of builds.
 pub(crate) struct BuildTemplate {
-    /// Where it is from.
+    /// The file that it comes from.
     place: String,
     template: PodTemplate,
 }
@@ -48,9 +48,9 @@ struct Values<'a, M> {
     labels: BTreeMap<&'static str, String>,
     cpu: String,
     memory: String,
-    /// In minutes.
+    /// The time limit in minutes.
     timeout: u64,
-    /// In seconds.
+    /// The grace period in seconds.
     termination_grace: u64,
     api: String,
     ui: String,
@@ -76,7 +76,7 @@ impl BuildTemplate {
     ///
     /// # Errors
     ///
-    /// If it cannot be read, or is no template.
+    /// Fails if it cannot be read, or is no template.
     pub(crate) fn load(file: Option<&Path>) -> Result<Self, TemplateError> {
         let place = file.map_or_else(|| "that is built in".to_owned(), |file| file.display().to_string());
         let text = file.map_or_else(|| Ok(BUILT_IN.to_owned()), std::fs::read_to_string);

@@ -34,7 +34,7 @@ pub(crate) enum Decision {
         /// The counter of the next check, for the existing worker.
         retry_count: u32,
     },
-    /// With the text for the build's users.
+    /// The text is for the build's users.
     Failed(String),
 }
 
@@ -98,7 +98,7 @@ pub(crate) fn failure_text(cause: FailureCause, detail: &str) -> String {
     with_detail(sentence, detail)
 }
 
-/// For a pod that the API server refuses.
+/// The text for a pod that the API server refuses.
 pub(crate) fn refusal_text(detail: &str) -> String {
     with_detail(NOT_CREATED, detail)
 }

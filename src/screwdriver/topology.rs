@@ -55,7 +55,7 @@ impl Facts {
     ///
     /// # Errors
     ///
-    /// If the broker or its management interface does not answer.
+    /// Fails if the broker or its management interface does not answer.
     pub(crate) async fn read(
         connection: &Connection,
         management: Option<&Management>,
@@ -288,7 +288,7 @@ impl Findings {
 ///
 /// # Errors
 ///
-/// If the broker refuses.
+/// Fails if the broker refuses.
 pub(crate) async fn apply(
     connection: &Connection,
     facts: &Facts,
@@ -429,7 +429,7 @@ fn words(key: &str) -> Vec<&str> {
     key.split('.').collect()
 }
 
-/// Whether a topic exchange lets a key through.
+/// True if a topic exchange lets a key through.
 fn is_match(pattern: &[&str], key: &[&str]) -> bool {
     match pattern.split_first() {
         None => key.is_empty(),

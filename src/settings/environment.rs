@@ -103,12 +103,12 @@ impl Environment {
         self.get("JOURNEYMAN_AMQP_URI").or_else(|| self.get("WORKER_AMQP_URI"))
     }
 
-    /// Whether a controller has started this process as a worker.
+    /// True if a controller has started this process as a worker.
     pub fn is_started_by_controller(&self) -> bool {
         self.get("WORKER_AMQP_URI").is_some() || self.has_worker_group()
     }
 
-    /// Whether a controller has set the worker group of this process.
+    /// True if a controller has set the worker group of this process.
     pub fn has_worker_group(&self) -> bool {
         ["WORKER_KEY", "WORKER_REQUESTS_QUEUE"].iter().any(|name| self.get(name).is_some())
     }

@@ -20,7 +20,7 @@ use journeyman_domain::limits::{CONFIG_DEPTH_MAX, CONFIG_PROBLEMS_MAX};
 pub(crate) struct Loader<'a> {
     document: Option<&'a Document>,
     tree: Table,
-    /// Where each key is set first, by its dotted key.
+    /// The place that sets each key first, by its dotted key.
     key_origins: BTreeMap<String, ValueOrigin>,
     /// The origin of each value, table and item of a list by its dotted key.
     pub origins: BTreeMap<String, ValueOrigin>,
@@ -254,7 +254,7 @@ impl<'a> Loader<'a> {
         self.push_at(key, message, help);
     }
 
-    /// Whether a variable or a flag has set the value.
+    /// True if a variable or a flag has set the value.
     fn is_text(&self, key: &str) -> bool {
         matches!(self.origins.get(key), Some(ValueOrigin::Env(_) | ValueOrigin::Flag(_)))
     }

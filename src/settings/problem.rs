@@ -16,7 +16,7 @@ pub enum Severity {
     Warning,
 }
 
-/// Where a value comes from.
+/// The layer that a value comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ValueOrigin {
     /// The built-in value.
@@ -34,7 +34,7 @@ pub struct Problem {
     pub severity: Severity,
     /// One sentence without a full stop.
     pub message: String,
-    /// Where it is; [`ValueOrigin::Default`] is nowhere.
+    /// The place of the value; [`ValueOrigin::Default`] has none.
     pub origin: ValueOrigin,
     /// What to do about it.
     pub help: Option<String>,
@@ -244,12 +244,12 @@ pub(crate) fn without_path(url: &str) -> String {
     path.map_or_else(|| url.to_owned(), |path| format!("{}/{MASK}{}", &url[..path], quote.unwrap_or_default()))
 }
 
-/// Whether a key or a line names a secret.
+/// True if a key or a line names a secret.
 pub(crate) fn is_secret_name(text: &str) -> bool {
     ["token", "secret", "passw", "certificate", "credential"].iter().any(|word| text.contains(word))
 }
 
-/// Whether a text looks like a URL with a user and a password.
+/// True if a text looks like a URL with a user and a password.
 pub(crate) fn holds_password(text: &str) -> bool {
     text.split_once("://").is_some_and(|(_, rest)| rest.contains('@'))
 }

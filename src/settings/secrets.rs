@@ -58,7 +58,7 @@ pub fn systemd_credential_path(name: &str, environment: &Environment) -> Option<
 ///
 /// # Errors
 ///
-/// As [`SecretFile::load`].
+/// Errors are those of [`SecretFile::load`].
 pub fn read_file(path: &Path, what: &'static str) -> Result<Secret, SecretError> {
     let place = path.display().to_string();
     let unreadable = |error: std::io::Error| SecretError { what, place: place.clone(), fault: error.to_string() };

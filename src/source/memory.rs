@@ -33,12 +33,12 @@ pub type NowFn = Arc<dyn Fn() -> Instant + Send + Sync>;
 /// How a queue hands out its tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PollStyle {
-    /// As messages, with one queue per priority.
+    /// Messages, with one queue per priority.
     Messages {
         /// How long a received message stays invisible.
         visibility_timeout: Duration,
     },
-    /// As claims, by long polls.
+    /// Claims, by long polls.
     Claims {
         /// How long a poll waits.
         long_poll_wait: Duration,
@@ -116,7 +116,7 @@ impl MemoryQueue {
     ///
     /// # Errors
     ///
-    /// If a task of this id exists.
+    /// Fails if a task of this id exists.
     pub fn create(&self, task: TaskId, definition: Value) -> Result<(), TaskExists> {
         let now = self.now();
         let mut tasks = self.expire_leases(now);

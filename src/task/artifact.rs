@@ -35,7 +35,7 @@ pub enum ArtifactBody {
     },
     /// Content that is served elsewhere. Another reference, or a link, may replace it.
     Reference {
-        /// Where it is served.
+        /// The address that serves it.
         url: String,
         /// The media type.
         content_type: String,

@@ -52,7 +52,7 @@ impl Request {
     ///
     /// # Errors
     ///
-    /// If the body is not JSON, or not JSON of this shape.
+    /// Fails if the body is not JSON, or not JSON of this shape.
     pub fn json<'a, T: Deserialize<'a>>(&'a self) -> serde_json::Result<T> {
         serde_json::from_slice(&self.body)
     }

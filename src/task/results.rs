@@ -94,7 +94,7 @@ pub struct Deferral {
 pub struct NextCheck {
     /// What the next worker goes on from.
     pub record: StagedRecord,
-    /// When to look.
+    /// The time until the look.
     pub wait: Duration,
 }
 
@@ -179,7 +179,7 @@ impl Results {
         Self::with_deferral(partial, limits, None)
     }
 
-    /// As [`Results::new`], for a source that can schedule messages.
+    /// Makes what [`Results::new`] makes, for a source that can schedule messages.
     pub fn with_deferral(partial: impl PartialReplySink, limits: ReplyLimits, deferral: Option<Deferral>) -> Self {
         Self {
             inner: Arc::new(ResultsInner {
@@ -242,7 +242,7 @@ impl Results {
         self.inner.not_started.store(true, Ordering::Relaxed);
     }
 
-    /// Whether [`Results::mark_not_started`] was called.
+    /// True after [`Results::mark_not_started`].
     pub fn is_not_started(&self) -> bool {
         self.inner.not_started.load(Ordering::Relaxed)
     }
@@ -252,7 +252,7 @@ impl Results {
         self.inner.suspect.store(true, Ordering::Relaxed);
     }
 
-    /// Whether [`Results::mark_suspect`] was called.
+    /// True after [`Results::mark_suspect`].
     pub fn is_suspect(&self) -> bool {
         self.inner.suspect.load(Ordering::Relaxed)
     }

@@ -56,7 +56,7 @@ pub(super) enum CallResult {
     },
     ResourcesMeasured {
         resources: HostResources,
-        /// Whether this worker still holds the work directory.
+        /// This worker still holds the work directory, or cannot tell.
         work_dir: io::Result<()>,
     },
     SourceEvent {
@@ -429,7 +429,7 @@ fn release_unstarted(context: &Context, error: &dyn std::fmt::Display) {
     }
 }
 
-/// For the sender of a request.
+/// The sender of a request gets the reason.
 fn set_failure_reason(context: &Context, text: &str) {
     if let Some(results) = context.results() {
         results.set_failure_reason(text);

@@ -37,7 +37,7 @@ pub(super) struct ClaimRuntime {
     pub(super) run: Run,
     /// A claim of a previous process, to be reported only.
     pub(super) recovered: bool,
-    /// Of the message that it was requested for.
+    /// The dequeue count of the message that it was requested for.
     pub(super) dequeue_count: Option<u32>,
     pub(super) claim: Option<Arc<dyn Claim>>,
     pub(super) prepared: Option<PreparedPayload>,
@@ -87,7 +87,7 @@ impl ClaimRuntime {
         }
     }
 
-    /// Of a message about a run.
+    /// The claim of a message about a run.
     pub(super) fn requested(entry: &PolledMessage) -> Self {
         let Ok(run) = &entry.message.run else { unreachable!("a claim of a message without a run") };
         Self { dequeue_count: Some(entry.message.dequeue_count), ..Self::new(entry.source, run.clone()) }

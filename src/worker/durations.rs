@@ -16,9 +16,9 @@ pub const BOUNDS_SECONDS: [f64; 7] = [0.01, 0.1, 1.0, 10.0, 60.0, 600.0, 3600.0]
 named_enum! {
     /// A time that a task takes.
     pub enum TaskPhase {
-        /// From scheduled to claimed, by the queue's clock.
+        /// The time from scheduled to claimed, by the queue's clock.
         Queue = "queue",
-        /// From the claim to the start of the payload.
+        /// The time from the claim to the start of the payload.
         Start = "start",
         /// The payload.
         Run = "run",

@@ -29,7 +29,7 @@ pub struct LiveLogs {
 }
 
 impl LiveLogs {
-    /// For readers that reach [`LiveLogs::into_router`] at this URL.
+    /// Readers reach [`LiveLogs::into_router`] at this URL.
     pub fn new(base_url: &str) -> Self {
         Self { base_url: base_url.trim_end_matches('/').into(), logs: Arc::default() }
     }

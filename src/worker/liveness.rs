@@ -18,7 +18,7 @@ pub struct Liveness {
 }
 
 impl Liveness {
-    /// Whether it has polled: its handlers are loaded, and its queue exists.
+    /// True once it has polled: its handlers are loaded, and its queue exists.
     #[must_use]
     pub fn is_claiming(&self) -> bool {
         self.claiming.load(Ordering::Relaxed)

@@ -25,7 +25,7 @@ pub(super) fn is_log(name: &str) -> bool {
 ///
 /// # Errors
 ///
-/// If the file cannot be read, or the copy not written.
+/// Fails if the file cannot be read, or the copy not written.
 pub(super) fn redacted_copy(
     file: &File,
     bytes: u64,

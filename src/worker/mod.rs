@@ -204,7 +204,7 @@ pub struct Control {
 /// Runs in the worker's task.
 type ControlRequest = Box<dyn FnOnce(&mut engine::Engine) + Send>;
 
-/// Whether a reloaded configuration was applied.
+/// The answer to a reload of the configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReloadResult {
     /// It is in effect.
@@ -361,7 +361,7 @@ impl Control {
         self.command(Command::Terminate { deadline }, Note::of("a notice")).await;
     }
 
-    /// As [`Control::terminate`], counted by the origin of the notice.
+    /// Terminates as [`Control::terminate`] does, counted by the origin of the notice.
     pub async fn terminate_from(&self, origin: NoticeOrigin, deadline: Option<Instant>) {
         self.counters.add(|counts| match origin {
             NoticeOrigin::Aws => counts.notices_aws += 1,
@@ -414,7 +414,7 @@ impl Control {
     ///
     /// # Errors
     ///
-    /// If the name matches no claim, or several.
+    /// Fails if the name matches no claim, or several.
     ///
     /// # Cancel safety
     ///
@@ -428,7 +428,7 @@ impl Control {
     ///
     /// # Errors
     ///
-    /// If the name matches no claim, or several.
+    /// Fails if the name matches no claim, or several.
     ///
     /// # Cancel safety
     ///
@@ -442,7 +442,7 @@ impl Control {
     ///
     /// # Errors
     ///
-    /// If the name matches no claim, or several.
+    /// Fails if the name matches no claim, or several.
     ///
     /// # Cancel safety
     ///

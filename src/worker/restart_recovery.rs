@@ -23,7 +23,7 @@ use super::status::RecoverySummary;
 ///
 /// # Errors
 ///
-/// If another worker on this host has one of them.
+/// Fails if another worker on this host has one of them.
 pub(super) fn lock_worker_ids(claimants: &[Box<str>]) -> io::Result<Vec<WorkerIdLock>> {
     let mut locks = Vec::new();
     let names: BTreeSet<&Box<str>> = claimants.iter().collect();

@@ -94,7 +94,7 @@ impl WorkerStatus {
 pub struct SidecarSummary {
     /// Its handler.
     pub name: String,
-    /// Whether tasks can be forwarded to it.
+    /// Tasks can be forwarded to it.
     pub up: bool,
     /// What it does, or why it is down.
     pub message: String,
@@ -142,7 +142,7 @@ named_enum! {
         Running = "running",
         /// Executing, but not claiming.
         Paused = "paused",
-        /// At a limit of its own, about to exit.
+        /// The worker is at a limit of its own, about to exit.
         Exiting = "exiting",
         /// Finishing its claims.
         Draining = "draining",
@@ -174,7 +174,7 @@ named_enum! {
 }
 
 impl BlockedReason {
-    /// Whether an operator has to act.
+    /// True if an operator has to act.
     pub const fn is_problem(self) -> bool {
         matches!(self, Self::Disk | Self::Memory | Self::HostUnhealthy | Self::SidecarDown)
     }
@@ -230,13 +230,13 @@ pub struct SourceStatus {
     pub description: String,
     /// What it does.
     pub state: String,
-    /// Whether its last calls were refused.
+    /// Its last calls were refused.
     pub failing: bool,
     /// Since the last answered poll.
     pub polled_seconds_ago: Option<f64>,
     /// Since the last poll that returned something.
     pub last_received_seconds_ago: Option<f64>,
-    /// Until the next poll, if it is waiting.
+    /// The time until the next poll, if it is waiting.
     pub next_poll_in_seconds: Option<f64>,
     /// The last refusal, if no poll was answered since.
     pub error: Option<SourceError>,
@@ -246,7 +246,7 @@ pub struct SourceStatus {
     /// Counters since the start.
     #[serde(default)]
     pub counts: SourceCounts,
-    /// For the metrics alone.
+    /// The metrics alone show it.
     #[serde(skip)]
     pub durations: TaskDurations,
     /// Claims under this worker's id that are not its own; another worker may use the id.
@@ -264,7 +264,7 @@ pub struct SourceStatus {
 }
 
 impl SourceStatus {
-    /// Whether it answers polls.
+    /// True if it answers polls.
     pub const fn is_up(&self) -> bool {
         self.polled_seconds_ago.is_some() && !self.failing
     }
@@ -299,7 +299,7 @@ pub struct ClaimStatus {
     pub progress: Option<String>,
     /// Since the grant.
     pub held_seconds: f64,
-    /// Until the claim expires unless extended.
+    /// The time until the claim expires unless extended.
     pub lease_left_seconds: Option<f64>,
     /// The length of the lease from the last request.
     #[serde(default)]
@@ -330,7 +330,7 @@ pub struct RecentResult {
     pub source: String,
     /// The outcome that was reported, or why none was.
     pub outcome: String,
-    /// From the grant to the end.
+    /// The time from the grant to the end.
     pub held_seconds: f64,
     /// Since the end.
     pub seconds_ago: f64,
@@ -354,7 +354,7 @@ pub struct ClaimDetail {
     pub dequeue_count: Option<u32>,
     /// Reclaims so far.
     pub reclaims: u32,
-    /// Until the next reclaim.
+    /// The time until the next reclaim.
     pub reclaim_in_seconds: Option<f64>,
     /// The containment backend.
     pub containment: String,

@@ -1,4 +1,4 @@
-//! When each phase of a claim began and ended.
+//! The times at which each phase of a claim began and ended.
 
 use journeyman_domain::claim::{ClaimAction, ClaimEvent};
 use journeyman_domain::named_enum;
@@ -27,9 +27,9 @@ named_enum! {
 pub struct PhaseTiming {
     /// The phase.
     pub phase: ClaimPhase,
-    /// When it began.
+    /// The time at which it began.
     pub started_at: Instant,
-    /// When it ended; `None` while it lasts.
+    /// The time at which it ended; `None` while it lasts.
     pub ended_at: Option<Instant>,
 }
 
@@ -90,7 +90,7 @@ impl Timeline {
         }
     }
 
-    /// In the order in which they began.
+    /// The phases in the order in which they began.
     #[must_use]
     pub fn phases(&self) -> &[PhaseTiming] {
         &self.0

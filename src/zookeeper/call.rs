@@ -153,7 +153,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// With the index of the write that failed.
+    /// An error has the index of the write that failed.
     pub async fn multi(&self, writes: &[Write<'_>]) -> Result<(), MultiError> {
         let path = |index: usize| writes.get(index).map_or("", Write::path);
         let failed = |index: Option<usize>, cause| MultiError {

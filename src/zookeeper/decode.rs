@@ -1,19 +1,19 @@
-//! Reads a node as the map says that it is written.
+//! Reads a node as Zuul writes them: JSON, compressed or not, sharded, or behind the name of a class.
 
 use serde_json::{Value, json};
 
 use super::client::Stat;
 use super::job_queue::JobError;
-use super::map::{self, Encoding, Row};
 use super::shards::decompress;
 use super::{Error, Session};
 use journeyman_domain::limits::{ZOOKEEPER_NODE_BYTES_MAX, ZOOKEEPER_SHARDED_BYTES_MAX};
 
+/// The first byte of a zlib stream: a folder of other sequential nodes is no sharded node.
+const ZLIB: u8 = 0x78;
+
 /// A node with its data.
 #[derive(Debug)]
 pub struct Decoded {
-    /// What is known of its path.
-    pub row: Option<Row>,
     /// Its stat.
     pub stat: Stat,
     /// Its data: JSON, or text, or what is wrong with them.
@@ -30,31 +30,23 @@ impl Session {
     /// See [`JobError`]. Data that cannot be decoded are no error.
     pub async fn decode(&self, path: &str) -> Result<Option<Decoded>, JobError> {
         let Some((bytes, stat)) = self.get(path).await? else { return Ok(None) };
-        let row = map::find(path);
-        let sharded = matches!(row.map(|row| row.encoding), Some(Encoding::Sharded | Encoding::ShardedText));
-        let data = if sharded && bytes.is_empty() {
+        let first = if bytes.is_empty() { self.get(&format!("{path}/{:010}", 0)).await? } else { None };
+        let data = if first.is_some_and(|(shard, _)| shard.first() == Some(&ZLIB)) {
             match self.read_shards(path).await {
                 Ok(data) => data.map_or(Value::Null, |data| text_or_json(&data)),
                 Err(error) => unreadable(&JobError::from(error).to_string()),
             }
-        } else if row.is_some_and(|row| row.encoding == Encoding::Expandable) {
-            self.expand(path, &bytes).await?
+        } else if let Some((last, first)) = expandable_head(&bytes) {
+            self.expand(path, first, last).await?
         } else {
             plain(path, &bytes)
         };
         let mut points_to = Vec::new();
         collect_paths(&data, &mut points_to);
-        Ok(Some(Decoded { row, stat, data, points_to }))
+        Ok(Some(Decoded { stat, data, points_to }))
     }
 
-    /// The first shard stands behind a head of class, compression and the number of the last shard.
-    async fn expand(&self, path: &str, node: &[u8]) -> Result<Value, Error> {
-        let mut parts = node.splitn(4, |byte| *byte == 0);
-        let (Some(_), Some(_), Some(last), Some(first)) = (parts.next(), parts.next(), parts.next(), parts.next())
-        else {
-            return Ok(unreadable("it has no head"));
-        };
-        let last: u32 = std::str::from_utf8(last).ok().and_then(|text| text.parse().ok()).unwrap_or(0);
+    async fn expand(&self, path: &str, first: &[u8], last: u32) -> Result<Value, Error> {
         let mut shards = vec![first.to_vec()];
         for number in (1..=last).take(ZOOKEEPER_SHARDED_BYTES_MAX / ZOOKEEPER_NODE_BYTES_MAX) {
             let Some((shard, _)) = self.get(&format!("{path}/{number:010}")).await? else { break };
@@ -62,6 +54,13 @@ impl Session {
         }
         Ok(decompress(path, &shards).map_or_else(|error| unreadable(&error.to_string()), |data| text_or_json(&data)))
     }
+}
+
+/// The number of the last shard and the first shard, which stands behind a head of class, compression and that number.
+fn expandable_head(node: &[u8]) -> Option<(u32, &[u8])> {
+    let mut parts = node.splitn(4, |byte| *byte == 0).skip(2);
+    let (last, first) = (parts.next()?, parts.next()?);
+    Some((std::str::from_utf8(last).ok()?.parse().ok()?, first))
 }
 
 fn unreadable(why: &str) -> Value {

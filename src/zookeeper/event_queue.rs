@@ -2,35 +2,20 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::client::CreateMode;
 use super::janitor::is_leftover;
 use super::job_queue::JobError;
-use super::submit::unix_seconds;
 use super::{Error, Session};
 use journeyman_domain::limits::{ZOOKEEPER_EVENT_BYTES_MAX, ZOOKEEPER_EVENTS_QUEUED_MAX};
 
 const TENANTS: &str = "/zuul/events/tenant";
-/// Where management events are answered.
-const ANSWERS: &str = "/zuul/results/management";
 
 /// A queue of events, such as the results of a pipeline.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EventQueue {
     root: String,
-}
-
-/// An event that was read.
-#[derive(Debug, Clone, PartialEq)]
-pub struct QueuedEvent {
-    /// Its node.
-    pub path: String,
-    /// The version of the node.
-    pub version: i32,
-    /// Its keys, `event_data` among them.
-    pub fields: Map<String, Value>,
-    side_data: Option<String>,
 }
 
 /// An event of a kind with its data.
@@ -82,88 +67,17 @@ impl EventQueue {
     ///
     /// See [`JobError`]. After a lost answer the event may be there; a reader ignores the second.
     pub async fn put(&self, session: &Session, kind: &str, data: Value) -> Result<bool, JobError> {
-        self.put_fields(session, event(kind, data)).await
-    }
-
-    async fn put_fields(&self, session: &Session, fields: Map<String, Value>) -> Result<bool, JobError> {
         let folder = format!("{}/queue", self.root);
         let Some(stat) = session.stat(&folder).await? else { return Ok(false) };
         if usize::try_from(stat.num_children).unwrap_or(0) > ZOOKEEPER_EVENTS_QUEUED_MAX {
             let message = format!("it holds {} unread events; Zuul drops more", stat.num_children);
             return Err(JobError::Unreadable { path: folder, message });
         }
-        let node = self.to_node(session, fields).await?;
+        let node = self.to_node(session, event(kind, data)).await?;
         match session.create(&self.event_prefix(), &node, CreateMode::PersistentSequential).await {
             Err(error) if error.is_no_node() => Ok(false),
             created => Ok(created.map(|_| true)?),
         }
-    }
-
-    /// Reads the events in their order.
-    ///
-    /// # Errors
-    ///
-    /// See [`JobError`].
-    pub async fn read(&self, session: &Session) -> Result<Vec<QueuedEvent>, JobError> {
-        let folder = format!("{}/queue", self.root);
-        let mut names = session.children(&folder).await?.unwrap_or_default();
-        names.sort_unstable();
-        let mut events = Vec::new();
-        for name in names {
-            let path = format!("{folder}/{name}");
-            let Some((data, stat)) = session.get(&path).await? else { continue };
-            let unreadable = |message: String| JobError::Unreadable { path: path.clone(), message };
-            let mut fields: Map<String, Value> =
-                serde_json::from_slice(&data).map_err(|error| unreadable(error.to_string()))?;
-            let side_data = fields.remove("event_data_path").and_then(|path| path.as_str().map(str::to_owned));
-            if let Some(side) = &side_data {
-                let data =
-                    session.read_shards(side).await?.ok_or_else(|| unreadable("its data are gone".to_owned()))?;
-                let data = serde_json::from_slice(&data).map_err(|error| unreadable(error.to_string()))?;
-                fields.insert("event_data".to_owned(), data);
-            }
-            events.push(QueuedEvent { path, version: stat.version, fields, side_data });
-        }
-        Ok(events)
-    }
-
-    /// Removes an event that was acted upon.
-    ///
-    /// # Errors
-    ///
-    /// See [`Error`].
-    pub async fn acknowledge(&self, session: &Session, event: &QueuedEvent) -> Result<(), Error> {
-        if let Some(side) = &event.side_data {
-            session.delete_tree(side).await?;
-        }
-        session.delete(&event.path).await
-    }
-
-    /// Adds a management event and waits until a scheduler has acted upon it. Returns the traceback of one that failed.
-    ///
-    /// # Errors
-    ///
-    /// See [`JobError`]. A queue that does not exist has no scheduler.
-    ///
-    /// # Cancel safety
-    ///
-    /// Not cancel safe: the event stays, and the node of its answer until the session ends.
-    pub async fn ask(&self, session: &Session, kind: &str, data: Value) -> Result<Option<String>, JobError> {
-        session.ensure(ANSWERS).await?;
-        let slot = format!("{ANSWERS}/{}", uuid::Uuid::new_v4());
-        session.create(&slot, b"", CreateMode::Ephemeral).await?;
-        let unreadable =
-            |path: &str, message: &str| JobError::Unreadable { path: path.to_owned(), message: message.to_owned() };
-        let mut fields = event(kind, data);
-        fields.insert("result_path".to_owned(), slot.clone().into());
-        if !self.put_fields(session, fields).await? {
-            return Err(unreadable(&self.root, "there is no such event queue"));
-        }
-        session.wait_until(&slot, |stat| stat.is_none_or(|stat| stat.data_length > 0)).await?;
-        let answer = session.get(&slot).await?.and_then(|(data, _)| serde_json::from_slice::<Value>(&data).ok());
-        session.delete(&slot).await?;
-        let answer = answer.ok_or_else(|| unreadable(&slot, "the answer is no JSON, or another process removed it"))?;
-        Ok(answer["traceback"].as_str().map(str::to_owned))
     }
 
     /// Removes data that no event names any more and that are old by the server's clock, and returns their paths.
@@ -193,22 +107,6 @@ impl EventQueue {
             session.delete_tree(path).await?;
         }
         Ok(lost.into_iter().collect())
-    }
-}
-
-impl QueuedEvent {
-    /// Answers a management event, with the traceback of a failure. `false` if it needs no answer, or the one who asked is gone.
-    ///
-    /// # Errors
-    ///
-    /// See [`Error`].
-    pub async fn answer(&self, session: &Session, traceback: Option<&str>) -> Result<bool, Error> {
-        let Some(slot) = self.fields.get("result_path").and_then(Value::as_str) else { return Ok(false) };
-        let answer = json!({ "timestamp": unix_seconds(), "traceback": traceback });
-        match session.set(slot, answer.to_string().as_bytes(), None).await {
-            Err(error) if error.is_no_node() => Ok(false),
-            answered => answered.map(|_| true),
-        }
     }
 }
 

@@ -18,7 +18,7 @@ pub struct Walk {
     pub nodes: BTreeMap<String, Stat>,
     /// Nodes that this client may not read.
     pub denied: Vec<String>,
-    /// Whether there are more than were read.
+    /// There are more than were read.
     pub is_cut: bool,
 }
 
@@ -44,9 +44,9 @@ pub struct Contender {
     pub path: String,
     /// The session that it ends with.
     pub session: i64,
-    /// When it was created, in milliseconds since 1970.
+    /// Its time of creation, in milliseconds since 1970.
     pub since_ms: i64,
-    /// Whether it holds the lock.
+    /// It holds the lock.
     pub holds: bool,
 }
 
@@ -160,12 +160,6 @@ impl Walk {
         }
         found
     }
-
-    /// The topmost nodes for which this holds.
-    pub fn topmost(&self, is_meant: impl Fn(&str) -> bool) -> Vec<String> {
-        let parent = |path: &str| path.rsplit_once('/').map_or("", |(parent, _)| parent).to_owned();
-        self.nodes.keys().filter(|path| is_meant(path) && !is_meant(&parent(path))).cloned().collect()
-    }
 }
 
 #[cfg(test)]
@@ -203,6 +197,5 @@ mod tests {
         assert_eq!(holds, [(7, false), (8, true)]);
         assert_eq!(walk.lone_contenders().iter().map(|one| one.session).collect::<Vec<_>>(), [8]);
         assert_eq!(walk.leftovers(1_000_000), ["/q/locks/d"]);
-        assert_eq!(walk.topmost(|path| path.starts_with("/q/requests")), ["/q/requests"]);
     }
 }

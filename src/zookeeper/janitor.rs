@@ -48,7 +48,7 @@ impl Janitor {
         Self { queue, dialect, suspects: BTreeSet::new() }
     }
 
-    /// Whether the last look has found requests that the next one ends.
+    /// True if the last look has found requests that the next one ends.
     pub fn has_suspects(&self) -> bool {
         !self.suspects.is_empty()
     }
@@ -58,7 +58,7 @@ impl Janitor {
         if self.has_suspects() { ZOOKEEPER_SECOND_LOOK_DELAY } else { ZOOKEEPER_CLEAN_INTERVAL }
     }
 
-    /// Where Zuul's schedulers lock the same clean-up.
+    /// The folder in which Zuul's schedulers lock the same clean-up.
     fn lock_folder(&self) -> String {
         match self.dialect {
             Dialect::ZuulMerger => "/zuul/cleanup/merge_requests".to_owned(),

@@ -202,7 +202,7 @@ impl JobQueue {
     ) -> Result<(), JobError> {
         session.write_shards(&self.path("params", id), params).await?;
         let data = self.to_bytes(id, request)?;
-        // From here on workers see it.
+        // Workers see it from here on.
         session.create(&self.path("requests", id), &data, CreateMode::Persistent).await?;
         Ok(())
     }

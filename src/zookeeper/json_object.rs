@@ -19,7 +19,7 @@ impl JsonObject {
     ///
     /// # Errors
     ///
-    /// If it is no JSON object.
+    /// Fails if it is no JSON object.
     pub fn parse(text: &[u8]) -> serde_json::Result<Self> {
         serde_json::from_slice(text)
     }
@@ -34,7 +34,7 @@ impl JsonObject {
     ///
     /// # Errors
     ///
-    /// If the value cannot be written as JSON.
+    /// Fails if the value cannot be written as JSON.
     pub fn set(&mut self, key: &str, value: &impl Serialize) -> serde_json::Result<()> {
         let value = serde_json::value::to_raw_value(value)?;
         match self.0.iter_mut().find(|(name, _)| name == key) {

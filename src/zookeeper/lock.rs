@@ -32,7 +32,7 @@ impl LockMode {
         Some(if is_reader { Self::Read } else { Self::Write })
     }
 
-    /// Whether a lower contender with this marker has to leave first.
+    /// True if a lower contender with this marker has to leave first.
     fn waits_for(self, marker: &str) -> bool {
         match self {
             Self::Exclusive | Self::Read => marker == "__lock__",
@@ -66,7 +66,7 @@ fn predecessor<'a>(names: impl Iterator<Item = &'a str>, own: &str, mode: LockMo
     before.filter(|one| one.number < own && mode.waits_for(one.marker)).max().map(|one| one.name)
 }
 
-/// Whether a contender that is seen among others holds the lock.
+/// Tells whether a contender that is seen among others holds the lock.
 pub(super) fn may_hold<'a>(names: impl Iterator<Item = &'a str>, own: &str) -> bool {
     LockMode::of_contender(own).is_some_and(|mode| predecessor(names, own, mode).is_none())
 }
@@ -155,7 +155,7 @@ impl HeldLock {
         format!("{}/{}", self.folder, self.name)
     }
 
-    /// Whether its session still stands, as far as this client knows.
+    /// True while its session stands, as far as this client knows.
     pub fn is_valid(&self) -> bool {
         !self.session.is_ended()
     }
@@ -164,7 +164,7 @@ impl HeldLock {
     ///
     /// # Errors
     ///
-    /// If the session has ended, which gave it up.
+    /// Fails if the session has ended, which gave the lock up.
     pub async fn release(self) -> Result<(), Error> {
         let path = self.path();
         self.session.retry(|| self.session.delete(&path)).await

@@ -13,7 +13,6 @@ pub mod janitor;
 pub mod job_queue;
 pub mod json_object;
 pub mod lock;
-pub mod map;
 pub mod queue_counts;
 pub mod semaphore;
 pub mod shards;
@@ -126,7 +125,7 @@ impl Session {
         self.client.session_timeout()
     }
 
-    /// Whether its ephemeral nodes are gone.
+    /// True once its ephemeral nodes are gone.
     pub fn is_ended(&self) -> bool {
         self.client.state().is_terminated()
     }
@@ -140,7 +139,7 @@ impl Session {
         self.client.ended().await;
     }
 
-    /// Whether a server answers at the moment.
+    /// True while a server answers.
     pub fn is_connected(&self) -> bool {
         self.client.state() == zk::SessionState::Connected
     }

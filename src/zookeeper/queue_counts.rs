@@ -1,4 +1,4 @@
-//! How many requests of a queue wait for a worker, for whoever starts workers by it.
+//! How many requests of a queue wait for a worker, for those that start workers by it.
 
 use std::collections::HashSet;
 

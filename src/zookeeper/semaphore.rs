@@ -4,10 +4,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::Session;
 use super::client as zk;
 use super::client::CreateMode;
 use super::job_queue::JobError;
-use super::{Error, Session};
 
 /// Who holds a semaphore.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,7 +34,7 @@ pub struct Semaphore {
 pub struct Places {
     /// The semaphores.
     pub semaphores: Vec<Semaphore>,
-    /// For whom they are taken.
+    /// The build or job that takes them.
     pub holder: Holder,
 }
 
@@ -43,7 +43,7 @@ impl Places {
     ///
     /// # Errors
     ///
-    /// If they cannot be read, in words without the parameters.
+    /// Fails if they cannot be read, in words without the parameters.
     pub fn of_build(params: &[u8]) -> Result<Option<Self>, String> {
         #[derive(Deserialize)]
         struct Params {
@@ -199,21 +199,6 @@ impl Session {
                 Err(error) if error.cause == zk::Error::BadVersion || error.is_unanswered() && !self.is_ended() => {}
                 Err(error) => return Err(error.into()),
             }
-        }
-    }
-
-    /// The cluster's logical time: the number of a transaction that happens now.
-    ///
-    /// # Errors
-    ///
-    /// See [`Error`].
-    pub async fn ltime(&self, path: &str) -> Result<i64, Error> {
-        match self.set(path, b"", None).await {
-            Err(error) if error.is_no_node() => {
-                self.ensure(path).await?;
-                Ok(self.set(path, b"", None).await?.mzxid)
-            }
-            answered => Ok(answered?.mzxid),
         }
     }
 }

@@ -16,7 +16,7 @@ use super::lock::{HeldLock, LockMode};
 /// A request to be added.
 #[derive(Debug, Clone)]
 pub struct Submission {
-    /// Whose layout the queue has.
+    /// The system whose layout the queue has.
     pub dialect: Dialect,
     /// What the handler gets.
     pub payload: Value,
@@ -149,7 +149,7 @@ impl JobQueue {
                 Ok(_) | Err(_) => Ok(CancelResult::Requested),
             };
         };
-        // As it is now that no worker can take it.
+        // The request as it is now that no worker can take it.
         let completed = match self.read(session, id).await {
             Ok(Some(request)) if request.state() != Some(RequestState::Completed) => {
                 self.complete_unlocked_build(session, request, "CANCELED").await

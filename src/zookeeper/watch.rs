@@ -38,7 +38,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// If the session ends.
+    /// Fails if the session ends.
     pub async fn wait_until_deleted(&self, path: &str) -> Result<(), Error> {
         self.wait_until(path, |stat| stat.is_none()).await
     }
@@ -47,12 +47,12 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// If the session ends.
+    /// Fails if the session ends.
     pub async fn wait_until_created(&self, path: &str) -> Result<(), Error> {
         self.wait_until(path, |stat| stat.is_some()).await
     }
 
-    pub(super) async fn wait_until(&self, path: &str, is_wanted: impl Fn(Option<&Stat>) -> bool) -> Result<(), Error> {
+    async fn wait_until(&self, path: &str, is_wanted: impl Fn(Option<&Stat>) -> bool) -> Result<(), Error> {
         loop {
             let watched = self.client.stat_and_watch(path).await;
             match watched.map_err(|cause| Error::new("watch", path, cause)) {

@@ -261,28 +261,6 @@ async fn a_bridge_claims_at_most_its_capacity_of_tasks() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_task_of_a_killed_bridge_is_completed_by_another_one_and_asks_once() {
-    let Some(setup) = Setup::new(Duration::from_secs(5)).await else { return };
-    let (mut gate, act) = Gate::before(returns_body());
-    let worker = Running::start(requests(&setup.client), 4, act);
-    let bridge = setup.bridge("builds", "requests");
-    let task = setup.task(json!({"json": {"x": 1}})).await;
-    gate.enters().await;
-    until("it is sent", async || bridge.log().contains("request sent")).await;
-    bridge.signal(Signal::KILL);
-    bridge.ends().await;
-    let bridge = setup.bridge_named("another", "builds", "requests");
-    setup.says("waiting for the reply").await;
-    gate.go.add_permits(1);
-    let status = setup.resolved(&task).await;
-    assert_eq!(status["state"], "completed");
-    let run = u32::try_from(status["runs"].as_array().expect("runs").len() - 1).expect("small");
-    assert_eq!(setup.artifact(&task, run, "public/result.json").await, b"{\"x\":1}");
-    assert!(gate.entered.try_recv().is_err(), "the request was sent again");
-    setup.finish(bridge, worker).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn c7_tasks_of_a_bridge_that_is_killed_repeatedly_ask_once() {
     const TASKS: usize = 8;
     let Some(setup) = Setup::new(LONG).await else { return };

@@ -18,6 +18,7 @@ use journeyman_platform::amqp::lapin::options::{BasicGetOptions, BasicRejectOpti
 use journeyman_platform::amqp::lapin::types::AMQPValue;
 use journeyman_platform::amqp::management::Management;
 
+use crate::support::Repeats;
 use crate::support::broker::management;
 
 use crate::amqp::support::{
@@ -56,7 +57,7 @@ async fn a_larger_capacity_takes_more_and_a_paused_worker_nothing() {
     client.until_depth(2, 1).await;
     let settings = WorkerConfig { capacity: 2, ..WorkerConfig::default() };
     worker.control.reconfigure(settings).await;
-    // In any order, since prefetched requests were requeued.
+    // They come in any order, since prefetched requests were requeued.
     let second = gate.enters().await;
     // Prefetched requests are requeued.
     until("the third waits in the queue", async || client.depth().await.0 == 1).await;
@@ -310,9 +311,11 @@ async fn the_last_acknowledgements_arrive_before_the_worker_exits() {
     let Some(broker) = shared() else { return };
     for kind in [Kind::Transient, Kind::Quorum] {
         let client = Client::new(&broker, kind).await;
-        for round in 0..25_u32 {
-            // With and without a pending poll.
-            let worker = Running::start(queue(&client), 1 + round % 2, echo());
+        let (repeats, mut round) = (Repeats::new("JOURNEYMAN_CRASH_RUNS", Duration::from_secs(5)), 0);
+        while repeats.again(round) {
+            round += 1;
+            // A poll is pending, or none is.
+            let worker = Running::start(queue(&client), 1 + u32::from(round.is_multiple_of(2)), echo());
             assert_eq!(client.call("/work", b"1").await.status(), "ok");
             worker.drained().await;
             client.until_depth(0, 0).await;

@@ -372,7 +372,7 @@ async fn c3_the_command_prints_why_a_request_expired() {
     let options = QueueDeclareOptions { exclusive: true, ..QueueDeclareOptions::default() };
     pool.channel.queue_declare(dead.as_str().into(), options, FieldTable::default()).await.expect("a queue");
     let mut expired = consume(&pool.channel, &dead).await;
-    // As a controller does.
+    // A controller does the same.
     let replying = async {
         let request = within("an expired request", next(&mut expired)).await.expect("a request");
         pool.reply(&request, b"{\"context\":{\"reason\":\"expired\"}}", "core_error", None).await;

@@ -154,29 +154,6 @@ async fn a_request_appears_as_a_claim_in_journal_page_and_metrics() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sources_that_share_one_slot_take_turns() {
-    let Some(uri) = shared_uri() else { return };
-    let clients = [Client::new(&broker(&uri), Kind::Durable).await, Client::new(&broker(&uri), Kind::Durable).await];
-    let folder = tempfile::tempdir().expect("a folder");
-    let source = |number: usize| {
-        let queue = &clients[number].queue;
-        format!("[source.s{number}]\nkind = \"amqp\"\nhandler = \"echo\"\nrequests_queue = \"{queue}\"\n")
-    };
-    let answers = "#!/bin/sh\ncat >/dev/null\nprintf '{\"type\":\"answer\",\"text\":\"here\"}\\n' >&3\n";
-    let config = config(folder.path(), answers, &format!("[worker]\ncapacity = 1\n{}{}", source(0), source(1)));
-    let worker =
-        Process::start(folder.path(), &config, &[("JOURNEYMAN_AMQP_URI", &uri), ("WORKER_ACTIVITY_EXCHANGE", "")]);
-    // Whichever source has the slot, while the other one is idle.
-    for client in [&clients[1], &clients[0], &clients[1]] {
-        assert_eq!(client.call("/here", b"1").await.body, b"here", "{}", worker.log());
-    }
-    worker.drained().await;
-    for client in &clients {
-        client.delete_queue().await;
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn b2_a_renewed_password_is_read_at_the_next_connection() {
     let Some(uri) = shared_uri() else { return };
     let wrong = uri.replacen('@', "-wrong@", 1);

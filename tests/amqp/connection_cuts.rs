@@ -1,4 +1,5 @@
-//! A connection that fails repeatedly while requests are processed: none may be lost.
+//! A connection that fails repeatedly while requests are processed: none may be lost. `JOURNEYMAN_TEST_AMQP_MESSAGES` is the number of
+//! requests. Without it, faults begin for 30 seconds.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,6 +10,7 @@ use journeyman::source::amqp::AmqpSourceConfig as Queue;
 
 use crate::amqp::faults::persistent;
 use crate::amqp::support::{Consumed, Kind, Running, broker, queue, replies, wired};
+use crate::support::Repeats;
 use crate::support::wire::Way;
 
 /// In turn. Heartbeats find the silent ones.
@@ -24,10 +26,8 @@ enum Fault {
     Reset,
 }
 
-/// The number of messages, by `JOURNEYMAN_TEST_AMQP_MESSAGES`.
-fn messages() -> u64 {
-    std::env::var("JOURNEYMAN_TEST_AMQP_MESSAGES").ok().and_then(|text| text.parse().ok()).unwrap_or(3_000)
-}
+/// The number of messages for each fault.
+const BATCH: u64 = 400;
 
 /// Counts the next reply by its correlation id.
 async fn count_reply(replies: &mut Consumed, counts: &mut BTreeMap<String, u64>) {
@@ -54,23 +54,26 @@ async fn nothing_is_lost_when_the_connection_is_cut_again_and_again() {
     // Losses count as attempts, which must not be limited here.
     settings.max_attempts = None;
     let worker = Running::start(settings, 64, Arc::clone(&act));
-    let faults = FAULTS.len() as u64 * (messages() / 4_000).max(2);
-    let (batch, mut published) = (messages() / faults, 0);
+    let repeats = Repeats::new("JOURNEYMAN_TEST_AMQP_MESSAGES", Duration::from_secs(30));
+    let (mut faults, mut published) = (0, 0);
     let mut replies = client.consume(&reply_to).await;
     let mut counts = BTreeMap::new();
-    for fault in FAULTS.iter().cycle().take(usize::try_from(faults).expect("few")) {
-        for number in published..published + batch {
-            if number == published + batch / 2 {
+    // Each of them comes once, whatever the time.
+    while faults < FAULTS.len() || repeats.again(usize::try_from(published).expect("few")) {
+        let fault = FAULTS[faults % FAULTS.len()];
+        faults += 1;
+        for number in published..published + BATCH {
+            if number == published + BATCH / 2 {
                 wire.set(Way::Carry);
                 match fault {
-                    Fault::Slow(span) => wire.set(Way::Delay(*span)),
-                    Fault::For(way) => wire.strand(*way),
+                    Fault::Slow(span) => wire.set(Way::Delay(span)),
+                    Fault::For(way) => wire.strand(way),
                     Fault::Reset => wire.cut(),
                 }
             }
             assert!(client.publish(persistent(&number.to_string(), &reply_to), number.to_string().as_bytes()).await);
         }
-        published += batch;
+        published += BATCH;
         while (counts.len() as u64) < published {
             count_reply(&mut replies, &mut counts).await;
         }

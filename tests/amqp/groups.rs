@@ -37,7 +37,7 @@ impl Pool {
         Some(Self::at(shared_uri()?).await)
     }
 
-    /// At a broker of a test's own.
+    /// The pool is at a broker of a test's own.
     async fn at(uri: String) -> Self {
         let name = format!("p{}", uuid::Uuid::new_v4().simple());
         let client = Client::without_queue(&broker(&uri), "").await;
@@ -70,7 +70,7 @@ impl Pool {
         controller
     }
 
-    /// Where its workers are written down.
+    /// The file in which its workers are written down.
     fn records(&self) -> PathBuf {
         self.folder.path().join("workers").join(&self.name)
     }

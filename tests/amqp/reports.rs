@@ -88,7 +88,7 @@ async fn an_idle_source_reports_no_error() {
             .await;
     assert!(idle.is_err(), "there is no error");
     first.claim.report(Outcome::Completed).await.expect("it is settled");
-    // As while its worker is paused.
+    // Its worker is paused, so to say.
     source.pause();
     client.until_depth(0, 0).await;
     client.request(&["2"]).await;

@@ -57,7 +57,7 @@ pub(crate) fn broker(uri: &str) -> amqp::Broker {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// As osrdyne declares it: classic, not durable.
+    /// osrdyne declares it so: classic, not durable.
     Transient,
     Durable,
     Quorum,
@@ -382,12 +382,12 @@ impl Running {
         Self::of(Arc::new(source), change, act)
     }
 
-    /// With a source of the test's.
+    /// The worker has a source of the test's.
     pub(crate) fn of(source: Arc<dyn Source>, change: impl FnOnce(WorkerConfig) -> WorkerConfig, act: Act) -> Self {
         Self::serving(source, change, erase(Scripted(act)))
     }
 
-    /// With a source and a handler of the test's.
+    /// The worker has a source and a handler of the test's.
     pub(crate) fn serving(
         source: Arc<dyn Source>,
         change: impl FnOnce(WorkerConfig) -> WorkerConfig,

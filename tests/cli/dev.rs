@@ -54,7 +54,7 @@ fn e1_the_end_of_its_terminal_ends_the_tasks_of_dev() {
     let mut alive = std::fs::File::open(alive).expect("the task opens it too");
     dev.signal(Signal::HUP);
     dev.ends();
-    // At its end every process of the task is gone.
+    // Every process of the task is gone at its end.
     alive.read_to_end(&mut Vec::new()).expect("it is readable");
     assert_eq!(left(host.path()), ["alive"]);
 }

@@ -302,20 +302,6 @@ fn doctor_checks_the_broker_and_the_programs_of_a_controller() {
 }
 
 #[test]
-fn doctor_checks_only_the_scopes_of_counting_for_a_controller() {
-    let host = Host::with_root(&stand_in("", &["queue:pending-count:build/linux"]));
-    let pool = "[pool.core]\ncommand = [\"/bin/true\"]\nstate_dir = \"pool\"\n";
-    configure(&host, &format!("{pool}[demand.ci]\nsource = \"ci\"\npool = \"core\"\nkey = \"ci\"\n"));
-    let said = doctor(&host, &[], 1);
-    for line in
-        ["journeyman.toml: pools 1\n", "all required; optional scopes missing: queue:claimed-list:build/linux\n"]
-    {
-        assert!(said.out.contains(line), "{line}: {}", said.out);
-    }
-    assert!(!said.out.contains("work directory") && !said.out.contains("control socket"), "{}", said.out);
-}
-
-#[test]
 fn doctor_does_not_wait_for_a_blocked_control_socket() {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with};
     let host = Host::with_root(&unused_root());

@@ -22,7 +22,7 @@ impl Host {
         Self { queue: None, root: String::new(), folder: tempfile::tempdir().expect("a directory") }
     }
 
-    /// For a queue that the test serves.
+    /// The worker's queue is one that the test serves.
     pub(crate) fn with_root(root: &str) -> Self {
         Self { root: root.to_owned(), ..Self::new() }
     }

@@ -47,7 +47,7 @@ impl Drop for Scene {
 }
 
 impl Scene {
-    /// With these keys of the handler.
+    /// The handler has these keys.
     fn new(handler: &str) -> Self {
         let host = Host::with_queue();
         let rest = "dialect = \"azure\"\naccess_token_file = \"token\"\nhandler = \"echo\"\n[worker]\nwork_dir = \"work\"\n\
@@ -59,7 +59,7 @@ impl Scene {
         scene
     }
 
-    /// With the service of these tests.
+    /// The handler has the service of these tests.
     fn odd(more: &str) -> Self {
         let program = source("tests/support/odd_service.py");
         Self::new(&format!(
@@ -276,20 +276,6 @@ fn a_service_that_crashes_at_start_is_reported_with_exit_status_and_log() {
     assert!(why.contains("exit status 3") && why.contains("times in a row"), "{why}");
     let log = scene.host.read("work/sidecars/echo.log.previous");
     assert!(log.contains("the map cannot be loaded"), "{log}");
-    worker.drain();
-}
-
-#[test]
-fn an_unhealthy_service_is_restarted() {
-    let scene = Scene::odd("");
-    let mut worker = scene.worker();
-    worker.logs("service is up");
-    scene.set_flag("ill");
-    worker.logs("service unhealthy");
-    scene.remove_flag("ill");
-    worker.logs("service is up");
-    assert_eq!(scene.services().len(), 2);
-    assert!(is_gone(scene.services()[0]));
     worker.drain();
 }
 

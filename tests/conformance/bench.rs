@@ -73,7 +73,7 @@ pub(crate) enum Span {
     MostOfALease,
     /// A lease and all that the service waits on top of it.
     ALease,
-    /// As long as a received message stays hidden.
+    /// A received message stays hidden as long.
     AHiding,
 }
 

@@ -23,7 +23,7 @@ use cases::CASES;
 use journeyman::source::taskcluster::Dialect;
 
 const CASE_TIMEOUT: Duration = Duration::from_secs(120);
-/// For cases that wait for a lease of the service to end.
+/// The limit of cases that wait for a lease of the service to end.
 const WAITING_CASE_TIMEOUT: Duration = Duration::from_secs(3600);
 
 macro_rules! adapters {

@@ -35,7 +35,7 @@ enum End {
     Terminated,
 }
 
-/// Whether other payloads may run at the same time.
+/// Other payloads may run at the same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Company {
     Any,
@@ -294,7 +294,7 @@ async fn once(payload: &Payload, containment: &Containment) -> Result<(), String
     removed(bench.workdir())
 }
 
-/// As the worker does after a task.
+/// The worker does so after a task.
 fn removed(folder: &Path) -> Result<(), String> {
     match std::fs::remove_dir_all(folder) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {

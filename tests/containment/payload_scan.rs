@@ -41,7 +41,7 @@ impl PayloadScan {
     }
 }
 
-/// Whether any thread runs.
+/// True while any thread runs.
 fn runs(process: &Path) -> bool {
     let of_thread = |thread: &Path| {
         // A name need not be UTF-8.

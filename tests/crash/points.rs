@@ -296,7 +296,7 @@ async fn run_stage(stage: Stage, repeats: Repeats, seed: u64) -> usize {
     deaths
 }
 
-/// Whether a line of a log is about a task with a fault.
+/// True for a line of a log about a task with a fault.
 fn concerns(line: &str, faults: &[crate::crash::checker::Fault]) -> bool {
     faults.iter().any(|fault| {
         let fault = format!("{fault:?}");

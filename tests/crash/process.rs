@@ -35,7 +35,7 @@ impl Process {
         Self::spawn(Command::new(PROGRAM), folder, arguments, variables)
     }
 
-    /// As `start`, with a file size limit.
+    /// Starts as `start` does, with a file size limit.
     fn start_narrow(folder: &Path, arguments: &[&str], variables: &[Variable<'_>]) -> Self {
         let mut shell = Command::new("sh");
         shell.args(["-c", NARROW, PROGRAM]);

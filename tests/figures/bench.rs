@@ -67,7 +67,7 @@ const NAMES: [&str; 16] = [
     "start",
 ];
 
-/// Where and how much is measured.
+/// The machine and the size of what is measured.
 pub(crate) struct Lab {
     folder: tempfile::TempDir,
     smoke: bool,

@@ -57,7 +57,7 @@ impl Lab {
         Ok(rows)
     }
 
-    /// From the start of the process until a waiting task has started.
+    /// The time from the start of the process until a waiting task has started.
     pub(crate) async fn start(&self) -> Outcome<Vec<Row>> {
         let queue = Queue::start(self, "20m").await?;
         let (mut spans, mut bare) = (Vec::new(), Vec::new());

@@ -134,7 +134,7 @@ impl Lab {
         })
     }
 
-    /// From the kill of a controller until its standby is active.
+    /// The time from the kill of a controller until its standby is active.
     async fn takeover(&self, broker: &Broker) -> Outcome<Row> {
         let rounds = self.pick(10, 1);
         let mut spans = Vec::new();

@@ -88,7 +88,7 @@ fn is_fixed(number: usize) -> bool {
     number % 2 == 1
 }
 
-/// In any order, so that long ones stand before short ones.
+/// The order is any, so that long ones stand before short ones.
 fn delay_of(number: usize) -> Duration {
     if is_fixed(number) {
         return Duration::from_millis(FIXED_MS[number / 2 % FIXED_MS.len()]);

@@ -103,7 +103,7 @@ impl Spans {
         format!("{} and {}", millis(self.percentile(first)), millis(self.percentile(second)))
     }
 
-    /// By how much two percentiles exceed those of `other`, in percent.
+    /// The percents by which two percentiles exceed those of `other`.
     pub(crate) fn percent_above(&self, other: &Self) -> String {
         let more = |hundredths| {
             (self.percentile(hundredths).as_secs_f64() / other.percentile(hundredths).as_secs_f64() - 1.0) * 100.0

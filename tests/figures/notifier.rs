@@ -40,7 +40,7 @@ const DEAD: usize = 10;
 /// What the receivers of one measurement have.
 #[derive(Default)]
 struct Arrived {
-    /// By lane: its last number.
+    /// The last number of each lane.
     lanes: HashMap<String, u64>,
     repeated: usize,
     out_of_order: usize,
@@ -145,7 +145,7 @@ impl Notifier {
             let events: Vec<Value> = batch.map(|number| event(kind, number, lanes)).collect();
             async move { self.call("/v1/events", serde_json::to_vec(&events)?).await }
         });
-        // Of one lane, calls have to follow each other.
+        // Calls of one lane have to follow each other.
         let at_once = if lanes < BATCH * CALLS { 1 } else { CALLS };
         stream::iter(batches).map(Ok).try_buffer_unordered(at_once).try_collect().await
     }

@@ -21,7 +21,7 @@ use tokio::task::JoinSet;
 
 /// A leader, a child, and a child that has left the process group.
 const TREE: &str = "sleep 600 & setsid sleep 600 & echo ready; wait";
-/// As many processes, all in the group.
+/// Starts as many processes, all in the group.
 const PLAIN_TREE: &str = "sleep 600 & sleep 600 & echo ready; wait";
 const LIMITS: RunLimits = RunLimits { run_time: None, termination_grace: Duration::ZERO };
 

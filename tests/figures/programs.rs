@@ -241,7 +241,7 @@ impl Queue {
 /// A RabbitMQ of the run's own, or the one that the environment names.
 pub(crate) struct Broker {
     pub(crate) uri: String,
-    /// Of its management interface, with credentials.
+    /// The address of its management interface, with credentials.
     pub(crate) management: Option<String>,
     folder: Option<PathBuf>,
 }

@@ -33,7 +33,7 @@ use crate::{Lab, Outcome};
 const CAPACITY: usize = 20;
 /// The worker's own checks arrive after the end of the measurement.
 const DELAY_MS: u64 = 3_600_000;
-/// As long as the token of a build.
+/// The token of a build is as long.
 const TOKEN_BYTES: usize = 600;
 const EXISTING: &str = "1 CPU-second, 112 MB in a process each by Screwdriver's own worker";
 
@@ -177,7 +177,7 @@ impl Queues {
     }
 }
 
-/// As Screwdriver publishes it.
+/// Screwdriver publishes it so.
 fn message(job: &str, build: usize, api: &str) -> Value {
     json!({ "job": job, "buildConfig": {
         "jobId": 2222, "jobName": "main", "jobState": "ENABLED", "jobArchived": false, "eventId": 777,

@@ -30,7 +30,7 @@ use crate::{Lab, Outcome};
 const CAPACITY: u32 = 16;
 /// How many calls prepare and check a queue at a time.
 const CALLS_MAX: usize = 256;
-/// Until the workers have counted what has ended.
+/// Waits until the workers have counted what has ended.
 const COUNTED_MAX: Duration = Duration::from_secs(30);
 /// How often bare calls and workers take turns.
 const ROUNDS: usize = 3;
@@ -114,7 +114,7 @@ impl Backlog {
     async fn drained(&self, used: impl Fn() -> Outcome<Duration>) -> Outcome<Rate> {
         let from = self.falls_to(self.ids.len() * 9 / 10).await?;
         let (began, cpu) = (now(), used()?);
-        // In steps, since the slowest take longer than anything else here.
+        // Steps are used, since the slowest take longer than anything else here.
         for tenths in (0..9).rev() {
             self.falls_to(self.ids.len() * tenths / 10).await?;
         }

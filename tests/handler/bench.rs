@@ -157,7 +157,7 @@ impl Bench {
 pub(crate) struct Alive(pipe::Receiver);
 
 impl Alive {
-    /// Whether a process still has the pipe open.
+    /// True while a process has the pipe open.
     #[allow(dead_code, reason = "only one of the suites that share this uses it")]
     pub(crate) fn is_there(&self) -> bool {
         self.0.try_read(&mut [0]).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
@@ -181,7 +181,7 @@ pub(crate) fn read(context: &Context) -> Vec<u8> {
     bytes
 }
 
-/// Whether a process runs; a zombie does not.
+/// True while a process runs; a zombie does not.
 pub(crate) fn runs(process: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{process}/stat"))
         .is_ok_and(|stat| !stat.rsplit(") ").next().unwrap().starts_with(['Z', 'X']))

@@ -282,15 +282,6 @@ async fn a_task_that_can_finish_before_the_deadline_does_and_the_worker_exits_ea
 }
 
 #[tokio::test]
-async fn tasks_are_released_at_the_notice_if_configured() {
-    let host = FileSetup::start(Duration::from_secs(1), "on_termination_notice = \"release\"").await;
-    let (task, mut worker) = host.execute(ENDLESS).await;
-    let deadline = host.terminate_in(600);
-    worker.exits_with(12).await;
-    host.setup.assert_released(&task, deadline - SignedDuration::from_secs(300)).await;
-}
-
-#[tokio::test]
 async fn a_termination_file_without_a_time_means_at_once_and_is_logged() {
     let host = FileSetup::start(Duration::from_secs(1), "").await;
     let (task, mut worker) = host.execute(ENDLESS).await;
@@ -328,20 +319,6 @@ async fn a_worker_that_starts_after_the_notice_exits() {
     host.terminate_in(600);
     let mut worker = host.setup.worker("first", &host.host);
     worker.exits_with(12).await;
-}
-
-#[tokio::test]
-async fn a_signal_after_the_notice_changes_neither_the_deadline_nor_the_exit_code() {
-    let host = FileSetup::start(Duration::from_secs(1), "").await;
-    let (task, mut worker) = host.execute(GATED).await;
-    host.terminate_in(600);
-    worker.wait_for_log("this host terminates").await;
-    let pid = rustix::process::Pid::from_raw(worker.child.id().expect("it runs").cast_signed()).expect("a pid");
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is there");
-    worker.wait_for_log("draining").await;
-    host.setup.open_gate().await;
-    worker.exits_with(12).await;
-    assert_eq!(host.setup.runs(&task).await[0].state, "completed");
 }
 
 #[tokio::test]

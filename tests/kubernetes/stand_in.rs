@@ -5,13 +5,12 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use jiff::{SignedDuration, Timestamp};
 use reqwest::header::{ACCEPT, CONTENT_TYPE};
 use reqwest::{Method, RequestBuilder, Response};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
-use crate::support::cluster::{Cluster, Fault, How, NAMESPACE, TOKEN};
+use crate::support::cluster::{Cluster, NAMESPACE, TOKEN};
 
 const MERGE_PATCH: &str = "application/merge-patch+json";
 const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
@@ -21,7 +20,7 @@ const METADATA_LIST: &str = "application/json;as=PartialObjectMetadataList;g=met
 #[derive(Clone)]
 struct Api {
     http: reqwest::Client,
-    /// Of the API of core objects.
+    /// The group of core objects.
     server: String,
     token: Option<&'static str>,
     namespace: String,
@@ -104,16 +103,7 @@ impl Api {
         lines(self.request_with(Method::GET, "", &[&own[..], query].concat())).await.expect("a watch")
     }
 
-    async fn log(&self, name: &str, query: &[(&str, &str)]) -> Result<Lines, Failure> {
-        lines(self.request_with(Method::GET, &format!("{name}/log"), query)).await
-    }
-
-    async fn whole_log(&self, name: &str, query: &[(&str, &str)]) -> Result<String, Failure> {
-        let request = self.request_with(Method::GET, &format!("{name}/log"), query);
-        open(request).await?.text().await.map_err(|_| Failure::Connection)
-    }
-
-    /// Until the object is there, or gone.
+    /// Waits until the object is there, or gone.
     async fn wait_for(&self, name: &str, is_there: bool) {
         let waiting = async {
             while self.get(name).await.is_ok() != is_there {
@@ -409,7 +399,7 @@ async fn events(events: &Api) {
 #[tokio::test]
 async fn the_stand_in_behaves_as_an_api_server() {
     let (cluster, pods) = stand_in().await;
-    // As on a cluster without nodes.
+    // A cluster without nodes does the same.
     cluster.keep_deleted(true);
     on_any_server(&pods).await;
     assert!(cluster.pods().is_empty() && cluster.secrets().is_empty() && cluster.config_maps().is_empty());
@@ -440,149 +430,4 @@ async fn a_real_api_server_behaves_the_same() {
     pods.of("serviceaccounts").wait_for("default", true).await;
     on_any_server(&pods).await;
     value(http.delete(format!("{namespaces}/{namespace}"))).await.expect("it is deleted");
-}
-
-#[tokio::test]
-async fn watches_are_refused_cut_and_silent_as_a_test_wants() {
-    let (cluster, pods) = stand_in().await;
-    pods.create(&pod("a", "1")).await.expect("it is created");
-    cluster.compact();
-    let mut events = pods.watch("2", &[]).await;
-    let first = events.event().await;
-    let (code, reason) = (&first["object"]["code"], &first["object"]["reason"]);
-    assert!(first["type"] == "ERROR" && *code == 410 && reason == "Expired", "{first}");
-    assert!(events.next().await.expect("it ends in order").is_none());
-
-    let version = pods.version(&[]).await;
-    let mut events = pods.watch(&version, &[]).await;
-    cluster.bookmark();
-    let mark = events.event().await;
-    assert!(mark["type"] == "BOOKMARK" && version_of(&mark["object"]) == version, "{mark}");
-    cluster.silence_watches(true);
-    cluster.schedule("a", "node-a");
-    cluster.bookmark();
-    assert!(tokio::time::timeout(Duration::ZERO, events.next()).await.is_err());
-    cluster.silence_watches(false);
-    assert_eq!([events.event().await["type"].take(), events.event().await["type"].take()], ["MODIFIED", "BOOKMARK"]);
-    cluster.cut_watches();
-    assert!(matches!(events.next().await, Err(Failure::Connection)));
-
-    // The timeout that a client asks for: in order, and with a bookmark.
-    let mut events = pods.watch(&version, &[("timeoutSeconds", "1")]).await;
-    let mut last = String::new();
-    while let Some(event) = events.next().await.expect("it ends in order") {
-        last = event;
-    }
-    assert!(last.contains("BOOKMARK"), "{last}");
-    cluster.wait_until("no watch is left", |cluster| cluster.open_watches() == 0).await;
-}
-
-#[tokio::test]
-async fn a_log_is_followed_until_its_container_ends() {
-    let (cluster, pods) = stand_in().await;
-    pods.create(&pod("a", "1")).await.expect("it is created");
-    let follow = [("follow", "true"), ("timestamps", "true")];
-    assert_eq!(pods.whole_log("a", &[]).await.expect("no log"), "", "it has no node");
-    cluster.schedule("a", "node-a");
-    cluster.waiting("a", "build", "ImagePullBackOff", "no such image");
-    let why = "container \"build\" in pod \"a\" is waiting to start: ImagePullBackOff";
-    assert_eq!(
-        refusal(pods.whole_log("a", &follow).await.map(Value::from)),
-        (400, "BadRequest".to_owned(), why.to_owned())
-    );
-    let other = [("container", "other")];
-    assert_refused(pods.whole_log("a", &other).await.map(Value::from), 400, "BadRequest");
-
-    cluster.running("a");
-    cluster.log("a", "build", "one");
-    let mut lines = pods.log("a", &follow).await.expect("a log");
-    let first = lines.next().await.expect("an open log").expect("a line");
-    cluster.log("a", "build", "two");
-    let second = lines.next().await.expect("an open log").expect("a line");
-    let (time, text) = second.split_once(' ').expect("a time");
-    assert!(text == "two" && first.ends_with(" one") && time.len() == 30, "{first:?} {second:?}");
-    cluster.terminate("a", "build", 137, "OOMKilled");
-    assert_eq!(lines.next().await.expect("it ends in order"), None);
-    let over = cluster.pod("a").expect("it is there");
-    assert!(over["status"]["phase"] == "Failed", "{over}");
-
-    // A second's lines come again, whatever part of it is asked for.
-    let time: Timestamp = time.parse().expect("a time");
-    for (ahead, tail, expected) in [(0, None, "one\ntwo\n"), (2, None, ""), (0, Some("1"), "two\n")] {
-        let since = Timestamp::from_second(time.as_second() + ahead).expect("a time");
-        let since = since.to_string();
-        let query = tail.map_or(("sinceTime", since.as_str()), |tail| ("tailLines", tail));
-        let log = pods.whole_log("a", &[query]).await.expect("a log");
-        assert!(expected.is_empty() && log.is_empty() || log.ends_with(expected), "{ahead} {log:?}");
-    }
-}
-
-#[tokio::test]
-async fn a_log_is_cut_and_a_previous_one_is_kept() {
-    let (cluster, pods) = stand_in().await;
-    pods.create(&pod("a", "1")).await.expect("it is created");
-    cluster.schedule("a", "node-a");
-    cluster.running("a");
-    let previous = [("previous", "true")];
-    assert_refused(pods.whole_log("a", &previous).await.map(Value::from), 400, "BadRequest");
-    cluster.log("a", "build", "before");
-    cluster.restart("a", "build", 1, "Error");
-    cluster.log("a", "build", "a line that is cut");
-    assert_eq!(pods.whole_log("a", &previous).await.expect("a log"), "before\n");
-
-    cluster.fault(Fault { verb: "get", resource: "pods/log", times: 1, how: How::CutAfter(6) });
-    let follow = [("follow", "true")];
-    let mut log = pods.log("a", &follow).await.expect("a log");
-    assert!(log.next().await.is_err());
-    assert_eq!(log.unread, b"a line");
-    let mut lines = pods.log("a", &follow).await.expect("a log");
-    lines.next().await.expect("an open log").expect("a line");
-    cluster.cut_logs();
-    assert!(lines.next().await.is_err());
-}
-
-#[tokio::test]
-async fn faults_end_the_calls_they_are_meant_for() {
-    let (cluster, pods) = stand_in().await;
-    let quota =
-        "pods \"a\" is forbidden: exceeded quota: builds, requested: pods=1, used: pods=1, limited: pods=1".to_owned();
-    let fault = |how| Fault { verb: "create", resource: "pods", times: 1, how };
-    cluster.fault(fault(How::Status { code: 403, reason: "Forbidden", message: quota, retry_after: Some(7) }));
-    assert_refused(pods.create(&pod("a", "1")).await, 403, "Forbidden");
-    cluster.fault(fault(How::Refuse));
-    assert!(matches!(pods.create(&pod("a", "1")).await, Err(Failure::Connection)));
-    assert!(cluster.pods().is_empty());
-    cluster.fault(fault(How::LoseAnswer));
-    assert!(matches!(pods.create(&pod("a", "1")).await, Err(Failure::Connection)));
-    assert_eq!(cluster.pods().len(), 1);
-    assert_eq!(cluster.count_calls("create", "pods"), 3, "each was sent once: {:?}", cluster.calls());
-    cluster.fault(fault(How::Hang));
-    let hanging = async { pods.create(&pod("b", "1")).await.map(drop) };
-    tokio::select! {
-        ended = hanging => panic!("{ended:?}"),
-        () = cluster.wait_until("it was asked", |cluster| cluster.count_calls("create", "pods") == 4) => {}
-    }
-    assert_eq!(cluster.pods().len(), 1);
-
-    cluster.down(true);
-    assert!(pods.get("a").await.is_err());
-    cluster.down(false);
-    pods.get("a").await.expect("it is up again");
-}
-
-#[tokio::test]
-async fn its_clock_is_its_own_and_its_token_is_needed() {
-    let (cluster, pods) = stand_in().await;
-    let since = Timestamp::now();
-    cluster.set_skew(SignedDuration::from_mins(5));
-    let made = pods.create(&pod("a", "1")).await.expect("it is created");
-    let made: Timestamp = made["metadata"]["creationTimestamp"].as_str().expect("a text").parse().expect("a time");
-    let ahead = made.as_second() - since.as_second();
-    let answer = reqwest::Client::new().get(format!("{}/version", cluster.url())).send().await.expect("an answer");
-    assert_eq!(answer.status(), 401);
-    let date = answer.headers()["date"].to_str().expect("a text").to_owned();
-    let date = jiff::fmt::rfc2822::parse(&date).expect("a date").timestamp();
-    assert!((299..400).contains(&ahead) && (299..400).contains(&(date.as_second() - since.as_second())));
-    let status: Value = answer.json().await.expect("a Status");
-    assert_eq!((&status["kind"], &status["reason"]), (&json!("Status"), &json!("Unauthorized")));
 }

@@ -114,26 +114,6 @@ async fn many_pods_run_at_once_through_one_slot() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn s15_a_pod_outlives_its_worker_and_the_next_one_finishes_the_task() {
-    let place = Place::new().await;
-    let task = place.create("tool:1").await;
-    let mut first = place.worker();
-    let pod = place.cluster.wait_for_pod(|_| true).await;
-    run(&place.cluster, name(&pod));
-    first.kill().await.expect("it is killed");
-    place.cluster.log(name(&pod), "task", "written while no worker was there");
-    // The next process of this worker releases the claim, and claims the next attempt.
-    let _next = place.worker();
-    place.cluster.wait_until("it was found", |cluster| cluster.count_calls("list", "pods") >= 2).await;
-    place.cluster.terminate(name(&pod), "task", 0, "Completed");
-    let status = place.resolved(&task).await;
-    assert_eq!((&status["state"], status["runs"].as_array().map(Vec::len)), (&json!("completed"), Some(2)), "{status}");
-    assert!(place.log(&task, 1).await.contains("written while no worker was there"));
-    assert_eq!(place.cluster.count_calls("create", "pods"), 1);
-    place.cluster.wait_until("the pod is removed", |cluster| cluster.pods().is_empty()).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_task_that_is_canceled_at_the_queue_ends_its_pod() {
     let place = Place::new().await;
     let task = place.create("tool:1").await;

@@ -23,7 +23,7 @@ struct World {
     deaths: u8,
     /// How often a worker dies.
     crashes: u8,
-    /// When the model ends, in ticks.
+    /// The tick at which the model ends.
     horizon: u8,
     controller: Kind,
 }
@@ -158,7 +158,7 @@ impl State {
             }
             (QueueStep::Inspect, Some(_)) if kind == Kind::Blind => StepResult::Contents { ready: 0, consumers: 0 },
             (QueueStep::Inspect, Some(queue)) => StepResult::Contents { ready: queue.ready.count_ones(), consumers },
-            // As a quorum queue has it: whatever is in it.
+            // A quorum queue answers so, whatever is in it.
             (QueueStep::Delete, Some(_)) => {
                 (self.queue, self.deleted) = (None, true);
                 StepResult::Done

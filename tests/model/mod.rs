@@ -45,7 +45,7 @@ struct World {
     losses: u8,
     /// How many workers die.
     crashes: u8,
-    /// When the model ends, in ticks.
+    /// The tick at which the model ends.
     horizon: u8,
     reply: Reply,
 }
@@ -86,7 +86,7 @@ struct Worker {
     /// How many ticks its clock is behind.
     lag: u8,
     payload: Payload,
-    /// Until when the queue keeps the run for it, at least.
+    /// The earliest end of the run's lease at the queue.
     kept_until: u8,
     claims: u8,
     crashed: bool,
@@ -101,7 +101,7 @@ enum Payload {
     Dying {
         at: u8,
     },
-    /// As `Dying`, and nothing of it ever ran.
+    /// It is `Dying`, and nothing of it ever ran.
     Dropping,
     Settling,
 }
@@ -129,7 +129,7 @@ struct Mail {
     /// Which of the worker's claims it is about.
     claim: u8,
     call: Call,
-    /// In the worker's time.
+    /// The time of the worker.
     sent_at: u8,
     answer: Option<Answer>,
 }
@@ -162,7 +162,7 @@ impl State {
         self.tell_at(world, worker, happening, at(now));
     }
 
-    /// When a worker's timer fires before the next tick, if it does.
+    /// The time of a worker's timer that fires before the next tick, if one does.
     fn fires(&self, worker: usize) -> Option<Instant> {
         let due = self.workers[worker].machine.as_ref()?.next_deadline()?;
         (due < at(self.local(worker) + 1)).then(|| due.max(at(self.local(worker))))

@@ -13,7 +13,7 @@ use journeyman_platform::host::crash_points::NOTIFIER_CRASH_POINTS;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::notifier::support::{Place, Receiver, event, within};
+use crate::notifier::support::{Place, Receiver, deaths, event, within};
 use crate::support::broker;
 use crate::support::wire::Wire;
 
@@ -259,7 +259,7 @@ async fn nothing_is_lost_when_the_connection_is_cut_again_and_again() {
 
 #[tokio::test]
 async fn p2_nothing_that_rabbitmq_has_confirmed_is_lost_when_the_notifier_is_killed() {
-    let runs = std::env::var("JOURNEYMAN_CRASH_RUNS").ok().and_then(|runs| runs.parse().ok()).unwrap_or(2);
+    let runs = deaths(2);
     for point in NOTIFIER_CRASH_POINTS {
         let Some(rabbit) = Rabbit::start().await else { return };
         let receiver = Receiver::failing_first(500).await;
@@ -290,7 +290,7 @@ async fn p2_nothing_that_rabbitmq_has_confirmed_is_lost_when_rabbitmq_is_killed(
     if broker::shared().is_none() {
         return;
     }
-    let runs = std::env::var("JOURNEYMAN_CRASH_RUNS").ok().and_then(|runs| runs.parse().ok()).unwrap_or(1);
+    let runs = deaths(1);
     let mut server = broker::Broker::start("");
     let mut rabbit = Rabbit::at("/".to_owned(), server.uri(), 4).await;
     let receiver = Receiver::failing_first(500).await;
@@ -309,7 +309,7 @@ async fn p2_nothing_that_rabbitmq_has_confirmed_is_lost_when_rabbitmq_is_killed(
                 server.up();
                 rabbit = Rabbit::at("/".to_owned(), server.uri(), 4).await;
             }
-            // Until it is confirmed: a queue elects its leader first.
+            // It waits for the confirm: a queue elects its leader first.
             within("a confirmation", async { while !publish(&rabbit, number).await {} }).await;
         }
     }

@@ -50,7 +50,7 @@ impl Host {
         Process::of(command)
     }
 
-    /// With its root URL.
+    /// Returns its root URL too.
     async fn queue(&self, notifier: &str) -> (Process, String) {
         let mut queue = self.start(&["queue", "-c", "queue.toml"], notifier);
         queue.says("queue listening").await;

@@ -1,9 +1,10 @@
 //! Events that become webhooks: once for each endpoint, in order, whatever dies.
 
+use futures_util::future::join_all;
 use journeyman_platform::host::crash_points::NOTIFIER_CRASH_POINTS;
 use serde_json::{Value, json};
 
-use crate::notifier::support::{Place, Receiver, event};
+use crate::notifier::support::{Place, Receiver, deaths, event};
 
 #[tokio::test]
 async fn an_event_is_delivered_with_its_lane_and_a_signature() {
@@ -54,26 +55,23 @@ async fn an_event_that_follows_a_delivered_one_at_once_does_not_wait() {
     assert_eq!(receiver.check_order(), 200);
 }
 
+/// With a file, and with PostgreSQL, where each death costs a lease.
 #[tokio::test]
 async fn p2_nothing_that_was_accepted_is_lost_when_the_notifier_is_killed() {
-    for point in NOTIFIER_CRASH_POINTS {
+    let each = NOTIFIER_CRASH_POINTS.iter().flat_map(|point| [(*point, false), (*point, true)]);
+    join_all(each.map(async |(point, is_shared)| {
         let receiver = Receiver::failing_first(503).await;
-        let place = Place::new(&[("ci", &receiver)]);
-        survives_kills(&place, &receiver, point.to_string()).await;
-    }
+        let mut place = Place::new(&[("ci", &receiver)]);
+        if is_shared {
+            let Some(shared) = place.on_postgres().await else { return };
+            place = shared;
+        }
+        survives_kills(&place, &receiver, point, deaths(if is_shared { 1 } else { 2 })).await;
+    }))
+    .await;
 }
 
-#[tokio::test]
-async fn p2_nothing_that_was_accepted_is_lost_when_a_notifier_with_postgresql_is_killed() {
-    for point in NOTIFIER_CRASH_POINTS {
-        let receiver = Receiver::failing_first(503).await;
-        let Some(place) = Place::new(&[("ci", &receiver)]).on_postgres().await else { return };
-        survives_kills(&place, &receiver, point.to_string()).await;
-    }
-}
-
-async fn survives_kills(place: &Place, receiver: &Receiver, point: String) {
-    let runs = std::env::var("JOURNEYMAN_CRASH_RUNS").ok().and_then(|runs| runs.parse().ok()).unwrap_or(2);
+async fn survives_kills(place: &Place, receiver: &Receiver, point: &str, runs: usize) {
     let mut accepted = 0;
     for run in 1..=runs {
         // What is left of the last run may end this one before anything is published.

@@ -11,7 +11,7 @@ use crate::support::gremlin::{Act, Gremlin, head};
 const ATTEMPTS: usize = 32;
 /// That the body of an answer may cost.
 const BODY_KIB: usize = 32;
-/// Of what else the process does in between.
+/// The memory of what else the process does in between.
 const NOISE_KIB: usize = 2 << 10;
 
 /// The process that works in this folder.

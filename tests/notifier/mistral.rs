@@ -14,7 +14,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use sha2::Sha256;
 
-use crate::notifier::support::{Place, Receiver, Running, within};
+use crate::notifier::support::{Place, Receiver, Running, deaths, within};
 use crate::support::broker;
 
 const URL_KEY: &str = "key-that-publishers-share";
@@ -352,7 +352,7 @@ async fn p4_a_rerun_while_its_queue_is_deleted_loses_nothing() {
 
 #[tokio::test]
 async fn p2_nothing_of_mistral_is_lost_when_the_notifier_is_killed() {
-    let runs = std::env::var("JOURNEYMAN_CRASH_RUNS").ok().and_then(|runs| runs.parse().ok()).unwrap_or(2);
+    let runs = deaths(2);
     for point in NOTIFIER_CRASH_POINTS.iter().chain(MISTRAL_CRASH_POINTS) {
         let Some(vhost) = Vhost::new().await else { return };
         let receiver = Receiver::failing_first(500).await;
@@ -361,7 +361,7 @@ async fn p2_nothing_of_mistral_is_lost_when_the_notifier_is_killed() {
         ready(&mut first).await;
         first.stop().await;
         let mut publisher = vhost.publisher(&format!("{}/hook", receiver.0.url())).await;
-        for run in 0..runs {
+        for run in (0..).take(runs) {
             let notifier = place.spawn(&[("JOURNEYMAN_CRASH_POINT", point)]);
             publisher.declare().await;
             for _ in 0..3 {

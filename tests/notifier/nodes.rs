@@ -7,7 +7,7 @@ use futures_util::future::BoxFuture;
 use rustix::process::Signal;
 use tokio::sync::watch;
 
-use crate::notifier::support::{Place, Receiver, answered, event, within};
+use crate::notifier::support::{Place, Receiver, answered, deaths, event, within};
 use crate::support::gremlin::{Act, Asked, Gremlin};
 
 fn events(numbers: std::ops::Range<usize>, lanes: usize) -> Vec<serde_json::Value> {
@@ -97,7 +97,7 @@ async fn p2_nothing_that_was_accepted_is_lost_when_postgresql_is_killed() {
         line.trim_start_matches('=').to_owned()
     };
     let place = place.with_postgres(&value("POSTGRES="), &value("POSTGRES_CA"));
-    let runs = std::env::var("JOURNEYMAN_CRASH_RUNS").ok().and_then(|runs| runs.parse().ok()).unwrap_or(2);
+    let runs = deaths(1);
     let notifier = place.start().await;
     let mut accepted = 0;
     for run in 0..runs {

@@ -4,7 +4,7 @@ use std::process::Output;
 
 use serde_json::json;
 
-use crate::notifier::support::{Place, PostgresDatabase, Receiver, TOKEN, event, within};
+use crate::notifier::support::{Place, PostgresDatabase, Receiver, TOKEN, deaths, event, within};
 
 const TABLE: &str = "app_outbox";
 
@@ -37,7 +37,7 @@ async fn p2_what_an_application_has_committed_is_delivered_in_order_whatever_die
     let Some(database) = PostgresDatabase::create().await else { return };
     let receiver = Receiver::answering(200).await;
     let place = place_with_outbox(&database, &receiver);
-    let runs = std::env::var("JOURNEYMAN_CRASH_RUNS").ok().and_then(|runs| runs.parse().ok()).unwrap_or(2);
+    let runs = deaths(2);
     for run in 0..runs {
         database.execute(&insert_all(run * 20..(run + 1) * 20)).await;
         // After the events are stored, and before their rows are gone.

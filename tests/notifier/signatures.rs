@@ -12,12 +12,12 @@ use tokio::process::Command;
 use crate::notifier::support::{KEY, Place, Receiver, event, within};
 use crate::support::gremlin::Asked;
 
-/// Of 24 and 64 bytes, the shortest and the longest.
+/// Keys of 24 and 64 bytes, the shortest and the longest.
 const OLD: &str = "whsec_xiELVV9YPQDkDWudfzjOSxH3+vYhQm43";
 const NEW: &str = "whsec_xiELVV9YPQDkDWudfzjOSxH3+vYhQm439W66gdbMYyCVoh2XLAtYD9jxkksiwmA/x011yEACjbyBj+jUPnfQnw==";
 const SECRET: &str = "whsk_nNTrijxg4qnz0bg8ge8pbfvem00RoGtfrOdppByjxULvJOLRuWGg+Xzm/FA0pyNdxIVtz8yMtJ7fiE2VTBkkeQ==";
 const PUBLIC: &str = "whpk_7yTi0blhoPl85vxQNKcjXcSFbc/MjLSe34hNlUwZJHk=";
-/// Of the first test of RFC 8032.
+/// The key of the first test of RFC 8032.
 const OTHER_PUBLIC: &str = "whpk_11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo=";
 
 /// A library in a program that verifies deliveries.
@@ -55,7 +55,7 @@ impl Library {
         Some([python, node])
     }
 
-    /// Whether each is accepted.
+    /// Tells of each if it is accepted.
     async fn verify(&self, checks: &[Value]) -> Vec<bool> {
         let mut command = Command::new(&self.arguments[0]);
         command.args(&self.arguments[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);

@@ -15,11 +15,16 @@ pub(crate) use crate::support::{TEST_TIMEOUT, within};
 
 pub(crate) const TOKEN: &str = "token-of-the-test";
 const SEAL_KEY: &str = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=";
-/// Of the receiver.
+/// The certificate of the receiver.
 pub(crate) const KEY: &str = "whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIz";
 
 pub(crate) fn answered(status: u16) -> Act {
     answer(status, "text/plain", "")
+}
+
+/// How many deaths a test of them has: `JOURNEYMAN_CRASH_RUNS`, or so many.
+pub(crate) fn deaths(default: usize) -> usize {
+    std::env::var("JOURNEYMAN_CRASH_RUNS").ok().and_then(|runs| runs.parse().ok()).unwrap_or(default)
 }
 
 /// A receiver of webhooks.
@@ -136,7 +141,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// With an endpoint for each of these receivers.
+    /// There is an endpoint for each of these receivers.
     pub(crate) fn new(endpoints: &[(&str, &Receiver)]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let mut config = "[notifier]\ndb = \"notifier.db\"\nlisten = \"127.0.0.1:0\"\ntoken_file = \"token\"\n\

@@ -30,7 +30,7 @@ fn refusals() -> impl Strategy<Value = Refusal> {
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Wait(Duration),
-    /// To the machine's next deadline.
+    /// Passes time to the machine's next deadline.
     Wake,
     Happens(ClaimEvent),
     Extended(u64),

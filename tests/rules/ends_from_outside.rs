@@ -28,7 +28,7 @@ fn running() -> One {
     one
 }
 
-/// As [`running`], and a reclaim was refused as not ours.
+/// The claim of [`running`], after a reclaim was refused as not ours.
 fn refused() -> One {
     let mut one = running();
     let acts = one.happens(REFUSAL);

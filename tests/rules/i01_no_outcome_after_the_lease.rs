@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use journeyman_domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, LossReason};
-use journeyman_domain::outcome::{ExceptionReason, Outcome};
+use journeyman_domain::outcome::Outcome;
 use journeyman_domain::refusal::Refusal;
 
-use crate::rules::support::{COMPLETED, FAILED, GRACE, LEASE, One, RELEASE_CLAIM, RETRY, Reclaims, UPLOADED, at};
+use crate::rules::support::{COMPLETED, FAILED, GRACE, One, RELEASE_CLAIM, RETRY, Reclaims, UPLOADED};
 
 const NANO: Duration = Duration::from_nanos(1);
 
@@ -27,15 +27,6 @@ fn i01_an_outcome_that_is_ready_when_the_lease_is_given_up_is_not_sent() {
     let mut one = One::settling();
     let acts = one.happens_at(one.abandon_at(), UPLOADED);
     assert_eq!(acts, [ClaimAction::Close(ClaimEnd::Lost(LossReason::LeaseExpired))]);
-}
-
-#[test]
-fn i01_a_report_is_not_repeated_once_the_lease_is_given_up() {
-    let mut one = One::reporting();
-    one.now = one.abandon_at().minus(NANO);
-    assert!(!one.happens(ClaimEvent::Reported(Err(RETRY))).iter().any(|act| matches!(act, ClaimAction::Report { .. })));
-    let acts = one.pass_to(at(LEASE.as_secs()), Reclaims::Silent);
-    assert_eq!(acts, [ClaimAction::Close(unconfirmed(LossReason::LeaseExpired))]);
 }
 
 #[test]
@@ -111,13 +102,4 @@ fn i01_a_canceled_run_is_not_reported() {
     ));
     assert_eq!(one.happens(FAILED), [ClaimAction::Upload]);
     assert_eq!(one.happens(UPLOADED), [ClaimAction::Close(ClaimEnd::Lost(LossReason::Canceled))]);
-}
-
-#[test]
-fn i01_a_hurried_report_says_worker_shutdown_and_nothing_else() {
-    let mut one = One::settling();
-    assert_eq!(one.happens(ClaimEvent::Release { deadline: Some(at(60)) }), []);
-    let acts = one.pass_to(at(57), Reclaims::Silent);
-    let expected = Outcome::Exception(ExceptionReason::WorkerShutdown);
-    assert!(matches!(acts[..], [ClaimAction::Report { outcome, .. }] if outcome == expected), "{acts:?}");
 }

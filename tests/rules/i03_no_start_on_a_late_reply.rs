@@ -83,13 +83,6 @@ fn i03_the_lease_counts_from_when_the_request_was_sent() {
 }
 
 #[test]
-fn i03_a_payload_that_is_prepared_too_late_is_never_started() {
-    let mut one = One::preparing();
-    let acts = one.happens_at(abandon_at(), PREPARED);
-    assert_eq!(acts, [ClaimAction::Close(ClaimEnd::Lost(LossReason::LeaseExpired))]);
-}
-
-#[test]
 fn i03_a_payload_that_is_prepared_just_in_time_is_started() {
     let mut one = One::preparing();
     let acts = one.happens_at(abandon_at().minus(Duration::from_nanos(1)), PREPARED);

@@ -6,8 +6,8 @@ use journeyman_domain::lease::Granted;
 use journeyman_domain::worker::{Effect, Event, PollResult, SourceSpec};
 
 use crate::rules::support::{
-    Bench, CLAIMS, COMPLETED, FAILED, LEASE, MESSAGES, One, PREPARED, RELEASE_CLAIM, REPORTED, RETRY, UPLOADED, at,
-    claims, deletes, has, policy, run,
+    Bench, CLAIMS, COMPLETED, FAILED, LEASE, MESSAGES, One, PREPARED, REPORTED, RETRY, UPLOADED, at, claims, deletes,
+    has, policy, run,
 };
 
 #[test]
@@ -18,13 +18,6 @@ fn i06_a_second_answer_to_anything_starts_nothing() {
     let mut one = One::settling();
     assert_eq!(one.happens(PREPARED), []);
     assert_eq!(one.happens(FAILED), []);
-}
-
-#[test]
-fn i06_a_payload_told_to_end_is_not_started_by_a_late_preparation() {
-    let mut one = One::preparing();
-    assert!(matches!(one.happens(RELEASE_CLAIM)[..], [ClaimAction::Kill { .. }]));
-    assert_eq!(one.happens(PREPARED), []);
 }
 
 #[test]

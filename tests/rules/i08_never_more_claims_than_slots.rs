@@ -2,21 +2,9 @@
 
 use journeyman_domain::claim::ClaimAction;
 use journeyman_domain::id::SourceId;
-use journeyman_domain::refusal::Refusal;
-use journeyman_domain::slots::Slots;
 use journeyman_domain::worker::{Alert, Effect, PollResult};
 
 use crate::rules::support::{Bench, CLAIMS, MESSAGES, RETRY, claims, policy, polls, run, secs};
-
-#[test]
-fn i08_slots_are_neither_made_nor_lost() {
-    let mut slots = Slots::new(3);
-    let held = slots.reserve(5);
-    assert_eq!((held.len(), slots.free(), slots.capacity()), (3, 0, 3));
-    assert!(slots.reserve(1).is_empty());
-    slots.release(held);
-    assert_eq!(slots.free(), 3);
-}
 
 #[test]
 fn i08_a_poll_asks_for_the_free_slots_and_for_no_more_than_32() {
@@ -42,24 +30,6 @@ fn i08_more_messages_than_slots_are_left_to_others() {
 }
 
 #[test]
-fn i08_every_way_a_claim_can_end_gives_its_slot_back() {
-    for answer in [
-        Err(Refusal::Gone),
-        Err(Refusal::Denied),
-        Err(Refusal::Throttled { retry_after: None }),
-        Err(Refusal::Rejected),
-    ] {
-        let mut bench = Bench::messages(1, 1);
-        let (claim, _) = bench.receive("m1", "T");
-        bench.claimed(claim, answer);
-        bench.pass(secs(600));
-        assert_eq!(bench.worker.claims().count(), 0, "{answer:?}");
-        let polling = polls(&bench.tick()) == 0 && bench.worker.free_slots() == 0;
-        assert!(polling || bench.worker.is_stopping() && bench.worker.free_slots() == 1, "{answer:?}");
-    }
-}
-
-#[test]
 fn i08_a_claim_that_is_never_answered_definitely_is_given_up_after_six_requests() {
     let mut bench = Bench::messages(1, 1);
     let seen = bench.seen("m1", "T");
@@ -73,17 +43,6 @@ fn i08_a_claim_that_is_never_answered_definitely_is_given_up_after_six_requests(
     }
     assert_eq!(requests, 6);
     assert_eq!(bench.worker.claims().count(), 0);
-}
-
-#[test]
-fn i08_a_poll_that_fails_or_is_empty_gives_its_slots_back() {
-    for answer in [Ok(PollResult::default()), Err(RETRY), Err(Refusal::Denied), Err(Refusal::Stale), Err(Refusal::Gone)]
-    {
-        let mut bench = Bench::messages(3, 1);
-        assert_eq!(bench.worker.free_slots(), 0);
-        let effects = bench.polled(0, answer.clone());
-        assert_eq!(bench.worker.free_slots(), 3, "{answer:?}: {effects:?}");
-    }
 }
 
 #[test]

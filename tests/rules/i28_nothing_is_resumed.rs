@@ -72,7 +72,7 @@ fn i28_one_whose_lease_does_not_allow_it_is_forgotten() {
 fn i28_a_claim_whose_reply_was_lost_in_this_life_is_started() {
     let mut bench = started();
     bench.recovered(0, Ok(Vec::new()));
-    // Until the clocks can tell the lives apart.
+    // The clocks have to tell the processes apart.
     for _ in 0..=CLOCK_SKEW_MAX.as_secs() {
         bench.polled(0, Ok(PollResult { messages: Vec::new(), claims: Vec::new() }));
         bench.pass_until(|effect| matches!(effect, Effect::Poll { .. }));

@@ -27,9 +27,9 @@ pub(crate) const FAILED: ClaimEvent = ClaimEvent::Ended(Err(ExecuteFailure::Fail
 pub(crate) const UPLOADED: ClaimEvent = ClaimEvent::Uploaded(claim::UploadStatus::Complete);
 pub(crate) const REPORTED: ClaimEvent = ClaimEvent::Reported(Ok(()));
 pub(crate) const RELEASE_CLAIM: ClaimEvent = ClaimEvent::Release { deadline: None };
-/// Of a task that is run again if it is released.
+/// The task is run again if it is released.
 pub(crate) const RETRIED: RunTerms = RunTerms { deadline: None, retries_left: Some(5) };
-/// Of a task that ends if it is released.
+/// The task ends if it is released.
 pub(crate) const LAST_RUN: RunTerms = RunTerms { deadline: None, retries_left: Some(0) };
 pub(crate) const DRAIN: Event = Event::Drain { deadline: None };
 pub(crate) const RELEASE: Event = Event::Release { deadline: None };
@@ -201,11 +201,11 @@ impl Bench {
         bench
     }
 
-    /// One source of messages with `lanes` lanes, opened; its first poll is under way.
-    pub(crate) fn messages(capacity: u32, lanes: u16) -> Self {
+    /// One source of messages with so many priority queues, opened; its first poll is under way.
+    pub(crate) fn messages(capacity: u32, queues: u16) -> Self {
         let mut bench = Self::new(policy(capacity), &[MESSAGES]);
         assert_eq!(bench.tick(), [Effect::Open(SourceId(0))]);
-        let polls = bench.opened(0, lanes);
+        let polls = bench.opened(0, queues);
         assert!(matches!(polls[..], [Effect::Poll { queue: PriorityQueue(0), .. }]), "{polls:?}");
         bench
     }
@@ -271,8 +271,8 @@ impl Bench {
         panic!("it did not happen in ten minutes");
     }
 
-    pub(crate) fn opened(&mut self, source: u16, lanes: u16) -> Vec<Effect> {
-        let answer = Ok(OpenResult { priority_queues: lanes, usable_for: None });
+    pub(crate) fn opened(&mut self, source: u16, queues: u16) -> Vec<Effect> {
+        let answer = Ok(OpenResult { priority_queues: queues, usable_for: None });
         self.happens(Event::Opened { source: SourceId(source), sent_at: self.now, answer })
     }
 
@@ -357,7 +357,7 @@ impl Bench {
         claim
     }
 
-    /// From an executing claim to its accepted report.
+    /// Goes from an executing claim to its accepted report.
     pub(crate) fn completes(&mut self, claim: LocalToken) -> Vec<Effect> {
         let mut all = self.tell(claim, COMPLETED);
         all.extend(self.tell(claim, UPLOADED));
@@ -366,7 +366,7 @@ impl Bench {
     }
 }
 
-/// Whether one of the effects is such an action of a claim.
+/// True if one of the effects is such an action of a claim.
 macro_rules! acts {
     ($effects:expr, $($action:tt)+) => {
         $effects.iter().any(|effect| matches!(effect, Effect::Claim(_, $($action)+)))
@@ -374,7 +374,7 @@ macro_rules! acts {
 }
 pub(crate) use acts;
 
-/// Whether one of the effects matches.
+/// True if one of the effects matches.
 macro_rules! has {
     ($effects:expr, $($pattern:tt)+) => {
         $effects.iter().any(|effect| matches!(effect, $($pattern)+))

@@ -21,30 +21,6 @@ fn foreign_check(retry_count: i32, started_at: i64) -> BasicProperties {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn s3_a_short_delay_does_not_wait_for_a_long_one() {
-    let Some(place) = Place::new().await else { return };
-    let place = place.with_limits("delay = \"1s\"\ndelay_step = \"2s\"\n");
-    let worker = place.worker();
-    place.publish(&start(1001)).await;
-    let slow = place.pod(1001).await;
-    place.cluster.schedule(&slow, "node-a");
-    // Three checks, after 1, 3 and 5 s, seem to be over: the next delay is 7 s.
-    place.cluster.set_skew(SignedDuration::from_secs(10));
-    place.more_looks(1001, 1).await;
-    let began = Instant::now();
-    place.publish(&start(1002)).await;
-    place.run(1002).await;
-    place.api.wait_for_node(1002).await;
-    let quick = began.elapsed();
-    place.cluster.running(&slow);
-    place.api.wait_for_node(1001).await;
-    let slow = began.elapsed();
-    assert!(quick < Duration::from_secs(5), "the short delay: {quick:?}");
-    assert!((Duration::from_secs(6)..Duration::from_secs(11)).contains(&slow), "the long delay: {slow:?}");
-    place.finish([worker]).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_worker_with_one_slot_serves_both_queues_without_long_waits() {
     let Some(place) = Place::new().await else { return };
     let mut worker = place.worker_with(&[("JOURNEYMAN__WORKER__CAPACITY", "1")]);
@@ -56,23 +32,6 @@ async fn a_worker_with_one_slot_serves_both_queues_without_long_waits() {
     place.run(1001).await;
     place.api.wait_for_node(1001).await;
     assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
-    place.finish([worker]).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn s5_a_check_that_reaches_no_queue_is_an_error_and_its_message_is_kept() {
-    let Some(place) = Place::new().await else { return };
-    let place = place.with_source("wait_queue = \"sdRetryQueue-wait\"\n");
-    let mut worker = place.worker();
-    place.publish(&start(1001)).await;
-    worker.says("the check is not published to sdRetryQueue-wait: its queue does not exist").await;
-    place.kill(worker).await;
-    until("the message is there", async || place.ready().await == [("sdQueue".to_owned(), 1)].into()).await;
-    place.declare_wait_queue().await;
-    let worker = place.worker();
-    place.run(1001).await;
-    place.api.wait_for_node(1001).await;
-    assert_eq!((place.pods(1001).len(), place.posts(1001)), (1, 1));
     place.finish([worker]).await;
 }
 
@@ -98,7 +57,7 @@ async fn the_wait_queue_of_the_seed_is_used_where_it_is_configured() {
     let headers = again.properties.headers().clone().expect("headers");
     assert_eq!(headers.inner()["x-retry-count"], AMQPValue::LongInt(1));
     place.run(1001).await;
-    // As it expires.
+    // The broker expires it so.
     let soon = again.properties.clone().with_expiration("100".into());
     place.publish_to("sdRetryQueue-wait", soon, &again.data).await;
     place.api.wait_for_node(1001).await;
@@ -266,23 +225,6 @@ async fn s13_and_s20_a_node_and_images_have_budgets_of_their_own_by_the_clock_of
         assert_eq!(place.api.wait_for_failure(1003).await, text);
         place.finish([worker]).await;
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn s15_a_worker_dies_and_another_one_goes_on_with_its_builds() {
-    let Some(place) = Place::new().await else { return };
-    let first = place.worker();
-    place.publish(&start(1001)).await;
-    let pod = place.pod(1001).await;
-    place.cluster.schedule(&pod, "node-a");
-    place.more_looks(1001, 2).await;
-    place.kill(first).await;
-    let second = place.worker();
-    place.more_looks(1001, 1).await;
-    place.cluster.running(&pod);
-    place.api.wait_for_node(1001).await;
-    assert_eq!((place.posts(1001), place.api.failures(1001).len()), (1, 0));
-    place.finish([second]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

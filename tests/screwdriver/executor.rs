@@ -36,7 +36,7 @@ impl Executor {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
         let mut node = command.spawn().expect("node starts");
         let host = cluster.url().replace("http://", "");
-        // As the deployment that was recorded.
+        // The deployment that was recorded has it so.
         let options = json!({
             "ecosystem": { "api": api, "store": api, "ui": api, "cache": { "strategy": "s3", "path": "/" } },
             "kubernetes": {
@@ -68,47 +68,4 @@ pub(crate) fn start_message() -> Value {
 /// A build API that takes every update.
 pub(crate) async fn build_api() -> Gremlin {
     Gremlin::start(|_| vec![gremlin::json(200, &json!({}))]).await
-}
-
-/// The pod as the executor sends it for a start message; `None` where npm had it not.
-pub(crate) async fn pod_of_executor(message: &Value) -> Option<Value> {
-    let (cluster, api) = (Cluster::start().await, build_api().await);
-    let mut executor = Executor::start(&cluster, &api.url())?;
-    executor.call("start", &message["buildConfig"]).await.expect("it starts");
-    let posts: Vec<_> = cluster.calls().into_iter().filter(|call| call.verb == "create").collect();
-    assert_eq!(posts.len(), 1, "{posts:?}");
-    Some(posts[0].body.clone())
-}
-
-#[tokio::test]
-async fn the_executor_of_screwdriver_starts_verifies_and_stops_a_build_on_the_stand_in() {
-    let (cluster, api, message) = (Cluster::start().await, build_api().await, start_message());
-    let Some(mut executor) = Executor::start(&cluster, &api.url()) else { return };
-    let config = &message["buildConfig"];
-    assert_eq!(executor.call("start", config).await, Ok(json!(false)), "the pod has no node yet");
-    let pods = cluster.pods();
-    let [pod] = pods.as_slice() else { panic!("no pod, or several: {pods:#?}") };
-    let name = pod["metadata"]["name"].as_str().expect("a name");
-    assert!(pod["metadata"]["labels"]["sdbuild"] == "1001" && name.starts_with("1001-"), "{pod:#}");
-    assert_eq!(api.asked()[0].json(), json!({ "statusMessage": "Waiting for resources to be available." }));
-
-    assert_eq!(executor.call("verify", config).await, Ok(json!("waiting")));
-    cluster.schedule(name, "node-a");
-    assert_eq!(executor.call("verify", config).await, Ok(json!("initializing")));
-    cluster.waiting(name, "1001", "ImagePullBackOff", "no such image");
-    let text = "Build failed to start. Please check if your image is valid.";
-    assert_eq!(executor.call("verify", config).await, Ok(json!(text)));
-    cluster.running(name);
-    assert_eq!(executor.call("verify", config).await, Ok(json!("")));
-    let update = api.asked().last().expect("an update").json();
-    assert_eq!(update["stats"]["hostname"], "node-a");
-    executor.call("stop", config).await.expect("it stops");
-    assert!(cluster.pods().is_empty());
-}
-
-#[tokio::test]
-async fn the_executor_of_screwdriver_makes_a_pod_of_a_recorded_message() {
-    let Some(pod) = pod_of_executor(&start_message()).await else { return };
-    let container = &pod["spec"]["containers"][0];
-    assert!(container["name"] == "1001" && container["image"] == "scn/ok:1", "{pod:#}");
 }

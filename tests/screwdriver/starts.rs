@@ -51,18 +51,6 @@ async fn s1_a_worker_that_is_killed_at_any_step_of_a_start_makes_one_pod() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn s2_a_pod_whose_creation_was_not_answered_is_found_again() {
-    let Some(place) = Place::new().await else { return };
-    place.fault("create", "pods", 1, How::LoseAnswer);
-    let worker = place.worker();
-    place.publish(&start(1001)).await;
-    place.run(1001).await;
-    place.api.wait_for_node(1001).await;
-    assert_eq!((place.pods(1001).len(), place.posts(1001)), (1, 1));
-    place.finish([worker]).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn s14_a_stop_that_comes_before_its_start_leaves_no_pod() {
     let Some(place) = Place::new().await else { return };
     let worker = place.worker();
@@ -84,7 +72,7 @@ async fn s14_a_stop_during_the_start_leaves_no_pod_on_one_worker_and_on_two() {
         let Some(place) = Place::new().await else { return };
         let gate = Arc::new(Semaphore::new(0));
         place.fault("create", "pods", 1, How::Hold(Arc::clone(&gate)));
-        // Of two workers each takes one message.
+        // Each of two workers takes one message.
         let capacity = ["20", "1"][count - 1];
         let mut workers = Vec::new();
         for _ in 0..count {

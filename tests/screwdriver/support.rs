@@ -60,7 +60,7 @@ impl Update {
         self.body["statusMessage"].as_str().filter(|_| self.body["status"] == "FAILURE")
     }
 
-    /// Whether it tells where the build runs.
+    /// It tells the place where the build runs.
     pub(crate) fn is_node(&self) -> bool {
         self.body["stats"]["hostname"].is_string()
     }
@@ -204,7 +204,7 @@ impl Place {
         })
     }
 
-    /// With more lines of the section of the source.
+    /// The section of the source has these lines more.
     pub(crate) fn with_source(mut self, lines: &str) -> Self {
         self.source.push_str(lines);
         self
@@ -313,7 +313,7 @@ impl Place {
         self.logs.lock().push_str(&log);
     }
 
-    /// With more variables.
+    /// The build has these variables more.
     pub(crate) fn worker_with(&self, variables: &[(&str, &str)]) -> Process {
         let id = format!("w{}", self.workers.fetch_add(1, Ordering::Relaxed));
         let folder = self.folder.path().join(&id);

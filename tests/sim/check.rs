@@ -35,7 +35,7 @@ impl World {
 
     pub fn check_effect(&mut self, host: usize, effect: &Effect) {
         match effect {
-            Effect::Poll { queue: lane, max, .. } => self.check_poll(host, *lane, *max),
+            Effect::Poll { queue, max, .. } => self.check_poll(host, *queue, *max),
             Effect::Claim(claim, ClaimAction::Request) => self.check_claim(host, *claim),
             Effect::Delete(message) => self.check_delete(host, *message),
             Effect::Claim(claim, ClaimAction::Prepare) => {
@@ -74,10 +74,10 @@ impl World {
         }
     }
 
-    fn check_poll(&mut self, host: usize, lane: PriorityQueue, max: u8) {
-        let expected = self.hosts[host].next_lane;
-        self.held("I16", lane.0 <= expected, || {
-            format!("host {host} polls lane {lane:?} before lane {expected} was empty")
+    fn check_poll(&mut self, host: usize, queue: PriorityQueue, max: u8) {
+        let expected = self.hosts[host].next_queue;
+        self.held("I16", queue.0 <= expected, || {
+            format!("host {host} polls queue {queue:?} before queue {expected} was empty")
         });
         self.held("I22", self.hosts[host].stop.is_none(), || format!("host {host} polls after it was told to stop"));
         self.check_fit(host);
@@ -358,11 +358,11 @@ impl World {
 
     // --- what the worker is told
 
-    pub fn check_polled(&mut self, host: usize, lane: PriorityQueue, answer: &Result<PollResult, Refusal>) {
+    pub fn check_polled(&mut self, host: usize, queue: PriorityQueue, answer: &Result<PollResult, Refusal>) {
         let state = &mut self.hosts[host];
-        let lanes = state.lanes();
-        state.next_lane = match answer {
-            Ok(polled) if polled.messages.is_empty() && polled.claims.is_empty() => (lane.0 + 1) % lanes,
+        let queues = state.priority_queues();
+        state.next_queue = match answer {
+            Ok(polled) if polled.messages.is_empty() && polled.claims.is_empty() => (queue.0 + 1) % queues,
             Ok(_) | Err(_) => 0,
         };
         if let Ok(polled) = answer {

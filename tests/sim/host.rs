@@ -44,7 +44,7 @@ pub struct Host {
     pub receipts: BTreeMap<u64, u64>,
     pub definite: BTreeSet<Run>,
     pub executed: BTreeSet<Run>,
-    pub next_lane: u16,
+    pub next_queue: u16,
     pub reserved: u32,
     pub accepted: bool,
     pub stop: Option<Stop>,
@@ -57,9 +57,9 @@ pub struct Host {
     pub unfit_until: u64,
     /// A task was found to fail because of the host, and no look has found it fit since.
     pub known_unfit: bool,
-    /// When this process started.
+    /// The time at which this process started.
     pub began: u64,
-    /// Whether what its tasks need is there, as its worker was told.
+    /// What its tasks need is there, as its worker was told.
     pub serving: ServiceAvailability,
     pub request_good: Option<bool>,
     /// What is on its disk.
@@ -106,7 +106,7 @@ pub struct Track {
     pub unasked: bool,
     pub outcome: Option<Outcome>,
     pub granted_calm: bool,
-    /// Whether no extension was asked for since the last one was granted.
+    /// No extension was asked for since the last one was granted.
     pub told_first: bool,
     pub given_up: bool,
     /// What was ordered of it before anything of it was reported.
@@ -191,7 +191,7 @@ impl Host {
             receipts: BTreeMap::new(),
             definite: BTreeSet::new(),
             executed: BTreeSet::new(),
-            next_lane: 0,
+            next_queue: 0,
             reserved: 0,
             accepted: false,
             stop: None,
@@ -234,7 +234,7 @@ impl Host {
         self.policy.claim.termination_grace
     }
 
-    pub fn lanes(&self) -> u16 {
+    pub fn priority_queues(&self) -> u16 {
         if self.azure { LANES } else { 1 }
     }
 
@@ -270,8 +270,8 @@ impl Host {
             reports_cancellation: !self.has_session,
             connection_scoped: self.has_session,
         };
-        let place = SourceSpec { capabilities: manner, service: ServiceId(0) };
-        self.worker = Some(Worker::new(self.policy.clone(), &[place], rng.bits()));
+        let spec = SourceSpec { capabilities: manner, service: ServiceId(0) };
+        self.worker = Some(Worker::new(self.policy.clone(), &[spec], rng.bits()));
         let unread = sent_at.map(|sent_at| {
             let age = self.local(now).since_origin().saturating_sub(sent_at);
             Event::UnreadPoll { source: SourceId(0), age }
@@ -301,7 +301,7 @@ impl Host {
         self.receipts.clear();
         self.definite.clear();
         self.executed.clear();
-        self.next_lane = 0;
+        self.next_queue = 0;
         self.reserved = 0;
         self.accepted = false;
         self.stop = None;

@@ -144,7 +144,7 @@ impl World {
         lane.received = position;
     }
 
-    /// Whether an attempt was under way.
+    /// An attempt was under way.
     fn end_next(&mut self) -> bool {
         let Some(first) = (0..self.under_way.len()).min_by_key(|index| self.under_way[*index].2) else { return false };
         let (next, position, ends_at) = self.under_way.swap_remove(first);
@@ -213,7 +213,7 @@ impl World {
         }
     }
 
-    /// Until something is due; then operators mend what is not.
+    /// Waits until something is due; then operators mend what is not.
     fn wait(&mut self) {
         let due = self.lanes.iter().filter(|lane| {
             lane.head <= MESSAGES && !lane.is_parked && !self.is_disabled[lane.endpoint] && lane.due_at > self.now

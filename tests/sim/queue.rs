@@ -44,7 +44,7 @@ pub struct Queue {
     pub lease_ms: u64,
     pub tasks: BTreeMap<TaskId, Task>,
     pub entries: BTreeMap<u64, Entry>,
-    /// When each run was claimed.
+    /// The time at which each run was claimed.
     pub claimed: BTreeMap<Run, u64>,
     next: u64,
 }

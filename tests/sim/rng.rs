@@ -16,7 +16,7 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// From 0 up to, not including, `most`.
+    /// A number from 0 up to, not including, `most`.
     pub fn below(&mut self, most: u64) -> u64 {
         if most == 0 { 0 } else { self.bits() % most }
     }

@@ -103,7 +103,7 @@ struct World {
     tasks: Vec<Task>,
     checks: Vec<Check>,
     faults: BTreeMap<&'static str, u64>,
-    /// Of each worker by how much its clock is ahead.
+    /// The advance of each worker's clock.
     skews: [u64; 3],
     has_faults: bool,
 }

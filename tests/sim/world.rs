@@ -49,7 +49,7 @@ pub enum Answer {
     Opened,
     Entries(Vec<Received>, Vec<u32>),
     Granted(Vec<(Run, Duration)>),
-    /// As `Granted`, and there is more that could not be.
+    /// The same as `Granted`, and there is more that could not be.
     Partly(Vec<(Run, Duration)>),
     Length(Duration),
     Done,
@@ -72,7 +72,7 @@ struct Request {
     life: u32,
     call: Call,
     sent_at: Instant,
-    /// When the caller stops waiting.
+    /// The time at which the caller stops waiting.
     gives_up: u64,
     back: Back,
 }
@@ -132,9 +132,9 @@ pub struct World {
     alive: BTreeMap<TaskId, BTreeSet<usize>>,
     pub trace: Option<Vec<String>>,
     events: u64,
-    /// When the request was sent whose reply is being delivered.
+    /// The time of the request whose reply is being delivered.
     pub sent_at: Instant,
-    /// Whether that request was a poll.
+    /// That request was a poll.
     sent_poll: bool,
 }
 
@@ -255,7 +255,7 @@ impl World {
         }
     }
 
-    /// Whether an enabled fault strikes now.
+    /// True if an enabled fault strikes now.
     fn hit(&mut self, fault: Fault, percent: u64) -> bool {
         let strikes = !self.calm && self.enabled.contains(&fault) && self.rng.chance(percent);
         if strikes {
@@ -1046,8 +1046,8 @@ impl World {
         let event = match call {
             Call::Open => {
                 let usable_for = Some(Duration::from_millis(self.queue.lease_ms * 2));
-                let count = self.hosts[host].lanes();
-                self.hosts[host].next_lane = 0;
+                let count = self.hosts[host].priority_queues();
+                self.hosts[host].next_queue = 0;
                 let answer = answer.map(|_| OpenResult { priority_queues: count, usable_for });
                 Event::Opened { source: SourceId(0), sent_at, answer }
             }

@@ -16,7 +16,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 const QUEUE_LOG: &str = "queue.log";
 const PROGRAM: &str = env!("CARGO_BIN_EXE_journeyman");
 
-/// Where each payload writes its run at its start.
+/// The file in which each payload writes its run at its start.
 pub fn ledger(folder: &Path) -> PathBuf {
     folder.join("started")
 }

@@ -101,7 +101,7 @@ async fn a_web_page_is_retried() {
     assert_eq!((claim_work.refusal, azure.refusal), (RETRY, RETRY));
     assert!(claim_work.message.contains("unexpected JSON"), "{claim_work}");
     assert!(azure.message.contains("invalid response") && azure.message.contains("proxy"), "{azure}");
-    // As a proxy sends it.
+    // A proxy sends it so.
     for status in [502, 503, 504] {
         all_retry(both(answer(status, "text/html", page)).await, &status.to_string());
     }

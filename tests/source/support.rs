@@ -35,7 +35,7 @@ pub(crate) fn source(root_url: &str, dialect: Dialect) -> Taskcluster {
     Taskcluster::new(settings(root_url, dialect)).expect("the settings are good")
 }
 
-/// As [`source`], with short timeouts, for endless responses.
+/// Makes what [`source`] makes, with short timeouts, for endless responses.
 pub(crate) fn with_short_timeouts(root_url: &str, dialect: Dialect) -> Taskcluster {
     let mut settings = settings(root_url, dialect);
     let soon = Duration::from_millis(200);
@@ -86,7 +86,7 @@ pub(crate) async fn claimed(then: impl FnOnce(&str) -> Vec<Act>) -> (Gremlin, Ar
     claimed_by(then, |_| {}).await
 }
 
-/// As [`claimed`], with changed settings.
+/// Makes what [`claimed`] makes, with changed settings.
 pub(crate) async fn claimed_by(
     then: impl FnOnce(&str) -> Vec<Act>,
     change: impl FnOnce(&mut Config),

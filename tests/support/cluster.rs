@@ -47,12 +47,8 @@ pub(crate) enum How {
     LoseAnswer,
     /// The connection is closed, and nothing performed.
     Refuse,
-    /// Neither performed nor answered.
-    Hang,
     /// Performed once the test adds a permit.
     Hold(Arc<Semaphore>),
-    /// Performed, and the connection closed after so many bytes of the answer's body.
-    CutAfter(usize),
 }
 
 /// A call with a valid token, also one that a fault ended.
@@ -205,11 +201,6 @@ impl Cluster {
         self.change(|state| state.faults.clear());
     }
 
-    /// Closes all connections, and each new one at once.
-    pub(crate) fn down(&self, is_down: bool) {
-        self.change(|state| state.down = is_down);
-    }
-
     pub(crate) fn cut_watches(&self) {
         self.change(|state| state.watch_cuts += 1);
     }
@@ -229,11 +220,6 @@ impl Cluster {
             state.store.version += 1;
             state.store.compacted = state.store.version;
         });
-    }
-
-    /// Sends a bookmark to the watches that want some.
-    pub(crate) fn bookmark(&self) {
-        self.change(|state| state.bookmarks += 1);
     }
 
     /// Puts the cluster's clock ahead of the host's.
@@ -302,21 +288,6 @@ impl Cluster {
             } else if codes.iter().all(Option::is_some) {
                 pod["status"]["phase"] = json!("Succeeded");
             }
-        });
-    }
-
-    /// A container starts once more; its log becomes the previous one.
-    pub(crate) fn restart(&self, name: &str, container: &str, exit_code: i32, reason: &str) {
-        self.edit(name, |pod, now| {
-            set_state(pod, container, json!({ "running": { "startedAt": now } }));
-            let status = status_mut(pod, container);
-            status["lastState"] = terminated(exit_code, reason, now);
-            status["restartCount"] = json!(status["restartCount"].as_i64().unwrap_or(0) + 1);
-        });
-        self.change(|state| {
-            let uid = uid(&find_pod(&state.store, name).1);
-            let lines = state.store.logs.remove(&(uid.clone(), container.to_owned())).unwrap_or_default();
-            state.store.logs.insert((uid, previous(container)), lines);
         });
     }
 

@@ -211,7 +211,7 @@ impl Act {
                     count(flood.len());
                 }
             }
-            // Until the client closes the connection.
+            // Waits until the client closes the connection.
             Self::Silence => drop(stream.read_exact(&mut [0]).await),
         }
     }

@@ -19,7 +19,7 @@ pub(crate) fn chromium() -> Option<String> {
     found
 }
 
-/// Whether the browser runs scripts.
+/// The browser runs scripts.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scripts {
     On,

@@ -28,7 +28,7 @@ pub(crate) enum Way {
 #[derive(Debug, Clone, Copy)]
 struct Ways {
     all: Way,
-    /// Of the connections with a lower number.
+    /// The bytes of the connections with a lower number.
     stranded: Option<(u64, Way)>,
 }
 

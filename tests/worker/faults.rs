@@ -34,9 +34,9 @@ pub enum Mood {
     FailsAndForbids,
     /// No artifact and no log is taken; everything else is well.
     StoresNothing,
-    /// As `StoresNothing`, because the disk is full.
+    /// It stores nothing, because the disk is full.
     Full,
-    /// As `StoresNothing`, and no lease is extended.
+    /// It stores nothing, and no lease is extended.
     OnlyReports,
     /// No artifact and no log is taken, and that is definite.
     RefusesFiles,
@@ -246,25 +246,6 @@ impl Scene {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn credentials_that_are_never_accepted_end_the_worker() {
-    let scene = Scene::new(Mood::Refuses(Refusal::Denied));
-    let began = tokio::time::Instant::now();
-    assert_eq!(scene.worker.run().await.expect("it ran"), ExitReason::CredentialsRejected);
-    let took = began.elapsed();
-    assert!(
-        (Duration::from_secs(60)..Duration::from_secs(1800)).contains(&took),
-        "patient, but not for ever: {took:?}"
-    );
-}
-
-#[tokio::test(start_paused = true)]
-async fn requests_that_are_wrong_end_the_worker_at_once() {
-    let scene = Scene::new(Mood::Refuses(Refusal::Rejected));
-    assert_eq!(scene.worker.run().await.expect("it ran"), ExitReason::Misconfigured);
-    assert!(scene.polls.load(Ordering::Relaxed) <= 1);
-}
-
 async fn trouble_for(mood: Mood, trouble: Duration) {
     let mut scene = Scene::new(Mood::Well);
     let task = scene.create(3600);
@@ -295,22 +276,6 @@ async fn minutes_of_any_trouble_cost_a_running_task_nothing() {
     for mood in trouble {
         trouble_for(mood, Duration::from_secs(5 * 60)).await;
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_report_is_repeated_until_it_is_answered() {
-    let mut scene = Scene::new(Mood::Well);
-    let task = scene.create(60);
-    let control = scene.worker.control();
-    let watch = async {
-        assert!(matches!(scene.told.recv().await, Some(Told::Started(_))));
-        control.drain().await;
-        scene.mood.send_replace(Mood::Refuses(Refusal::Retry { retry_after: None }));
-        tokio::time::sleep(Duration::from_secs(10 * 60)).await;
-        scene.mood.send_replace(Mood::Well);
-    };
-    runs(scene.worker, ExitReason::Drained, watch).await;
-    assert_eq!(scene.queue.states(&task), [COMPLETED]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -552,7 +517,7 @@ async fn b8_a_recovered_claim_is_logged_as_such() {
     let mut scene = Scene::new(Mood::Well);
     let control = scene.worker.control();
     let watch = async {
-        // Until the clocks can tell this process from a previous one.
+        // The clocks have to tell this process from a previous one.
         tokio::time::sleep(Duration::from_secs(30)).await;
         scene.mood.send_replace(Mood::LosesReplies);
         create(&scene.queue, "task", json!({"do": "complete"}));

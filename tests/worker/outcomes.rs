@@ -61,47 +61,6 @@ async fn every_outcome_is_reported_once() {
 }
 
 #[tokio::test]
-async fn a_worker_that_has_to_go_hands_its_task_back() {
-    for dialect in [Dialect::ClaimWork, Dialect::Azure] {
-        let service = Service::start(dialect, LONG).await;
-        let task = service.create("handed-back", json!({"do": "wait"})).await;
-        let (worker, mut told) = service.worker("worker", |_| {});
-        let control = worker.control();
-        let watch = async {
-            let started = told.recv().await;
-            assert!(matches!(started, Some(Told::Started(_))));
-            control.release(None).await;
-            told.recv().await
-        };
-        let order = runs(worker, ExitReason::Released, watch).await;
-        assert_eq!(order, Some(Told::Canceled(format!("{task}/0"), CancelCause::Shutdown)));
-        assert_handed_back(&service.states(&task).await, 1);
-    }
-}
-
-#[tokio::test]
-async fn a_canceled_task_stops_within_a_check_and_nothing_is_reported() {
-    let service = Service::start(Dialect::ClaimWork, LONG).await;
-    let task = service.create("canceled", json!({"do": "wait"})).await;
-    let (worker, mut told) =
-        service.worker("worker", |settings| settings.status_poll_interval = Some(Duration::from_millis(50)));
-    let control = worker.control();
-    let counts = control.clone();
-    let watch = async {
-        assert!(matches!(told.recv().await, Some(Told::Started(_))));
-        service.api().cancel_task(&task).await.expect("canceled");
-        let order = told.recv().await;
-        control.drain().await;
-        order
-    };
-    let order = runs(worker, ExitReason::Drained, watch).await;
-    assert!(matches!(order, Some(Told::Canceled(of, CancelCause::ClaimLost(_))) if of == format!("{task}/0")));
-    assert_eq!(service.states(&task).await, ["canceled"]);
-    let outcomes = counts.counts().sources.outcomes;
-    assert_eq!((outcomes.canceled, outcomes.superseded, outcomes.lost), (1, 0, 0));
-}
-
-#[tokio::test]
 async fn b14_the_log_of_a_canceled_task_is_stored_whether_a_reclaim_or_the_status_poll_saw_the_cancel() {
     for status_poll_interval in [None, Some(Duration::from_millis(50))] {
         let service = Service::start(Dialect::ClaimWork, Duration::from_secs(3)).await;
@@ -159,39 +118,6 @@ async fn a_task_ends_before_its_lease_when_the_queue_is_gone() {
     };
     let order = runs(worker, ExitReason::Drained, watch).await;
     assert!(matches!(order, Some(Told::Canceled(_, CancelCause::ClaimLost(_)))), "{order:?}");
-}
-
-#[tokio::test]
-async fn what_a_worker_held_when_it_died_is_handed_back_at_its_next_start() {
-    let service = Service::start(Dialect::ClaimWork, LONG).await;
-    let task = service.create("orphan", json!({"do": "wait"})).await;
-    let (worker, mut told) = service.worker("worker", |_| {});
-    let control = worker.control();
-    let watch = async {
-        assert!(matches!(told.recv().await, Some(Told::Started(_))));
-        control.abort().await;
-    };
-    runs(worker, ExitReason::Aborted, watch).await;
-    assert_eq!(service.states(&task).await, ["running"]);
-    let (worker, mut told) = service.worker("worker", |_| {});
-    let control = worker.control();
-    let watch = async {
-        let started = told.recv().await;
-        control.release(None).await;
-        started
-    };
-    let started = runs(worker, ExitReason::Released, watch).await;
-    assert_eq!(started, Some(Told::Started(format!("{task}/1"))), "the first run is never taken up again");
-    assert_handed_back(&service.states(&task).await, 2);
-}
-
-/// Released so often, and waiting for another worker: the poll that is open when a worker is stopped does not take the
-/// task again.
-fn assert_handed_back(states: &[String], times: usize) {
-    let (last, before) = states.split_last().expect("a run");
-    assert_eq!(last, "pending", "{states:?}");
-    assert!(before.iter().all(|state| state == "worker-shutdown"), "{states:?}");
-    assert_eq!(before.len(), times, "{states:?}");
 }
 
 #[tokio::test]

@@ -45,7 +45,7 @@ impl Scene {
         }
     }
 
-    /// With a task that ran when its worker died.
+    /// The queue has a task that ran when its worker died.
     pub async fn orphaned(style: PollStyle) -> (Self, TaskId) {
         let scene = Self::new(style);
         let task = scene.create(json!({"do": "wait"}));
@@ -102,7 +102,7 @@ impl Life {
         assert!(matches!(self.told.recv().await, Some(Told::Started(_))));
     }
 
-    /// As a killed process: it sends nothing more.
+    /// The process is killed: it sends nothing more.
     pub async fn dies(mut self) {
         self.running.abort_all();
         while self.running.join_next().await.is_some() {}
@@ -234,7 +234,7 @@ async fn a_damaged_journal_is_told_of_and_keeps_nobody_from_starting() {
     assert_eq!(scene.live().recovered().await.journal_errors, 1);
 }
 
-/// In the way of every journal.
+/// A file in the way of every journal.
 fn block(folder: &Path) -> std::path::PathBuf {
     let next = folder.join("journal.next");
     std::fs::create_dir_all(next.join("in the way")).expect("made");

@@ -54,7 +54,7 @@ impl Service {
         self.create_until(name, payload, SignedDuration::from_hours(1)).await
     }
 
-    /// With its deadline after this time.
+    /// The deadline of the task comes after this time.
     pub async fn create_until(&self, name: &str, payload: Value, deadline: SignedDuration) -> TaskId {
         // A slugid whose first eight characters are the name.
         let id = format!("{name:A<8.8}QACAAAAAAAAAAA");

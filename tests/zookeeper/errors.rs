@@ -18,7 +18,7 @@ use journeyman_domain::refusal::Refusal;
 use serde_json::{Value, json};
 
 use crate::zookeeper::commands::owner;
-use crate::zookeeper::support::{Running, Tree, handler, never_ends, returns, until, within};
+use crate::zookeeper::support::{Running, Tree, handler, never_ends, read_events, returns, until, within};
 
 const RESULTS: &str = "/zuul/events/tenant/t/pipelines/p/result";
 
@@ -60,7 +60,7 @@ async fn a_build_that_was_removed_while_it_ran_gets_no_event() {
     assert_eq!(refused.refusal, Refusal::Gone, "{}", refused.message);
     drop(grant);
     source.close().await;
-    let events = EventQueue::new(RESULTS).read(&tree.session).await.expect("they are read");
+    let events = read_events(&EventQueue::new(RESULTS), &tree.session).await;
     assert!(events.iter().all(|event| event.fields["event_type"] == "BuildStartedEvent"), "{events:?}");
     assert_eq!(children(&tree, &format!("{}/locks", queue.root())).await, Vec::<String>::new());
 }
@@ -76,7 +76,7 @@ async fn a_request_that_another_process_has_completed_is_not_completed_again() {
         assert_eq!(refused.refusal, Refusal::Gone, "{}", refused.message);
         drop(grant);
         source.close().await;
-        let events = EventQueue::new(RESULTS).read(&tree.session).await.expect("they are read");
+        let events = read_events(&EventQueue::new(RESULTS), &tree.session).await;
         assert!(events.iter().all(|event| event.fields["event_type"] == "BuildStartedEvent"), "{events:?}");
     }
 }
@@ -103,7 +103,7 @@ async fn a_request_without_parameters_fails_and_is_answered() {
     let worker = Running::start(tree.source(Dialect::ZuulExecutor), act);
     let events = EventQueue::new(RESULTS);
     let ended = async || {
-        let events = events.read(&tree.session).await.expect("they are read");
+        let events = read_events(&events, &tree.session).await;
         events.iter().any(|event| event.fields["event_data"]["data"]["result"] == "ERROR")
     };
     until("the build has failed", ended).await;
@@ -182,7 +182,7 @@ async fn a_cancel_that_came_before_the_claim_keeps_the_build_from_starting() {
     let worker = Running::start(tree.source(Dialect::ZuulExecutor), act);
     let events = EventQueue::new(RESULTS);
     let ended = async || {
-        let events = events.read(&tree.session).await.expect("they are read");
+        let events = read_events(&events, &tree.session).await;
         events.iter().any(|event| event.fields["event_data"]["data"]["result"] == "ABORTED")
     };
     until("the build has ended", ended).await;
@@ -199,7 +199,7 @@ async fn our_cancel_ends_what_no_worker_holds_and_asks_the_worker_of_the_rest() 
     let id = submit(&tree, Dialect::ZuulExecutor).await;
     assert_eq!(cancel(&id).await, CancelResult::Canceled);
     assert_eq!(cancel(&id).await, CancelResult::Gone);
-    let events = EventQueue::new(RESULTS).read(session).await.expect("they are read");
+    let events = read_events(&EventQueue::new(RESULTS), session).await;
     let results: Vec<_> = events.iter().map(|event| &event.fields["event_data"]["data"]["result"]).collect();
     assert_eq!(results, [&json!("CANCELED")]);
 
@@ -209,7 +209,7 @@ async fn our_cancel_ends_what_no_worker_holds_and_asks_the_worker_of_the_rest() 
     started.recv().await.expect("it runs");
     assert_eq!(cancel(&id).await, CancelResult::Requested);
     let ended = async || {
-        let events = EventQueue::new(RESULTS).read(session).await.expect("they are read");
+        let events = read_events(&EventQueue::new(RESULTS), session).await;
         events.iter().any(|event| event.fields["event_data"]["data"]["result"] == "ABORTED")
     };
     until("the worker has ended it", ended).await;
@@ -265,7 +265,7 @@ async fn a_build_waits_for_its_semaphore_and_gives_it_back() {
     assert_eq!(canceled.expect("it is answered"), CancelResult::Requested);
     worker.drained().await;
     assert_eq!(session.semaphore_holders(path).await.expect("it is answered"), []);
-    let told = EventQueue::new("/zuul/events/tenant/t/management").read(session).await.expect("they are read");
+    let told = read_events(&EventQueue::new("/zuul/events/tenant/t/management"), session).await;
     assert_eq!(told[0].fields["event_data"], json!({ "semaphore_name": "licence" }));
 }
 
@@ -279,7 +279,7 @@ async fn a_build_whose_semaphores_cannot_be_read_is_not_run_without_them() {
     let (act, mut started) = never_ends();
     let worker = Running::start(tree.source(Dialect::ZuulExecutor), act);
     until("the build has failed", async || {
-        let events = EventQueue::new(RESULTS).read(&tree.session).await.expect("they are read");
+        let events = read_events(&EventQueue::new(RESULTS), &tree.session).await;
         events.iter().any(|event| event.fields["event_data"]["data"]["result"] == "ERROR")
     })
     .await;

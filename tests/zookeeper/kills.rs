@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use crate::support::Repeats;
 use crate::support::process::{Process, config};
-use crate::zookeeper::support::{Tree, until, within};
+use crate::zookeeper::support::{Tree, read_events, until, within};
 
 /// A queue, and workers that die one after the other.
 struct Scene {
@@ -72,7 +72,7 @@ impl Scene {
     async fn completed(&self, results: &mut TreeWatch) -> BTreeMap<String, usize> {
         let mut completed = BTreeMap::new();
         if self.dialect == Dialect::ZuulExecutor {
-            let events = EventQueue::of_pipeline("t", "p").read(&self.tree.session).await.expect("they are read");
+            let events = read_events(&EventQueue::of_pipeline("t", "p"), &self.tree.session).await;
             for event in events.iter().filter(|event| event.fields["event_type"] == "BuildCompletedEvent") {
                 let id = event.fields["event_data"]["build_uuid"].as_str().expect("an id").to_owned();
                 *completed.entry(id).or_default() += 1;
@@ -191,7 +191,7 @@ async fn the_clean_up_of_zuul_ends_what_our_dead_worker_held() {
             let waiting = queue.wait_for_result(&session, dialect, &scene.submitted[0]);
             assert_eq!(within("a result", waiting).await.expect("it can be read"), serde_json::json!({}));
         } else {
-            let events = EventQueue::of_pipeline("t", "p").read(&session).await.expect("they are read");
+            let events = read_events(&EventQueue::of_pipeline("t", "p"), &session).await;
             let results = events.iter().map(|event| &event.fields["event_data"]["data"]["result"]);
             assert_eq!(results.filter(|result| !result.is_null()).collect::<Vec<_>>(), ["ABORTED"]);
         }

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use crate::support::wire::{Way, Wire};
-use crate::zookeeper::support::{Program as Zuul, Running, Tree, handler, until, within};
+use crate::zookeeper::support::{Program as Zuul, Running, Tree, handler, read_events, until, within};
 
 const SUBMIT: &str = "zuul_submit.py";
 
@@ -72,7 +72,7 @@ async fn zuul_says(tree: &Tree, command: &str) {
 async fn completed(tree: &Tree) -> Value {
     let events = EventQueue::of_pipeline("t", "p");
     let ends = async || {
-        let all = events.read(&tree.session).await.expect("they can be read");
+        let all = read_events(&events, &tree.session).await;
         let ends = all.into_iter().filter(|event| event.fields["event_type"] == "BuildCompletedEvent");
         ends.map(|event| event.fields["event_data"]["data"].clone()).collect::<Vec<_>>()
     };

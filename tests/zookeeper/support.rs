@@ -10,6 +10,7 @@ use journeyman::source::Source;
 use journeyman::source::zookeeper::{Dialect, ZooKeeperQueue, ZooKeeperSource, ZooKeeperSourceConfig};
 use journeyman::task::Reply;
 use journeyman::worker::{Control, ExitReason, SourceBinding, Worker, WorkerConfig};
+use journeyman::zookeeper::event_queue::EventQueue;
 use journeyman::zookeeper::job_queue::JobQueue;
 use journeyman::zookeeper::{ConnectConfig, Session};
 use serde_json::Value;
@@ -52,7 +53,7 @@ impl Tree {
         Self { connect, session }
     }
 
-    /// As one with the queue of a pipeline, which a scheduler makes.
+    /// The queue of a pipeline, which a scheduler makes.
     pub(crate) async fn with_pipeline() -> Option<Self> {
         let tree = Self::new().await?;
         tree.session.ensure("/zuul/events/tenant/t/pipelines/p/result/queue").await.expect("the pipeline exists");
@@ -225,4 +226,33 @@ impl Running {
         let ended = within("the end of the worker", self.worker).await;
         ended.expect("it did not panic").expect("it could work")
     }
+}
+
+/// An event of a Zuul's event queue.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct QueuedEvent {
+    pub(crate) path: String,
+    /// Its keys, `event_data` among them.
+    pub(crate) fields: serde_json::Map<String, Value>,
+}
+
+/// Reads the events of a queue in their order, as a scheduler does.
+pub(crate) async fn read_events(queue: &EventQueue, session: &Session) -> Vec<QueuedEvent> {
+    let prefix = queue.event_prefix();
+    let folder = prefix.strip_suffix("/q").expect("the prefix of an event");
+    let mut names = session.children(folder).await.expect("it is answered").unwrap_or_default();
+    names.sort_unstable();
+    let mut events = Vec::new();
+    for name in names {
+        let path = format!("{folder}/{name}");
+        let Some((data, _)) = session.get(&path).await.expect("it is answered") else { continue };
+        let mut fields: serde_json::Map<String, Value> = serde_json::from_slice(&data).expect("an event is JSON");
+        if let Some(side) = fields.remove("event_data_path") {
+            let side = session.read_shards(side.as_str().expect("a path")).await.expect("they are read");
+            let side = serde_json::from_slice(&side.expect("its data are there")).expect("data are JSON");
+            fields.insert("event_data".to_owned(), side);
+        }
+        events.push(QueuedEvent { path, fields });
+    }
+    events
 }

@@ -304,7 +304,7 @@ async fn end_claim(
     if !wait {
         return send_command(&client, command(task), to, environment).await;
     }
-    // By its full name, because a prefix may match another task later.
+    // The full name is used, because a prefix may match another task later.
     let claim = client.claim_details(&task).await?.claim;
     let name = format!("{}/{}", claim.task, claim.run);
     send_command(&client, command(name.clone()), to, environment).await?;

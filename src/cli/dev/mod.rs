@@ -1,7 +1,6 @@
 //! `journeyman dev`: queue and worker in one process, on the loopback address. Each handler has its own task queue, `dev/NAME`.
 
 mod demo;
-mod page;
 pub(super) mod state_file;
 
 use std::fs::Permissions;
@@ -16,7 +15,6 @@ use tempfile::TempDir;
 use super::config_args::{self, ConfigArgs, DevFlags};
 use super::exit::{Exit, ExitResult, Failure};
 use super::signals::ExitSignals;
-use super::worker_setup::WorkerIdentity;
 use super::{output, worker, worker_setup};
 use crate::config::schema::{Config, Source};
 use crate::config::{LoadedConfig, ValueOrigin};
@@ -30,11 +28,8 @@ use crate::settings::values::{self, Listen, OptionalSpan, Queue as TaskQueue, Se
 use crate::source::taskcluster::Dialect;
 use crate::source::taskcluster::config::TaskclusterSource;
 use crate::task::COMMAND;
-use crate::worker::Control;
 use journeyman_platform::host::containment::{close_inherited_fds_on_exec, harden_process};
 use journeyman_platform::host::termination_notice::MetadataProvider;
-use journeyman_platform::http::{Exposure, HttpListener};
-use page::DevPage;
 use state_file::{DevState, DevStateFile, state_dir};
 
 /// `journeyman dev`
@@ -93,6 +88,9 @@ pub(in crate::cli) async fn run(arguments: DevArgs, environment: &Environment) -
     if !set("worker.live_log") {
         config.worker.live_log = Some(Listen(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))));
     }
+    if !set("http.listen") {
+        config.http.listen = Some(Listen(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))));
+    }
     if !set_outside_file("queue.auth") {
         config.queue.auth = Auth::Checked;
     }
@@ -130,7 +128,7 @@ pub(in crate::cli) async fn run(arguments: DevArgs, environment: &Environment) -
     run_unless_failed(failed, Box::pin(serve(dev, signals, environment))).await
 }
 
-/// For the owner only, because it holds the token.
+/// The owner alone may read it, because it holds the token.
 fn create_temp_dir() -> Result<TempDir, Failure> {
     tempfile::Builder::new()
         .prefix("journeyman-dev-")
@@ -155,12 +153,11 @@ async fn serve(dev: DevSession, signals: ExitSignals, environment: &Environment)
     harden_process();
     let worker = worker_setup::build_worker(&dev.config, environment)?.worker;
     close_inherited_fds_on_exec();
-    let (listener, page, address) = dev.listen_for_page(worker.control()).await?;
     let background = async {
-        if let Err(error) = dev.print_banner(&address) {
-            return error.into();
+        match dev.print_banner() {
+            Ok(()) => std::future::pending().await,
+            Err(error) => error.into(),
         }
-        match page::serve(listener, page).await {}
     };
     let ended = Box::pin(worker::serve(worker, &dev.config, environment, signals, None, background)).await;
     dev.queue.stop().await;
@@ -213,33 +210,12 @@ impl DevSession {
         }
     }
 
-    /// Returns the address to open as well, which holds the page's key.
-    async fn listen_for_page(&self, control: Control) -> Result<(HttpListener, DevPage, String), Failure> {
-        let failed = |error| Failure::new(Exit::HostUnusable, format!("cannot listen for the page: {error}"));
-        let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        let listener = HttpListener::listen(any_port, Exposure::Loopback).await.map_err(failed)?;
-        let address = listener.address().map_err(failed)?;
-        let WorkerIdentity { group, id } = WorkerIdentity::from_config(&self.config);
-        let state = self.state();
-        let page = DevPage {
-            api: state.client()?,
-            control,
-            worker_id: id,
-            worker_group: group,
-            task_queues: state.task_queues,
-            key: uuid::Uuid::new_v4().simple().to_string(),
-            cookie: format!("journeyman-{}", address.port()),
-        };
-        let address = format!("http://{address}/?key={}", page.key);
-        Ok((listener, page, address))
-    }
-
-    fn print_banner(&self, page: &str) -> std::io::Result<()> {
+    fn print_banner(&self) -> std::io::Result<()> {
         let state = self.state();
         let to_program =
             |queue: &String| format!("  journeyman task create --wait --queue {queue} --payload '{{…}}'\n");
         output::print(&format!(
-            "page    {page}\nqueue   {}\nworker  {} at once, for {}\n\nIn another terminal:\n  \
+            "queue   {}\nworker  {} at once, for {}\n\nIn another terminal:\n  \
              journeyman task create --wait -- /bin/echo hello\n{}  journeyman task log TASK\n\n\
              Ctrl-C finishes running tasks and exits; twice releases them.\n\n",
             state.root_url,

@@ -13,7 +13,7 @@ use crate::notify::{CallError, NotifierClient};
 use crate::settings::Environment;
 use crate::settings::values::{SecretFile, Url};
 
-/// Where the notifier is, and the token for it.
+/// The address of the notifier, and the token for it.
 #[derive(Debug, Args)]
 pub(super) struct ClientArgs {
     /// Address of the notifier [default: that of `notifier.listen`]

@@ -108,7 +108,7 @@ fn internal(error: impl std::error::Error) -> Failure {
     Failure::from_error(Exit::Internal, &error)
 }
 
-/// Of the system's generator, as long as a key.
+/// Bytes of the system's generator, as many as a key has.
 fn random() -> Vec<u8> {
     [uuid::Uuid::new_v4(), uuid::Uuid::new_v4()].iter().flat_map(|id| id.into_bytes()).collect()
 }

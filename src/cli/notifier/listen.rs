@@ -60,7 +60,7 @@ pub(super) struct Receiver {
     totals: watch::Sender<Totals>,
 }
 
-/// Of all deliveries.
+/// Counts of all deliveries.
 #[derive(Debug, Clone, Copy, Default)]
 struct Totals {
     answered: [usize; 2],
@@ -174,7 +174,7 @@ impl Receiver {
     }
 }
 
-/// Of the formats `standard` and `cloudevents`, or of a Mistral.
+/// The type of an event in the formats `standard` and `cloudevents`, or of a Mistral's.
 fn event_type(body: &[u8]) -> String {
     #[derive(Deserialize)]
     struct Named {

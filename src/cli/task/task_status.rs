@@ -34,13 +34,11 @@ pub struct RunStatus {
     #[serde(rename = "reasonResolved")]
     pub reason: Option<String>,
     worker_group: String,
-    pub worker_id: Option<String>,
-    #[serde(rename = "scheduled")]
-    pub scheduled_at: Option<Timestamp>,
+    worker_id: Option<String>,
     #[serde(rename = "started")]
     pub started_at: Option<Timestamp>,
     #[serde(rename = "resolved")]
-    pub resolved_at: Option<Timestamp>,
+    resolved_at: Option<Timestamp>,
     taken_until: Option<Timestamp>,
 }
 
@@ -90,7 +88,7 @@ impl TaskStatus {
         matches!(self.state, TaskState::Completed | TaskState::Failed | TaskState::Exception)
     }
 
-    /// Whether this run, or by default one of the task, is not resolved.
+    /// True if this run, or by default one of the task, is not resolved.
     pub fn may_run(&self, run: Option<u32>) -> bool {
         match run.and_then(|number| self.runs.iter().find(|run| run.number == number)) {
             Some(run) => matches!(run.state, TaskState::Pending | TaskState::Running),

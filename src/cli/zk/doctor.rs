@@ -8,15 +8,15 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::{SourceArgs, find_source};
+use super::find_source;
 use crate::cli::doctor::zookeeper::connect;
 use crate::cli::doctor::{Check, report};
 use crate::cli::exit::ExitResult;
+use crate::cli::source_args::SourceArgs;
 use crate::settings::Environment;
-use crate::source::zookeeper::ZooKeeperQueue;
 use crate::source::zookeeper::config::ZooKeeperSource;
 use crate::zookeeper::inspect::Walk;
-use crate::zookeeper::{CreateMode, Error, Session, client as zk, map};
+use crate::zookeeper::{CreateMode, Error, Session, client as zk};
 use journeyman_domain::limits::{
     DOCTOR_CALL_TIMEOUT, DOCTOR_CHECK_TIMEOUT, ZOOKEEPER_CLOCK_SKEW_MAX, ZOOKEEPER_NODE_BYTES_MAX,
     ZOOKEEPER_WALK_NODES_MAX,
@@ -49,7 +49,7 @@ async fn check(name: &str, source: &ZooKeeperSource) -> Vec<Check> {
     let mut walk = Walk::default();
     let walking = session.walk(&mut walk, "/", ZOOKEEPER_WALK_NODES_MAX, |_| true);
     match timeout(DOCTOR_CHECK_TIMEOUT, walking).await {
-        Ok(Ok(())) => checks.extend(check_tree(walk, &queues, now_ms)),
+        Ok(Ok(())) => checks.extend(check_tree(walk, now_ms)),
         Ok(Err(error)) => checks.push(Check::failed("tree", error.to_string(), "is the connection stable?")),
         Err(_) => checks.push(Check::failed("tree", "reading it takes too long", "set `chroot` to a part of it")),
     }
@@ -100,16 +100,9 @@ async fn check_writes(session: &Session, folder: &str, checks: &mut Vec<Check>) 
     Ok(stat.ctime)
 }
 
-fn check_tree(walk: Walk, queues: &[ZooKeeperQueue], now_ms: i64) -> Vec<Check> {
-    let is_own = |path: &str| {
-        let below = |queue: &str| path.strip_prefix(queue).is_some_and(|below| below.starts_with('/'));
-        queues.iter().any(|queue| queue.path.starts_with(path) || below(&queue.path))
-    };
-    let unknown = walk.topmost(|path| map::find(path).is_none() && !map::is_folder(path) && !is_own(path));
-    let mut checks = vec![
-        none_of("unknown paths", unknown, "another program's, or of a newer Zuul; they are left alone"),
-        none_of("unreadable nodes", walk.denied.clone(), "their ACLs deny this client the right to read"),
-    ];
+fn check_tree(walk: Walk, now_ms: i64) -> Vec<Check> {
+    let fix = "their ACLs deny this client the right to read";
+    let mut checks = vec![none_of("unreadable nodes", walk.denied.clone(), fix)];
     for queue in walk.queues() {
         let oldest = queue.oldest_ms.map_or_else(String::new, |oldest| {
             let age = Duration::from_millis(now_ms.saturating_sub(oldest).try_into().unwrap_or(0));

@@ -9,10 +9,10 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
-use super::config_args::{ConfigArgs, NoFlags};
 use super::exit::{Exit, ExitResult, Failure};
 use super::output::{self, Format};
 use super::signals::ExitSignals;
+use super::source_args::SourceArgs;
 use crate::config::schema::Source;
 use crate::settings::Environment;
 use crate::settings::values::Span;
@@ -32,26 +32,10 @@ pub(super) enum ZkCommand {
     Cancel(CancelArgs),
     /// End requests whose worker is gone and remove leftovers of a queue, each minute until stopped
     Janitor(JanitorArgs),
-    /// List the nodes below a path, each with what it is
-    Tree(LookArgs),
     /// Show a node: what it is, its data, who holds its lock
-    Show(LookArgs),
-    /// Print a line for each change below a path
-    Watch(LookArgs),
+    Show(ShowArgs),
     /// Check server, permissions, clock, queues, locks and leftovers, and say how to fix what fails
     Doctor(SourceArgs),
-}
-
-#[derive(Debug, Args)]
-pub(super) struct SourceArgs {
-    /// Source of kind `zookeeper` whose queue is meant [default: the only one]
-    #[arg(long, value_name = "NAME")]
-    source: Option<String>,
-    /// How to print it
-    #[arg(short, long, value_enum, default_value_t = Format::Table)]
-    output: Format,
-    #[command(flatten)]
-    settings: ConfigArgs<NoFlags>,
 }
 
 #[derive(Debug, Args)]
@@ -97,9 +81,9 @@ pub(super) struct JanitorArgs {
 }
 
 #[derive(Debug, Args)]
-pub(super) struct LookArgs {
+pub(super) struct ShowArgs {
     /// Path of the node, below the chroot of the source
-    #[arg(value_name = "PATH", default_value = "/")]
+    #[arg(value_name = "PATH")]
     path: String,
     #[command(flatten)]
     source: SourceArgs,
@@ -129,14 +113,8 @@ pub(super) async fn run(command: ZkCommand, environment: &Environment) -> ExitRe
             Err(Failure::new(Exit::Failed, format!("there is no request {id} that could be canceled")))
         }
         ZkCommand::Janitor(arguments) => janitor(arguments, environment).await,
-        ZkCommand::Tree(LookArgs { path, source }) => {
-            look::tree(&open(&source, environment).await?.1, &path, source.output).await
-        }
-        ZkCommand::Show(LookArgs { path, source }) => {
+        ZkCommand::Show(ShowArgs { path, source }) => {
             look::show(&open(&source, environment).await?.1, &path, source.output).await
-        }
-        ZkCommand::Watch(LookArgs { path, source }) => {
-            look::watch(open(&source, environment).await?.1, &path, source.output).await
         }
         ZkCommand::Doctor(source) => doctor::run(&source, environment).await,
     }
@@ -218,21 +196,13 @@ async fn janitor(arguments: JanitorArgs, environment: &Environment) -> ExitResul
     Ok(Exit::Success)
 }
 
-/// The source that is meant, with its name.
 fn find_source(arguments: &SourceArgs, environment: &Environment) -> Result<(String, ZooKeeperSource), Failure> {
     let config = arguments.settings.load(environment)?.config;
-    let mut sources = config.source.iter().filter_map(|(name, source)| match source {
-        Source::Zookeeper(source) if arguments.source.as_ref().is_none_or(|wanted| wanted == name) => {
-            Some((name, source))
-        }
-        Source::Zookeeper(_) | Source::Taskcluster(_) | Source::Amqp(_) | Source::Screwdriver(_) => None,
-    });
-    let none = || Failure::new(Exit::Config, "there is no such [source.NAME] of kind `zookeeper`");
-    let (name, source) = sources.next().ok_or_else(none)?;
-    if sources.next().is_some() {
-        return Err(Failure::new(Exit::Usage, "there are several sources of kind `zookeeper`: name one with --source"));
-    }
-    Ok((name.clone(), source.clone()))
+    let (name, source) = arguments.find(&config, "zookeeper", |source| match source {
+        Source::Zookeeper(source) => Some(source),
+        Source::Taskcluster(_) | Source::Amqp(_) | Source::Screwdriver(_) => None,
+    })?;
+    Ok((name.to_owned(), source.clone()))
 }
 
 async fn open(

@@ -348,7 +348,7 @@ mod real {
         check_conformance(&place, settings).await;
     }
 
-    /// Where a worker's stray is, once it is there.
+    /// The process of a worker's stray, once it is there.
     async fn stray(place: &Fixture, worker: &WorkerSpec) -> String {
         let path = place.path().join("seen").join(format!("{}.stray", worker.id));
         let looking = async {
@@ -362,7 +362,7 @@ mod real {
         timeout(TEST_TIMEOUT, looking).await.expect("it strays")
     }
 
-    /// Whether a process is there, and not just waited for.
+    /// True if a process is there, and not just waited for.
     fn is_there(stat: &str) -> bool {
         let stat = std::fs::read_to_string(stat);
         stat.is_ok_and(|stat| stat.rsplit_once(')').is_some_and(|(_, state)| !state.starts_with(" Z")))

@@ -206,7 +206,7 @@ struct InspectedState {
     error: String,
 }
 
-/// Of an answer that is an error, or without a status.
+/// An answer that is an error, or has no status.
 #[derive(Debug)]
 struct DockerError {
     status: Option<StatusCode>,

@@ -228,9 +228,9 @@ struct ActiveDriver {
     /// A failed update is repeated after the next list.
     is_update_due: bool,
     list_ticks: Interval,
-    /// When the list in progress began.
+    /// The time at which the list in progress began.
     listing_since: Option<Instant>,
-    /// When it is reported as slow, unless that was done.
+    /// The time at which it is reported as slow, unless that was done.
     slow_at: Option<Instant>,
     last_list_duration: Duration,
 }

@@ -27,7 +27,7 @@ pub(in crate::controller) struct KnownWorker {
     pub(in crate::controller) last_report_at: Option<Instant>,
     /// What it waits for, as last listed.
     pub(in crate::controller) detail: Option<String>,
-    /// Of the previous activation, and not listed since.
+    /// It is of the previous activation, and not listed since.
     is_previous: bool,
     /// The first list that has to show it; `None` while its start call runs.
     listed_from: Option<u64>,
@@ -104,7 +104,7 @@ pub(in crate::controller) struct Reconciler {
     termination_grace: Duration,
     id_source: WorkerIdSource,
     lists_started: u64,
-    /// Of this activation.
+    /// No list of this activation has come yet.
     is_first_list: bool,
     workers: BTreeMap<String, KnownWorker>,
 }

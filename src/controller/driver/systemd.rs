@@ -53,7 +53,7 @@ impl SystemdDriver {
         run_checked(&self.systemctl(arguments), b"", ProgramOutput::first_error).await
     }
 
-    /// By the names of their instances.
+    /// The records by the names of their instances.
     fn records(&self) -> io::Result<BTreeMap<String, (WorkerRecord, Key)>> {
         let records = self.store.workers()?.into_iter().filter_map(|record| {
             let key = Key::new(&record.key)?;

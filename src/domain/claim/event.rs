@@ -211,14 +211,14 @@ pub enum ClaimAction {
 /// What the queue says of a run when it grants it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct RunTerms {
-    /// When the queue resolves the task as `deadline-exceeded`.
+    /// The time at which the queue resolves the task as `deadline-exceeded`.
     pub deadline: Option<Instant>,
     /// How often the task is run again if this run is released; `None` is unknown.
     pub retries_left: Option<u32>,
 }
 
 impl RunTerms {
-    /// Whether a release may end the task unrun.
+    /// True if a release may end the task unrun.
     pub fn is_last_run(self) -> bool {
         self.retries_left.unwrap_or(0) == 0
     }

@@ -34,7 +34,7 @@ pub const REPORT_RETRY: backoff::Policy =
     backoff::Policy { first: Duration::from_millis(250), max: Duration::from_secs(15) };
 /// How long a release waits for a poll. The service holds one for 20 s; behind a slow proxy the wait is not worth it.
 pub const POLL_WAIT_MAX: Duration = Duration::from_secs(25);
-/// For log and artifacts after the report, unless the worker stops.
+/// The time for log and artifacts after the report, unless the worker stops.
 pub const UPLOAD_AFTER_REPORT_MAX: Duration = Duration::from_secs(60);
 /// For log and artifacts before the report, and again after it, once the worker stops without a known deadline.
 pub const SHUTDOWN_UPLOAD_MAX: Duration = Duration::from_secs(15);
@@ -52,7 +52,7 @@ pub struct ClaimPolicy {
     pub termination_grace: Duration,
     /// How often to ask whether the run was resolved elsewhere; `None` is never.
     pub status_poll_interval: Option<Duration>,
-    /// Whether the queue can tell why a claim is lost.
+    /// The queue can tell why a claim is lost.
     pub reports_cancellation: bool,
     /// Whether the payload is prepared and executed in one step, for claims that may be thousands a second.
     pub starts_in_one_step: bool,
@@ -82,7 +82,7 @@ enum Stage {
         end: ClaimEnd,
         upload: UploadStage,
     },
-    /// Or after the task was canceled or its deadline has passed.
+    /// Uploads also follow after the task was canceled or its deadline has passed.
     UploadingAfterReport,
     Closed,
 }
@@ -100,7 +100,7 @@ enum UploadStage {
     AfterReport,
 }
 
-/// Whether a poll in flight would return a released task.
+/// Tells if a poll in flight would return a released task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum PollBarrier {
     InFlight,

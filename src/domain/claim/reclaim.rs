@@ -152,7 +152,7 @@ impl ClaimState {
         self.reclaim = ReclaimSchedule::Due(now.plus(wait.max(after.unwrap_or_default().min(longest))));
     }
 
-    /// From the grant to the answered report (I10).
+    /// True from the grant to the answered report (I10).
     pub(super) const fn is_leased(&self) -> bool {
         let ends_with_report = matches!(
             self.stage,

@@ -133,7 +133,7 @@ pub struct ScaleDecision {
 /// Remembers recent needs, so that a short calm does not cost a warm worker, and the rotation.
 #[derive(Debug, Clone, Default)]
 pub struct Scaler {
-    /// For each group the needs of its window: times rise, needs fall.
+    /// The needs of each group within its window: times rise, needs fall.
     recent_needs: BTreeMap<Key, VecDeque<RecentNeed>>,
     turns: BTreeMap<Key, BudgetTurn>,
 }

@@ -8,16 +8,16 @@ use crate::time::Instant;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TrackerPolicy {
-    /// From the last demand until its queue is unbound.
+    /// The time from the last demand until its queue is unbound.
     pub unbind_delay: Duration,
-    /// From then until the group is removed.
+    /// The time from then until the group is removed.
     pub stop_delay: Duration,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DesiredGroup {
     pub phase: GroupPhase,
-    /// When the next phase follows without further demand.
+    /// The time at which the next phase follows without further demand.
     pub until: Instant,
 }
 

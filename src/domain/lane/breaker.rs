@@ -1,4 +1,4 @@
-//! Whether an origin (scheme, host and port) is tried at all.
+//! The rule that an origin (scheme, host and port) is tried or not.
 
 use core::time::Duration;
 
@@ -52,7 +52,7 @@ impl Breaker {
         self.open_until.is_some()
     }
 
-    /// When a probe passes or has passed.
+    /// The time at which a probe passes or has passed.
     pub const fn open_until(&self) -> Option<Instant> {
         self.open_until
     }

@@ -8,7 +8,7 @@ use super::Reply;
 use super::breaker::{Breaker, Pass};
 use crate::time::Instant;
 
-/// At an endpoint that has not answered yet.
+/// The attempts at an endpoint that has not answered yet.
 const ATTEMPTS_AT_FIRST: usize = 4;
 
 /// A lane in its store.
@@ -23,7 +23,7 @@ pub struct AttemptLimits {
     pub per_origin: usize,
 }
 
-/// Of one endpoint.
+/// The limits of one endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EndpointLimits {
     /// That may be under way.
@@ -31,10 +31,10 @@ pub struct EndpointLimits {
     pub rate: Option<Rate>,
 }
 
-/// At most so many attempts begin within each `per`.
+/// So many attempts at most begin within each `per`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rate {
-    /// At least 1.
+    /// The number of attempts, 1 or more.
     pub attempts: usize,
     pub per: Duration,
 }
@@ -68,7 +68,7 @@ struct Endpoint {
     /// How many attempts may be under way for now: an answer makes it one more, an attempt without one halves it. So endpoints that
     /// are silent do not have all attempts until they time out.
     window: usize,
-    /// When the last attempts have begun, as many as the rate counts.
+    /// The times at which the last attempts have begun, as many as the rate counts.
     begun: VecDeque<Instant>,
 }
 
@@ -77,7 +77,7 @@ impl Endpoint {
         self.under_way < self.limits.attempts_max.min(self.window)
     }
 
-    /// When its rate lets the next attempt begin.
+    /// The time at which its rate lets the next attempt begin.
     fn next_by_rate(&self) -> Option<Instant> {
         let rate = self.limits.rate?;
         let first = self.begun.len().checked_sub(rate.attempts)?;
@@ -219,12 +219,12 @@ impl Dispatcher {
         }
     }
 
-    /// When an origin that does not work is probed.
+    /// The time at which an origin that does not work is probed.
     pub fn probe_at(&self, origin: &str) -> Option<Instant> {
         self.origins.get(origin)?.breaker.open_until()
     }
 
-    /// When a lane that waits for a rest to end may be tried.
+    /// The time at which a lane that waits for a rest to end may be tried.
     pub fn next_deadline(&self) -> Option<Instant> {
         let of = |name: &Arc<str>| {
             let endpoint = self.endpoints.get(name)?;

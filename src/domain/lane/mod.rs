@@ -66,7 +66,7 @@ impl Reply {
         matches!(self, Self::Answered { status: 200..=299, .. })
     }
 
-    /// Whether the endpoint asks for a rest, and for how long.
+    /// The rest that the endpoint asks for, if it does.
     pub fn throttles(self) -> Option<Duration> {
         match self {
             Self::Answered { status: 429 | 502 | 503 | 504, retry_after, .. } => Some(retry_after.unwrap_or_default()),

@@ -69,7 +69,7 @@ pub enum MessageOutcome {
     Exhausted,
     /// The receiver does not want it.
     AbortedByReceiver,
-    /// With an operator's reason.
+    /// An operator has skipped it, with a reason.
     SkippedByOperator,
 }
 

@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-/// In seconds, unless the URI sets it.
+/// The heartbeat in seconds, unless the URI sets it.
 pub const AMQP_HEARTBEAT: u16 = 30;
 pub const AMQP_LONG_POLL_WAIT: Duration = Duration::from_secs(20);
 /// Of a source beside others: they share the slots, and a poll of one that has them all keeps the others waiting.
@@ -11,9 +11,9 @@ pub const AMQP_SHARED_POLL_WAIT: Duration = Duration::from_secs(1);
 pub const AMQP_LEASE: Duration = Duration::from_secs(600);
 /// Prefetched requests that wait longer for a poll are requeued.
 pub const AMQP_UNPOLLED_REQUEUE_DELAY: Duration = Duration::from_secs(2);
-/// Also of connecting, TLS and login included.
+/// Connecting has as long, TLS and login included.
 pub const AMQP_CALL_TIMEOUT: Duration = Duration::from_secs(20);
-/// Of the delays of a queue.
+/// The time for declaring the delays of a queue.
 pub const AMQP_DECLARE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Works that run elsewhere of which a worker knows copies.
 pub const AMQP_DONE_LOOKS_MAX: usize = 20_000;
@@ -56,9 +56,9 @@ pub const AMQP_MANAGEMENT_BYTES_MAX: usize = 1 << 20;
 pub const AMQP_MANAGEMENT_PAGE_QUEUES: u32 = 500;
 pub const AMQP_MANAGEMENT_QUEUES_MAX: u32 = 10_000;
 pub const SERVICE_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// For a service that the worker starts, until it is healthy.
+/// The interval for a service that the worker starts, until it is healthy.
 pub const SERVICE_STARTING_PROBE_INTERVAL: Duration = Duration::from_millis(100);
-/// For an external service, until it is healthy.
+/// The interval for an external service, until it is healthy.
 pub const SERVICE_ABSENT_PROBE_INTERVAL: Duration = Duration::from_secs(1);
 pub const SERVICE_PROBE_INTERVAL_MIN_MS: u64 = 100;
 /// A shorter interval of probes does not shorten the time that a probe may take.

@@ -44,7 +44,7 @@ pub const DRIVER_CALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// A list that takes longer counts as a driver that does not reply, so that the status shows it within five seconds.
 pub const DRIVER_LIST_SLOW: Duration = Duration::from_secs(3);
 pub const DRIVER_STARTS_QUEUED_MAX: usize = 1024;
-/// Of the exit of a worker, and of each of its last log lines.
+/// The text of the exit of a worker, and of each of its last log lines.
 pub const DRIVER_EXIT_REASON_CHARS_MAX: usize = 512;
 pub const DRIVER_LOG_TAIL_BYTES_MAX: u64 = 4096;
 /// The log of a worker process is truncated at the front beyond this size.
@@ -102,8 +102,6 @@ pub const POD_WARNINGS_MAX: usize = 5;
 /// How long a pod that has ended is kept if no worker removes it. A check that comes later would launch its work again.
 pub const POD_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 pub const POD_SWEEP_INTERVAL: Duration = Duration::from_secs(10 * 60);
-/// What a YAML text may become in memory, with its anchors: some 200,000 values.
-pub const YAML_BYTES_MAX: usize = 16 << 20;
 pub const YAML_DEPTH_MAX: usize = 64;
 /// Steps of a pod template.
 pub const POD_TEMPLATE_FUEL: u64 = 100_000;

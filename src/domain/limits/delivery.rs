@@ -10,7 +10,7 @@ pub const WEBHOOK_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 pub const WEBHOOK_DNS_TIMEOUT: Duration = Duration::from_secs(4);
 /// Node.js closes idle connections after 5 s; a request on one that is being closed fails.
 pub const WEBHOOK_IDLE_TIMEOUT: Duration = Duration::from_secs(4);
-/// Of an endpoint's rate; the times of so many attempts are kept.
+/// The attempts of an endpoint's rate; so many times are kept.
 pub const WEBHOOK_RATE_ATTEMPTS_MAX: usize = 10_000;
 /// The beginning of an answer that is kept.
 pub const WEBHOOK_ANSWER_BYTES_MAX: usize = 16 << 10;

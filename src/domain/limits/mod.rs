@@ -28,7 +28,7 @@ pub const JSON_BODY_BYTES_MAX: usize = 16 << 20;
 /// The limit of Azure Queue Storage and of `claimWork`.
 pub const POLL_MESSAGES_MAX: u8 = 32;
 pub const XML_TAG_BYTES_MAX: usize = 1 << 10;
-/// Of calls that are not long polls.
+/// The time of calls that are not long polls.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// The service answers after 20 s; proxies give up after 60 s.
 pub const LONG_POLL_TIMEOUT: Duration = Duration::from_secs(60);
@@ -91,7 +91,7 @@ pub const CONFIG_BYTES_MAX: u64 = 1 << 20;
 pub const SECRET_BYTES_MAX: u64 = 64 << 10;
 pub const CONFIG_PROBLEMS_MAX: usize = 20;
 pub const CONFIG_DEPTH_MAX: usize = 16;
-/// Of one task.
+/// The uploads of one task.
 pub const UPLOADS_CONCURRENT_MAX: usize = 8;
 /// How long uploads of a task without a definite answer are retried; the lease is extended meanwhile.
 pub const UPLOAD_RETRY_MAX: Duration = Duration::from_secs(10 * 60);
@@ -237,7 +237,7 @@ pub const REPLIES_QUEUED_MAX: usize = 256;
 pub const CONTAINER_NAME_BYTES_MAX: usize = 63;
 /// Pod names are host names and are 17 characters longer.
 pub const DEPLOYMENT_NAME_BYTES_MAX: usize = 46;
-/// Of other Kubernetes objects, and of labels.
+/// The names of other Kubernetes objects, and of labels.
 pub const OBJECT_NAME_BYTES_MAX: usize = 63;
 /// Files and directories of a unit add up to 15 characters.
 pub const UNIT_NAME_BYTES_MAX: usize = 240;

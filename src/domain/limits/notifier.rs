@@ -2,11 +2,11 @@
 
 use core::time::Duration;
 
-/// Of a source, id, type and key.
+/// The bytes of a source, id, type or key.
 pub const NOTIFIER_NAME_BYTES_MAX: usize = 255;
-/// Of the data of one event.
+/// The bytes of the data of one event.
 pub const NOTIFIER_DATA_BYTES_MAX: usize = 256 * 1024;
-/// Of one call.
+/// The bytes of one call.
 pub const NOTIFIER_BODY_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// Events of one call.
 pub const NOTIFIER_BATCH_MAX: usize = 1_000;
@@ -16,11 +16,11 @@ pub const NOTIFIER_CALLS_MAX: usize = 1_024;
 pub const NOTIFIER_LANES_WAITING_MAX: usize = 512;
 /// Attempts under way.
 pub const NOTIFIER_ATTEMPTS_MAX: usize = 256;
-/// Unless the endpoint says otherwise.
+/// The attempts at one endpoint, unless it says otherwise.
 pub const NOTIFIER_ATTEMPTS_PER_ENDPOINT: u16 = 32;
 pub const NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX: u16 = 64;
 pub const NOTIFY_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Of one call of a publisher.
+/// The time of one call of a publisher.
 pub const NOTIFY_CALL_TIMEOUT: Duration = Duration::from_secs(20);
 /// Events of a role without a store that wait for the notifier. More are dropped, counted and logged.
 pub const NOTIFY_EVENTS_WAITING_MAX: usize = 10_000;
@@ -30,7 +30,7 @@ pub const NOTIFY_BATCH_MAX: usize = 100;
 pub const NOTIFY_REPORT_INTERVAL: Duration = Duration::from_secs(60);
 /// After a call that was denied.
 pub const NOTIFY_DENIED_WAIT: Duration = Duration::from_secs(60);
-/// For the last events of a process that ends.
+/// The time for the last events of a process that ends.
 pub const NOTIFY_CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Events in the database of a queue. More are dropped and logged.
 pub const NOTIFY_OUTBOX_ROWS_MAX: i64 = 1_000_000;
@@ -49,12 +49,12 @@ pub const NOTIFIER_LEASE: Duration = Duration::from_secs(15);
 pub const NOTIFIER_LEASE_RENEWAL: Duration = Duration::from_secs(5);
 /// Connections of a node to PostgreSQL, beside the one that listens.
 pub const POSTGRES_CONNECTIONS_MAX: usize = 16;
-/// For a connection.
+/// The time that a connection may take.
 pub const POSTGRES_WAIT_TIMEOUT: Duration = Duration::from_secs(10);
 pub const POSTGRES_STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
 /// The server ends the transaction of a node that has stopped in the middle of it.
 pub const POSTGRES_IDLE_TRANSACTION_TIMEOUT: Duration = Duration::from_secs(5);
-/// Of one transaction.
+/// The tries of one transaction.
 pub const POSTGRES_TRIES_MAX: usize = 4;
 /// After the connection that listens was lost.
 pub const POSTGRES_HINT_RETRY: Duration = Duration::from_secs(2);
@@ -67,7 +67,7 @@ pub const NOTIFIER_UPKEEP_INTERVAL: Duration = Duration::from_secs(10 * 60);
 pub const NOTIFIER_ROWS_MAX: usize = 1_000;
 /// Of the rows of one answer, with the beginnings of what receivers have answered.
 pub const NOTIFIER_ROWS_BYTES_MAX: usize = 64 * 1024 * 1024;
-/// Unless more are asked for.
+/// The rows that are shown unless more are asked for.
 pub const NOTIFIER_ROWS_SHOWN: usize = 100;
 /// Rows of an outbox that one transaction takes.
 pub const NOTIFIER_OUTBOX_ROWS: usize = 64;
@@ -89,7 +89,7 @@ pub const NOTIFIER_MISTRAL_QUEUES_MAX: usize = 10_000;
 pub const NOTIFIER_MISTRAL_PREFETCH: u16 = 16;
 /// Endpoints that Mistral's messages have named, each a URL with its headers.
 pub const NOTIFIER_TARGETS_MAX: usize = 10_000;
-/// Of an attempt at one of them.
+/// The time of an attempt at one of them.
 pub const NOTIFIER_TARGET_TIMEOUT: Duration = Duration::from_secs(20);
-/// Of the demonstration.
+/// The time of the demonstration.
 pub const NOTIFIER_DEV_TIMEOUT: Duration = Duration::from_secs(60);

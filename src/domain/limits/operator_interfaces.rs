@@ -8,12 +8,12 @@ pub const CONTROL_READ_BYTES: usize = 64 << 10;
 pub const CONTROL_ANSWER_BYTES_MAX: usize = 64 << 20;
 pub const SYSTEMD_STATUS_CHARS_MAX: usize = 400;
 pub const SYSTEMD_STATUS_CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// Or a quarter of the watchdog interval, if that is shorter.
+/// A quarter of the watchdog interval counts, if that is shorter.
 pub const SYSTEMD_SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(5);
 pub const SYSTEMD_EXTEND_BY: Duration = Duration::from_secs(60);
 /// A worker that takes longer does not count as alive.
 pub const HTTP_SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Of reading what a source shows of its queue.
+/// The time for reading what a source shows of its queue.
 pub const SOURCE_INSPECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A browser redraws them every two seconds.
 pub const PAGE_GROUPS_MAX: usize = 200;
@@ -27,18 +27,12 @@ pub const HTTP_HEAD_BYTES_MAX: usize = 32 << 10;
 pub const TOP_REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 pub const TOP_KEYS_QUEUED_MAX: usize = 64;
 pub const TOP_KEY_POLL_INTERVAL: Duration = Duration::from_millis(100);
-pub const TOP_LOG_LINES_MAX: usize = 2_000;
-pub const TOP_LOG_LINE_BYTES_MAX: usize = 1_000;
-/// Tasks on one page of `journeyman dev`.
-pub const DEV_PAGE_TASKS: u32 = 100;
-/// Artifacts of a run on the page of `journeyman dev`.
-pub const DEV_PAGE_ARTIFACTS_MAX: usize = 200;
 /// Ended claims in the status.
 pub const RECENT_RESULTS_MAX: usize = 20;
 pub const CONTROL_CONNECTIONS_MAX: usize = 128;
 /// Connections that wait to be accepted.
 pub const CONTROL_BACKLOG: u32 = 128;
-/// For the head of a request, and for the pause between requests.
+/// The time for the head of a request, and for the pause between requests.
 pub const CONTROL_HEAD_TIMEOUT: Duration = Duration::from_secs(2);
 /// Further claims are dropped and counted.
 pub const TRACES_QUEUED_MAX: usize = 2048;

@@ -20,7 +20,7 @@ pub const QUEUE_DEADLINE_DELAY: Duration = Duration::from_secs(5);
 pub const QUEUE_POLL_URL_TTL: Duration = Duration::from_secs(30 * 60);
 pub const QUEUE_VISIBILITY_TIMEOUT: Duration = Duration::from_secs(300);
 pub const QUEUE_VISIBILITY_TIMEOUT_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
-/// As Taskcluster's `claimWork`.
+/// Taskcluster's `claimWork` waits as long.
 pub const QUEUE_LONG_POLL_WAIT: Duration = Duration::from_secs(20);
 pub const QUEUE_LONG_POLLS_MAX: usize = 4_096;
 pub const QUEUE_CONNECTIONS_MAX: usize = 8_192;

@@ -4,7 +4,7 @@ use core::time::Duration;
 
 /// As Zuul's: below the 1 MiB of a server, which counts the path too.
 pub const ZOOKEEPER_NODE_BYTES_MAX: usize = 1_000_000;
-/// Of data in shards, uncompressed.
+/// The bytes of data in shards, uncompressed.
 pub const ZOOKEEPER_SHARDED_BYTES_MAX: usize = 64 << 20;
 pub const ZOOKEEPER_RESULT_BYTES_MAX: usize = 16 << 20;
 /// Of the node of an event; data beyond it are stored beside it. Zuul's limit for an event in a transaction.
@@ -21,8 +21,8 @@ pub const ZOOKEEPER_LONG_POLL_WAIT: Duration = Duration::from_secs(20);
 pub const ZOOKEEPER_EVENTS_MAX: usize = 64;
 /// Reads of a walk at the same time.
 pub const ZOOKEEPER_READS_CONCURRENT_MAX: usize = 256;
-/// Nodes that `zk tree` prints.
-pub const ZOOKEEPER_TREE_NODES_MAX: usize = 10_000;
+/// Nodes at a lock that `zk show` reads.
+pub const ZOOKEEPER_CONTENDERS_MAX: usize = 10_000;
 /// Nodes that `zk doctor` looks at.
 pub const ZOOKEEPER_WALK_NODES_MAX: usize = 50_000;
 /// Nodes of each part of the tree that the page of a source looks at, each time that it is shown.
@@ -45,9 +45,9 @@ pub const ZOOKEEPER_ATTEMPTS_MAX: u32 = 5;
 pub const ZOOKEEPER_REQUEST_BYTES_MAX: usize = 0xf_ffff;
 /// Of an answer. The longest are the names in a folder, of 40 bytes each.
 pub const ZOOKEEPER_ANSWER_BYTES_MAX: usize = 32 << 20;
-/// Of the answer that grants a session, which has 37.
+/// The bytes of the answer that grants a session, which has 37.
 pub const ZOOKEEPER_HANDSHAKE_BYTES_MAX: usize = 1 << 10;
-/// Of the input buffer, beside the part of an answer that it holds.
+/// The bytes of the input buffer, beside the part of an answer that it holds.
 pub const ZOOKEEPER_READ_BYTES: usize = 16 << 10;
 /// Calls that wait to be sent.
 pub const ZOOKEEPER_CALLS_QUEUED_MAX: usize = 256;

@@ -58,7 +58,7 @@ pub enum ClaimingBlocked {
         min: u64,
     },
     HostUnhealthy {
-        /// When the host is probed; `None` while it is being probed.
+        /// The time of the next probe of the host; `None` while it is being probed.
         until: Option<Instant>,
     },
     /// The sidecars of all sources are down.
@@ -76,7 +76,7 @@ pub enum ClaimingState {
     Exiting(ExitReason),
     Draining {
         since: Instant,
-        /// When the remaining claims are released.
+        /// The time at which the remaining claims are released.
         deadline: Option<Instant>,
     },
     Releasing {
@@ -106,8 +106,8 @@ impl ClaimingConditions {
 }
 
 impl MinResources {
-    fn shortage(&self, room: HostResources) -> Option<ClaimingBlocked> {
-        match room {
+    fn shortage(&self, resources: HostResources) -> Option<ClaimingBlocked> {
+        match resources {
             HostResources { disk: Some(free), .. } if free < self.disk => {
                 Some(ClaimingBlocked::LowDisk { free, min: self.disk })
             }
@@ -136,11 +136,11 @@ impl Worker {
     }
 
     fn all_services_down(&self) -> bool {
-        !self.sources.is_empty() && self.sources.iter().all(|feed| feed.availability == ServiceAvailability::Down)
+        !self.sources.is_empty() && self.sources.iter().all(|source| source.availability == ServiceAvailability::Down)
     }
 
     fn is_full(&self) -> bool {
-        self.slots.free() == 0 && self.sources.iter().all(|feed| feed.reserved_slots.is_empty())
+        self.slots.free() == 0 && self.sources.iter().all(|source| source.reserved_slots.is_empty())
     }
 
     pub(super) const fn pause(&mut self, until: Option<Instant>) {
@@ -152,8 +152,8 @@ impl Worker {
         self.conditions.idle_since = None;
     }
 
-    pub(super) fn on_resources_measured(&mut self, room: HostResources) {
-        self.conditions.shortage = self.policy.min_resources.shortage(room);
+    pub(super) fn on_resources_measured(&mut self, resources: HostResources) {
+        self.conditions.shortage = self.policy.min_resources.shortage(resources);
     }
 
     /// I27: nothing is started that the next process would not know of. Running claims are finished; the next worker
@@ -174,14 +174,15 @@ impl Worker {
 
     pub(super) fn claim_allowance(&self) -> u32 {
         self.policy.exit_policy.max_tasks.map_or(u32::MAX, |max| {
-            let requested = self.claims.values().filter(|held| held.slot.is_some() && !held.state.is_granted()).count();
+            let requested =
+                self.claims.values().filter(|entry| entry.slot.is_some() && !entry.state.is_granted()).count();
             let taken = self.conditions.granted_count.saturating_add((self.reserved_slots() + requested) as u64);
             u32::try_from(max.saturating_sub(taken)).unwrap_or(u32::MAX)
         })
     }
 
     fn reserved_slots(&self) -> usize {
-        self.sources.iter().map(|feed| feed.reserved_slots.len()).sum()
+        self.sources.iter().map(|source| source.reserved_slots.len()).sum()
     }
 
     pub(super) fn advance_running(&mut self, now: Instant) {
@@ -193,27 +194,27 @@ impl Worker {
             self.effects.push_back(Effect::ProbeHost);
         }
         // A source that rejects the credentials cannot tell whether tasks are pending.
-        let refused = self.sources.iter().any(|feed| feed.poller.is_denied());
+        let refused = self.sources.iter().any(|source| source.poller.is_denied());
         if !self.claims.is_empty() || self.conditions.paused.is_some() || refused {
             self.conditions.idle_since = None;
         }
         let idle = if self.claims.is_empty() { Some(*self.conditions.idle_since.get_or_insert(now)) } else { None };
-        let stay = self.policy.exit_policy;
+        let exit = self.policy.exit_policy;
         let over = |since: Instant, span: Option<Duration>| span.is_some_and(|span| now >= since.plus(span));
-        let overstayed = over(began, stay.max_uptime);
+        let too_old = over(began, exit.max_uptime);
         let lost = self.conditions.work_dir_lost;
         self.conditions.exiting = if lost {
             Some(ExitReason::WorkDirLost)
-        } else if overstayed || stay.max_tasks.is_some_and(|most| self.conditions.granted_count >= most) {
+        } else if too_old || exit.max_tasks.is_some_and(|most| self.conditions.granted_count >= most) {
             Some(ExitReason::LimitReached)
-        } else if self.conditions.paused.is_none() && idle.is_some_and(|since| over(since, stay.exit_when_idle)) {
+        } else if self.conditions.paused.is_none() && idle.is_some_and(|since| over(since, exit.exit_when_idle)) {
             Some(ExitReason::Idle)
         } else {
             None
         };
         match self.conditions.exiting {
             // The last task before `max_tasks` is not limited in time.
-            Some(exit) if self.is_between_polls() && (lost || overstayed || self.claims.is_empty()) => {
+            Some(exit) if self.is_between_polls() && (lost || too_old || self.claims.is_empty()) => {
                 self.drain(exit, now);
                 self.advance(now);
             }
@@ -222,13 +223,13 @@ impl Worker {
         }
     }
 
-    /// Whether no call in flight may still grant a claim.
+    /// True if no call in flight may still grant a claim.
     fn is_between_polls(&self) -> bool {
-        self.sources.iter().all(|feed| !feed.poller.is_polling())
-            && self.claims.values().all(|held| held.state.is_granted() || held.slot.is_none())
+        self.sources.iter().all(|source| !source.poller.is_polling())
+            && self.claims.values().all(|entry| entry.state.is_granted() || entry.slot.is_none())
     }
 
-    /// When claiming changes by itself.
+    /// The time at which claiming changes by itself.
     pub(super) fn next_running_deadline(&self) -> Option<Instant> {
         if self.conditions.exiting.is_some() {
             return None;
@@ -259,7 +260,7 @@ impl Worker {
         self.is_claiming() && self.slots.free() > 0 && self.claim_allowance() > 0
     }
 
-    /// Whether polls follow as slots become free.
+    /// True if polls follow as slots become free.
     pub(super) fn is_claiming(&self) -> bool {
         self.mode == Mode::Running && self.conditions.exiting.is_none() && self.claiming_blocked().is_none()
     }

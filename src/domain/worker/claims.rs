@@ -82,7 +82,7 @@ impl Worker {
         RunKey { service: self.sources[source.index()].service, run: run.clone() }
     }
 
-    /// Whether the run was ours and is over here, whatever the queue says.
+    /// True if the run was ours and is over here, whatever the queue says.
     pub(super) fn is_ended(&self, key: &RunKey) -> bool {
         self.resolved_runs.contains(key) || self.abandoned_runs.contains(key)
     }
@@ -131,8 +131,8 @@ impl Worker {
 
     /// A call may return after the end of its claim; that is ignored.
     pub(super) fn on_claim_event(&mut self, claim: LocalToken, event: ClaimEvent, now: Instant) {
-        let Some(held) = self.claims.get(&claim) else { return };
-        let (source, recovered) = (held.source, held.state.is_recovered());
+        let Some(entry) = self.claims.get(&claim) else { return };
+        let (source, recovered) = (entry.source, entry.state.is_recovered());
         match event {
             // I12: a definite answer settles the messages.
             ClaimEvent::Claimed(Ok(_) | Err(Refusal::Gone)) if recovered => self.delete_messages_of(claim),
@@ -178,25 +178,25 @@ impl Worker {
         self.handle_claim_event(claim, event, now);
     }
 
-    /// Whether polls return messages, and not claims.
+    /// True if polls return messages, and not claims.
     fn has_messages(&self, source: SourceId) -> bool {
         !self.sources[source.index()].poller.capabilities().long_poll
     }
 
     fn on_grant(&mut self, claim: LocalToken, source: SourceId, now: Instant) {
-        let feed = &mut self.sources[source.index()];
-        feed.has_accepted_claim = true;
-        feed.poller.on_claim_accepted();
+        let state = &mut self.sources[source.index()];
+        state.has_accepted_claim = true;
+        state.poller.on_claim_accepted();
         self.conditions.count_granted();
         self.delete_messages_of(claim);
         if self.accepts_grants(source) {
             return;
         }
         let releasing = matches!(self.mode, Mode::Releasing { .. });
-        let held = self.entry(claim);
-        let run = held.run.clone();
-        if held.state.is_last_run() && !releasing {
-            held.state.forget_release();
+        let entry = self.entry(claim);
+        let run = entry.run.clone();
+        if entry.state.is_last_run() && !releasing {
+            entry.state.forget_release();
             self.effects.push_back(Effect::Alert(Alert::LastRun { run }));
         } else {
             self.effects.push_back(Effect::Alert(Alert::LateGrant { run }));
@@ -205,27 +205,27 @@ impl Worker {
     }
 
     fn on_claim_refused(&mut self, claim: LocalToken, source: SourceId, refusal: Refusal, now: Instant) {
-        let feed = &mut self.sources[source.index()];
+        let state = &mut self.sources[source.index()];
         match refusal {
             // I12: a definite answer about the task settles the message.
             Refusal::Gone => {
-                feed.poller.on_claim_accepted();
+                state.poller.on_claim_accepted();
                 self.delete_messages_of(claim);
             }
-            Refusal::Rejected if feed.has_accepted_claim => self.delete_messages_of(claim),
+            Refusal::Rejected if state.has_accepted_claim => self.delete_messages_of(claim),
             Refusal::Rejected => self.drain(ExitReason::Misconfigured, now),
             Refusal::Denied => {
-                let denied = feed.poller.on_claim_refused(refusal, now, &mut self.jitter);
+                let denied = state.poller.on_claim_refused(refusal, now, &mut self.jitter);
                 self.on_denied(source, denied, now);
             }
             Refusal::Throttled { .. } => {
-                feed.poller.on_claim_refused(refusal, now, &mut self.jitter);
+                state.poller.on_claim_refused(refusal, now, &mut self.jitter);
                 self.effects.push_back(Effect::Alert(Alert::Throttled { source }));
             }
             Refusal::Retry { .. } | Refusal::Full | Refusal::Stale => {
-                let before = feed.poller.consecutive_claim_failures();
-                feed.poller.on_claim_refused(refusal, now, &mut self.jitter);
-                let consecutive = feed.poller.consecutive_claim_failures();
+                let before = state.poller.consecutive_claim_failures();
+                state.poller.on_claim_refused(refusal, now, &mut self.jitter);
+                let consecutive = state.poller.consecutive_claim_failures();
                 if consecutive > before {
                     self.alert_repeated_failures(source, consecutive);
                 }
@@ -239,11 +239,11 @@ impl Worker {
         }
     }
 
-    /// Of a series of events an earlier one may have closed the claim.
+    /// An earlier event of a series may have closed the claim.
     pub(super) fn handle_claim_event(&mut self, claim: LocalToken, event: ClaimEvent, now: Instant) {
-        let Some(held) = self.claims.get_mut(&claim) else { return };
+        let Some(entry) = self.claims.get_mut(&claim) else { return };
         let mut actions = Vec::new();
-        held.state.handle(event, now, &mut self.jitter, &mut actions);
+        entry.state.handle(event, now, &mut self.jitter, &mut actions);
         self.perform(claim, actions, now);
         if self.claims.contains_key(&claim) {
             self.set_timer(claim);
@@ -251,12 +251,12 @@ impl Worker {
     }
 
     fn set_timer(&mut self, claim: LocalToken) {
-        let held = self.entry(claim);
-        let due = held.state.next_deadline();
-        if due == held.next_deadline {
+        let entry = self.entry(claim);
+        let due = entry.state.next_deadline();
+        if due == entry.next_deadline {
             return;
         }
-        if let Some(at) = core::mem::replace(&mut held.next_deadline, due) {
+        if let Some(at) = core::mem::replace(&mut entry.next_deadline, due) {
             self.timers.remove(&ClaimTimer { at, claim });
         }
         self.timers.extend(due.map(|at| ClaimTimer { at, claim }));
@@ -317,10 +317,10 @@ impl Worker {
 
     /// I7: a payload alive after its lease (a suspended host, a slow kill) may have overlapped with another worker's.
     fn alert_overlap(&mut self, claim: LocalToken, now: Instant) {
-        let held = self.entry(claim);
-        let late = held.state.lease().is_some_and(|lease| now >= lease.granted_until());
-        if late && !core::mem::replace(&mut held.overlap_alerted, true) {
-            let run = held.run.clone();
+        let entry = self.entry(claim);
+        let late = entry.state.lease().is_some_and(|lease| now >= lease.granted_until());
+        if late && !core::mem::replace(&mut entry.overlap_alerted, true) {
+            let run = entry.run.clone();
             self.effects.push_back(Effect::Alert(Alert::OverlapPossible { run }));
         }
     }
@@ -330,9 +330,9 @@ impl Worker {
         if self.launched >= self.policy.launched_max {
             return;
         }
-        let Some(slot) = self.claims.get_mut(&claim).and_then(|held| {
-            held.is_launched = held.slot.is_some();
-            held.slot.take()
+        let Some(slot) = self.claims.get_mut(&claim).and_then(|entry| {
+            entry.is_launched = entry.slot.is_some();
+            entry.slot.take()
         }) else {
             return;
         };
@@ -348,24 +348,24 @@ impl Worker {
     }
 
     fn close_claim(&mut self, claim: LocalToken, end: ClaimEnd) {
-        let Some(held) = self.claims.remove(&claim) else { unreachable!("{claim:?} is closed twice") };
-        let key = self.run_key(held.source, &held.run);
+        let Some(entry) = self.claims.remove(&claim) else { unreachable!("{claim:?} is closed twice") };
+        let key = self.run_key(entry.source, &entry.run);
         self.claims_by_run.remove(&key);
-        if let Some(at) = held.next_deadline {
+        if let Some(at) = entry.next_deadline {
             self.timers.remove(&ClaimTimer { at, claim });
         }
-        if held.state.is_granted() || held.state.is_recovered() {
+        if entry.state.is_granted() || entry.state.is_recovered() {
             let is_resolved = matches!(end, ClaimEnd::Reported(_) | ClaimEnd::AlreadyResolved(_));
             if is_resolved { &mut self.resolved_runs } else { &mut self.abandoned_runs }.insert(&key);
         }
-        self.launched -= u32::from(held.is_launched);
+        self.launched -= u32::from(entry.is_launched);
         match self.cleanup_pending.get_mut(&claim) {
             // I26: the slot is not reused while processes may remain.
-            Some(pending) => pending.slot = held.slot,
-            None => self.slots.release(held.slot),
+            Some(pending) => pending.slot = entry.slot,
+            None => self.slots.release(entry.slot),
         }
         // Unsettled messages become visible again.
-        for message in held.messages {
+        for message in entry.messages {
             self.drop_message(message);
         }
     }

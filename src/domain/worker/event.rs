@@ -47,7 +47,7 @@ pub struct RecoveredClaim {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// To be sent before the first [`Event::Tick`].
+    /// The caller sends it before the first [`Event::Tick`].
     ClaimsRecovered(Vec<RecoveredClaim>),
     /// A previous process did not read the answer of a claiming poll of this age. To be sent before the first
     /// [`Event::Tick`].
@@ -124,7 +124,7 @@ pub enum Event {
 pub struct OpenResult {
     /// Queue 0 is polled first.
     pub priority_queues: u16,
-    /// From when the call was sent; `None` is unlimited.
+    /// The lease counts from the time at which the call was sent; `None` is unlimited.
     pub usable_for: Option<Duration>,
 }
 
@@ -139,7 +139,7 @@ pub struct RecoveryResult {
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PollResult {
-    /// In the order received.
+    /// The messages in the order received.
     pub messages: Vec<ReceivedMessage>,
     pub claims: Vec<GrantedClaim>,
 }
@@ -195,7 +195,7 @@ pub enum Alert {
     DeleteFailed {
         id: Box<str>,
         count: u32,
-        /// Whether it is retried.
+        /// The call is repeated.
         retried: bool,
     },
     Denied {
@@ -268,7 +268,7 @@ impl ExitReason {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ExitReason {
     Drained,
-    /// Also after a drain that took too long.
+    /// All claims ended so, also after a drain that took too long.
     Released,
     /// No claim for `exit_when_idle`.
     Idle,

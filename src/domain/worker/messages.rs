@@ -63,11 +63,11 @@ impl Worker {
 
     /// I6: a further message about a claimed run makes no second claim; it shares the first one's answer.
     fn attach_message(&mut self, claim: LocalToken, message: LocalToken) {
-        let held = self.entry(claim);
-        if held.state.is_granted() {
+        let entry = self.entry(claim);
+        if entry.state.is_granted() {
             self.delete_message(message);
         } else {
-            held.messages.push(message);
+            entry.messages.push(message);
         }
     }
 

@@ -104,9 +104,9 @@ struct ClaimEntry {
     /// Its work runs elsewhere, and its slot was given back.
     is_launched: bool,
     state: ClaimState,
-    /// Whether the alert of I7 was raised.
+    /// The alert of I7 was raised.
     overlap_alerted: bool,
-    /// When its payload was started.
+    /// The time at which its payload was started.
     started_at: Option<Instant>,
     /// Deleted when the claim request is answered.
     messages: Vec<LocalToken>,
@@ -220,9 +220,9 @@ pub struct Worker {
 impl Worker {
     /// `seed` determines all jitter.
     pub fn new(policy: WorkerPolicy, sources: &[SourceSpec], seed: u64) -> Self {
-        let feed = |place: &SourceSpec| SourceState {
-            service: place.service,
-            poller: Poller::new(policy.poll_interval, place.capabilities),
+        let source_state = |spec: &SourceSpec| SourceState {
+            service: spec.service,
+            poller: Poller::new(policy.poll_interval, spec.capabilities),
             reserved_slots: Vec::new(),
             has_accepted_claim: false,
             has_polled: false,
@@ -241,7 +241,7 @@ impl Worker {
             host_health: HostHealth::default(),
             slots: Slots::new(policy.capacity),
             launched: 0,
-            sources: sources.iter().map(feed).collect(),
+            sources: sources.iter().map(source_state).collect(),
             claims: BTreeMap::new(),
             claims_by_run: BTreeMap::new(),
             cleanup_pending: BTreeMap::new(),
@@ -334,7 +334,7 @@ impl Worker {
                 self.set_availability(source, serving)
             }
             Event::HostProbed(condition) => self.host_health.on_probed(condition, now, &mut self.jitter),
-            Event::ResourcesMeasured(room) => self.on_resources_measured(room),
+            Event::ResourcesMeasured(resources) => self.on_resources_measured(resources),
             Event::WorkDirLost => self.on_work_dir_lost(),
             Event::Reconfigured(policy) => self.reconfigure(*policy),
             Event::Drain { deadline } => {
@@ -353,7 +353,7 @@ impl Worker {
         self.effects.pop_front()
     }
 
-    /// When to send [`Event::Tick`].
+    /// The time at which to send [`Event::Tick`].
     pub fn next_deadline(&self) -> Option<Instant> {
         if self.mode == Mode::Exited {
             return None;
@@ -381,7 +381,7 @@ impl Worker {
 }
 
 impl SourceState {
-    /// When it is polled, if it waits for that time.
+    /// The time of its next poll, if it waits for that.
     pub fn next_poll_at(&self, now: Instant) -> Option<Instant> {
         match self.poller.next_call(now) {
             NextCall::NotBefore(at) if self.availability == ServiceAvailability::Up => Some(at),

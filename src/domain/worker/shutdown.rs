@@ -14,7 +14,7 @@ impl Worker {
             self.exit = exit;
             // I22: a claim that is not granted yet is released when it is, and not requested again.
             let asked: Vec<LocalToken> =
-                self.claims.iter().filter(|(_, held)| !held.state.is_granted()).map(|(claim, _)| *claim).collect();
+                self.claims.iter().filter(|(_, entry)| !entry.state.is_granted()).map(|(claim, _)| *claim).collect();
             for claim in asked {
                 self.handle_claim_event(claim, ClaimEvent::Release { deadline: None }, now);
             }
@@ -66,7 +66,7 @@ impl Worker {
         self.exit = exit;
     }
 
-    /// When running payloads are stopped for a known termination.
+    /// The time at which running payloads are stopped for a known termination.
     fn release_at(&self) -> Option<Instant> {
         self.host_terminates_at.and_then(|deadline| {
             self.policy.on_termination_notice.release_at(deadline, self.policy.claim.termination_grace)
@@ -79,8 +79,8 @@ impl Worker {
     }
 
     fn release_matching(&mut self, which: impl Fn(&ClaimState) -> bool, deadline: Option<Instant>, now: Instant) {
-        let those = self.claims.iter().filter(|(_, held)| which(&held.state));
-        let claims: Vec<(LocalToken, SourceId)> = those.map(|(claim, held)| (*claim, held.source)).collect();
+        let those = self.claims.iter().filter(|(_, entry)| which(&entry.state));
+        let claims: Vec<(LocalToken, SourceId)> = those.map(|(claim, entry)| (*claim, entry.source)).collect();
         for (claim, source) in claims {
             if self.sources[source.index()].poller.is_long_polling() {
                 self.handle_claim_event(claim, ClaimEvent::PollStarted, now);
@@ -94,7 +94,7 @@ impl Worker {
         if !self.awaited_polls.remove(&source) && self.mode == Mode::Running {
             return;
         }
-        let of_source = self.claims.iter().filter(|(_, held)| held.source == source);
+        let of_source = self.claims.iter().filter(|(_, entry)| entry.source == source);
         let claims: Vec<LocalToken> = of_source.map(|(claim, _)| *claim).collect();
         for claim in claims {
             self.handle_claim_event(claim, ClaimEvent::PollEnded, now);
@@ -144,7 +144,7 @@ impl Worker {
 
     fn exit_if_done(&mut self, now: Instant) {
         self.past_deadline |= self.release_deadline().is_some_and(|deadline| now >= deadline);
-        let polling = self.sources.iter().any(|feed| feed.poller.is_polling());
+        let polling = self.sources.iter().any(|source| source.poller.is_polling());
         if self.claims.is_empty() && (self.past_deadline || (!polling && self.messages.is_empty())) {
             self.exit_with(self.exit);
         }

@@ -22,10 +22,10 @@ impl Worker {
         answer: Result<OpenResult, Refusal>,
         now: Instant,
     ) {
-        let feed = &mut self.sources[source.index()];
+        let state = &mut self.sources[source.index()];
         match answer {
-            Ok(lanes) => {
-                feed.poller.on_opened(lanes.priority_queues, lanes.usable_for.map(|span| sent_at.plus(span)), now);
+            Ok(opened) => {
+                state.poller.on_opened(opened.priority_queues, opened.usable_for.map(|span| sent_at.plus(span)), now);
                 self.retry_stale_deletes(source, now);
             }
             Err(refusal) => self.on_refusal(source, refusal, now),
@@ -33,22 +33,22 @@ impl Worker {
     }
 
     pub(super) fn on_polled(&mut self, source: SourceId, answer: Result<PollResult, Refusal>, now: Instant) {
-        let feed = &mut self.sources[source.index()];
-        let mut slots = core::mem::take(&mut feed.reserved_slots);
+        let state = &mut self.sources[source.index()];
+        let mut slots = core::mem::take(&mut state.reserved_slots);
         match answer {
             Ok(result) => {
-                let claims = feed.poller.capabilities().long_poll;
-                feed.has_accepted_claim |= claims;
-                feed.has_polled = true;
+                let claims = state.poller.capabilities().long_poll;
+                state.has_accepted_claim |= claims;
+                state.has_polled = true;
                 let lost = if claims { result.messages.len() } else { 0 };
                 if lost > 0 {
-                    feed.poller.request_recovery();
+                    state.poller.request_recovery();
                 }
                 if lost > 0 && result.claims.is_empty() {
                     // Each further poll may cost one more claim: no faster than after any other failure.
-                    feed.poller.on_refused(Refusal::Retry { retry_after: None }, now, &mut self.jitter);
+                    state.poller.on_refused(Refusal::Retry { retry_after: None }, now, &mut self.jitter);
                 } else {
-                    feed.poller.on_answered(result.messages.len() + result.claims.len(), now, &mut self.jitter);
+                    state.poller.on_answered(result.messages.len() + result.claims.len(), now, &mut self.jitter);
                 }
                 // I13: of several receptions of one message in a batch, the last one has the valid receipt.
                 let latest: BTreeMap<Box<str>, LocalToken> =
@@ -74,23 +74,23 @@ impl Worker {
     }
 
     pub(super) fn on_recovered(&mut self, source: SourceId, answer: Result<RecoveryResult, Refusal>, now: Instant) {
-        let feed = &mut self.sources[source.index()];
+        let state = &mut self.sources[source.index()];
         match answer {
             Ok(RecoveryResult { claims, error: missed, foreign_claims: others }) => {
                 // I28: a claim of a previous process may have run already, so it is released, never resumed. A claim
                 // from a lost reply of this process has not.
                 let began = self.started_at.unwrap_or(now);
                 let fresh = matches!(
-                    feed.poller.unread_poll(),
+                    state.poller.unread_poll(),
                     Some(UnreadPoll::Sent(at)) if at >= began.plus(CLOCK_SKEW_MAX)
                 );
-                if core::mem::replace(&mut feed.foreign_claims, others) < others {
+                if core::mem::replace(&mut state.foreign_claims, others) < others {
                     self.effects.push_back(Effect::Alert(Alert::DuplicateWorkerId { source, claims: others }));
                 }
                 match missed {
-                    None => feed.poller.on_answered(claims.len(), now, &mut self.jitter),
+                    None => state.poller.on_answered(claims.len(), now, &mut self.jitter),
                     Some(refusal) => {
-                        feed.poller.on_refused(refusal, now, &mut self.jitter);
+                        state.poller.on_refused(refusal, now, &mut self.jitter);
                     }
                 }
                 for one in claims {
@@ -103,23 +103,23 @@ impl Worker {
                 }
             }
             Err(refusal) => {
-                feed.poller.on_refused(refusal, now, &mut self.jitter);
+                state.poller.on_refused(refusal, now, &mut self.jitter);
             }
         }
     }
 
     fn on_refusal(&mut self, source: SourceId, refusal: Refusal, now: Instant) {
-        let feed = &mut self.sources[source.index()];
-        let denied = feed.poller.on_refused(refusal, now, &mut self.jitter);
+        let state = &mut self.sources[source.index()];
+        let denied = state.poller.on_refused(refusal, now, &mut self.jitter);
         match refusal {
             Refusal::Denied => self.on_denied(source, denied, now),
             Refusal::Throttled { .. } => self.effects.push_back(Effect::Alert(Alert::Throttled { source })),
             // A poll that succeeded before shows that our requests are valid; this failure is transient.
-            Refusal::Rejected if !feed.has_accepted_claim && !feed.has_polled => {
+            Refusal::Rejected if !state.has_accepted_claim && !state.has_polled => {
                 self.drain(ExitReason::Misconfigured, now)
             }
             Refusal::Retry { .. } | Refusal::Full | Refusal::Gone | Refusal::Rejected | Refusal::Stale => {
-                let consecutive = feed.poller.consecutive_failures();
+                let consecutive = state.poller.consecutive_failures();
                 self.alert_repeated_failures(source, consecutive);
             }
         }
@@ -147,10 +147,11 @@ impl Worker {
             .sources
             .iter()
             .enumerate()
-            .filter(|(_, feed)| {
-                feed.is_pollable() && !matches!(feed.poller.next_call(now), NextCall::InFlight | NextCall::NotBefore(_))
+            .filter(|(_, state)| {
+                state.is_pollable()
+                    && !matches!(state.poller.next_call(now), NextCall::InFlight | NextCall::NotBefore(_))
             })
-            .map(|(index, feed)| (feed.poller.ready_since(), index))
+            .map(|(index, state)| (state.poller.ready_since(), index))
             .collect();
         due.sort_unstable();
         let mut waiting = u32::try_from(due.len()).unwrap_or(u32::MAX);
@@ -163,34 +164,34 @@ impl Worker {
     fn start_call(&mut self, index: usize, waiting: u32, now: Instant) {
         let source = SourceId::from_index(index);
         let allowed = self.claim_allowance();
-        let feed = &mut self.sources[index];
-        match feed.poller.next_call(now) {
+        let state = &mut self.sources[index];
+        match state.poller.next_call(now) {
             NextCall::Open => {
-                feed.poller.on_open_sent();
+                state.poller.on_open_sent();
                 self.effects.push_back(Effect::Open(source));
             }
             NextCall::Recover => {
-                feed.poller.on_recovery_sent();
-                let ours = |key: &&RunKey| key.service == feed.service;
+                state.poller.on_recovery_sent();
+                let ours = |key: &&RunKey| key.service == state.service;
                 let known = self
                     .claims_by_run
                     .keys()
                     .chain(self.resolved_runs.iter())
                     .chain(self.abandoned_runs.iter())
                     .filter(ours);
-                let held: Vec<Run> = known.map(|key| key.run.clone()).collect();
-                let unread = feed.poller.unread_poll();
+                let known_runs: Vec<Run> = known.map(|key| key.run.clone()).collect();
+                let unread = state.poller.unread_poll();
                 let newer_than = unread.map(|poll| poll.age(now).saturating_add(CLOCK_SKEW_MAX));
-                self.effects.push_back(Effect::Recover { source, known_runs: held, newer_than });
+                self.effects.push_back(Effect::Recover { source, known_runs, newer_than });
             }
             NextCall::Poll(queue) => {
                 let share = self.slots.free().div_ceil(waiting.max(1)).min(POLL_MAX).min(allowed);
                 if share == 0 {
-                    feed.poller.on_no_free_slot();
+                    state.poller.on_no_free_slot();
                     return;
                 }
-                feed.reserved_slots = self.slots.reserve(share);
-                feed.poller.on_poll_sent(queue, now);
+                state.reserved_slots = self.slots.reserve(share);
+                state.poller.on_poll_sent(queue, now);
                 let max = u8::try_from(share).unwrap_or(u8::MAX);
                 self.effects.push_back(Effect::Poll { source, queue, max });
             }

@@ -18,7 +18,7 @@ pub(super) struct HeldPod {
     pub(super) version: Mutex<String>,
 }
 
-/// By their names.
+/// The pods by their names.
 #[derive(Default)]
 pub(super) struct HeldPods(Mutex<BTreeMap<Box<str>, Arc<HeldPod>>>);
 

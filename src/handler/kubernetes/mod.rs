@@ -40,7 +40,7 @@ use pod_manifest::{HANDLER, PodName, TASK};
 
 /// Before a pod is created again for which there is no quota.
 const QUOTA_RETRY: Duration = Duration::from_secs(30);
-/// Until a pod that was deleted is gone.
+/// The interval of looks until a pod that was deleted is gone.
 const DELETE_CHECK: Duration = Duration::from_secs(2);
 /// Beyond the limits of the phases: the cluster ends a pod that no worker looks after.
 const ORPHAN_GRACE: Duration = Duration::from_secs(600);
@@ -107,7 +107,7 @@ impl Kubernetes {
     ///
     /// # Errors
     ///
-    /// If there is none at its path, or it cannot be read.
+    /// Fails if there is no template at its path, or it cannot be read.
     pub fn new(name: &str, config: KubernetesHandler) -> Result<Self, HandlerConfigError> {
         let read = |path: &std::path::Path| {
             let text = std::fs::read_to_string(path).map_err(|error| error.to_string());
@@ -158,7 +158,7 @@ impl Kubernetes {
         Ok(list.items.unwrap_or_default())
     }
 
-    /// Whether it was there.
+    /// Returns true if the pod was there.
     async fn delete(&self, pod: &str) -> Result<bool, KubernetesError> {
         self.client.delete(&PODS, pod, &json!({})).await
     }

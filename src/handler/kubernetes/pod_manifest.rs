@@ -14,11 +14,11 @@ use crate::task::Results;
 
 /// Of pods: a hash of the task. It tells the pods of this worker's tasks from others of the same name.
 pub(super) const TASK: &str = "journeyman/task";
-/// Of pods: the attempt of the task and the launch within it.
+/// The annotation of pods with the attempt of the task and the launch within it.
 const LAUNCH: &str = "journeyman/launch";
-/// Of pods: the handler, whose ended pods are removed.
+/// The label of pods with the handler, whose ended pods are removed.
 pub(super) const HANDLER: &str = "journeyman/handler";
-/// Where the task directory is in the container.
+/// The place of the task directory in the container.
 const TASK_DIR: &str = "/task";
 const WORK_VOLUME: &str = "journeyman-work";
 const NAME_HASH_DIGITS: usize = 20;

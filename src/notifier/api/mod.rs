@@ -35,9 +35,9 @@ pub(super) struct Api {
 }
 
 pub(crate) struct Tokens {
-    /// For everything.
+    /// The token that may do everything.
     pub(crate) write: BearerToken,
-    /// For what changes nothing.
+    /// The token that may only read.
     pub(crate) read: Option<BearerToken>,
 }
 

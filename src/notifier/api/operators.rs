@@ -29,7 +29,7 @@ pub(super) async fn status(State(api): State<Arc<Api>>, headers: HeaderMap) -> A
     Ok(Json(api.status().await?))
 }
 
-/// With each change.
+/// The note that may come with each change.
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Change {
@@ -37,14 +37,14 @@ pub(super) struct Change {
     seconds: Option<u64>,
     /// Why.
     note: Option<String>,
-    /// Of the head that is skipped.
+    /// The position of the head that is skipped.
     position: Option<i64>,
 }
 
 impl Change {
     /// # Errors
     ///
-    /// If the note cannot be shown in a line.
+    /// Fails if the note cannot be shown in a line.
     fn check(self) -> Result<Self, Refused> {
         let is_good = |note: &String| note.len() <= NOTIFIER_NAME_BYTES_MAX && !note.contains(char::is_control);
         if self.note.as_ref().is_none_or(is_good) {
@@ -110,7 +110,7 @@ pub(super) async fn remove_endpoint(
     Ok(Json(json!({ "endpoint": name, "done": "removed" })))
 }
 
-/// In a lane of its own.
+/// An event in a lane of its own.
 fn test_event() -> Event {
     let id = Uuid::new_v4().to_string();
     let data = to_raw_value(&json!({ "test": true })).unwrap_or_else(|_| RawValue::NULL.to_owned());

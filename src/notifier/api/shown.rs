@@ -24,9 +24,9 @@ pub(crate) struct Console {
 /// What a notifier shows.
 pub(crate) struct Shown {
     pub(crate) status: Status,
-    /// By this node.
+    /// What this node has counted.
     pub(crate) counted: Counted,
-    /// Whether the caller may read what follows.
+    /// The caller may read what follows.
     pub(crate) is_read: bool,
     pub(crate) lanes: Vec<LaneRow>,
     pub(crate) attempts: Vec<AttemptRow>,

@@ -83,9 +83,9 @@ pub(crate) struct DeliveryRequest {
     pub(crate) webhook_id: WebhookId,
     /// The time of the attempt, since 1970.
     pub(crate) at: Duration,
-    /// Of the endpoint and of the lane; may be secret.
+    /// The headers of the endpoint and of the lane; they may be secret.
     pub(crate) headers: HeaderMap,
-    /// Unless `headers` has one.
+    /// The content type, unless `headers` has one.
     pub(crate) content_type: HeaderValue,
     pub(crate) body: Bytes,
     /// Each signs; the message is not signed if there are none.
@@ -103,7 +103,7 @@ pub(crate) struct AttemptResult {
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
-    /// From the time of the attempt on.
+    /// The pause that the receiver asks for, from the time of the attempt on.
     pub(crate) retry_after: Option<Duration>,
     pub(crate) control: Option<Control>,
     /// The beginning of the body.
@@ -130,7 +130,7 @@ impl Sender {
     ///
     /// # Errors
     ///
-    /// If a file or the proxy's URL cannot be used.
+    /// Fails if a file or the proxy's URL cannot be used.
     pub(crate) fn new(config: SenderConfig) -> Result<Self, InvalidSenderConfig> {
         Self::with_lookup(config, system_lookup())
     }

@@ -46,7 +46,7 @@ impl FromStr for WebhookId {
 }
 
 impl WebhookId {
-    /// Of 16 bytes at least.
+    /// The hash has 16 bytes at least.
     pub(in crate::notifier) fn of_hash(hash: &[u8]) -> Self {
         let text = format!("evt_{}", hex::encode(hash.get(..16).unwrap_or(hash)));
         // Letters, digits and `_`.
@@ -141,7 +141,7 @@ pub(super) fn sign(
 /// What a receiver finds out about a signature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Signed {
-    /// By one of its keys, in this version.
+    /// One of its keys has signed, in this version.
     By(&'static str),
     Wrongly,
     TooOld,

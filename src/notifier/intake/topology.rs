@@ -57,7 +57,7 @@ pub(crate) struct Topology {
 impl Topology {
     /// # Errors
     ///
-    /// If the name is too long.
+    /// Fails if the name is too long.
     pub(crate) fn new(exchange: &str, shards: u16) -> Result<Self, NameTooLong> {
         let name = |suffix: &str| to_short_string("the name of a queue", &format!("{exchange}{suffix}"));
         let shard = |number: u16| name(&format!(".{number:03}"));
@@ -88,7 +88,7 @@ impl Topology {
     ///
     /// # Errors
     ///
-    /// If something exists that differs, or the broker refuses.
+    /// Fails if something exists that differs, or the broker refuses.
     pub(crate) async fn set_up(&self, broker: &Broker, connection: &Connection) -> Result<(), TopologyError> {
         let look = Look { broker, connection };
         let (Some(first), Some(last)) = (self.shards.first(), self.shards.last()) else { return Ok(()) };
@@ -117,7 +117,7 @@ impl Topology {
             ("x-single-active-consumer", AMQPValue::Boolean(true)),
             ("x-dead-letter-exchange", text(self.dead.as_str())),
             ("x-dead-letter-strategy", text("at-least-once")),
-            // At least once needs it.
+            // Delivery at least once needs it.
             ("x-overflow", text("reject-publish")),
         ] {
             table.insert(name.into(), value);

@@ -14,7 +14,7 @@ use sha2::{Digest as _, Sha256};
 use super::targets::Target;
 use crate::notify::Event;
 
-/// Of the HMAC, so that the queue of any URL has a short name.
+/// The bytes that are kept of the HMAC, so that the queue of any URL has a short name.
 const KEY_BYTES: usize = 16;
 
 /// The secret that publishers and the notifier share.
@@ -24,7 +24,7 @@ pub(crate) struct UrlKey(Hmac<Sha256>);
 impl UrlKey {
     /// # Errors
     ///
-    /// If it is empty.
+    /// Fails if it is empty.
     pub(crate) fn new(secret: &str) -> Result<Self, &'static str> {
         match Hmac::new_from_slice(secret.as_bytes()) {
             Ok(mac) if !secret.is_empty() => Ok(Self(mac)),

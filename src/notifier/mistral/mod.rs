@@ -34,17 +34,17 @@ use journeyman_domain::limits::{
 use journeyman_platform::amqp::management::{BrokerPolicy, Management, ManagementError};
 use journeyman_platform::amqp::{self, Broker, header_table, headers};
 
-/// Where messages go that are no events.
+/// The queue for messages that are no events.
 const DEAD: &str = "journeyman.dead";
 /// An exclusive queue of the notifier that takes the messages.
 const LOCK: &str = "journeyman.lock";
 const EVENTS: &str = "amq.rabbitmq.event";
 
 pub(crate) struct MistralConfig {
-    /// In the vhost of the queues.
+    /// The broker in the vhost of the queues.
     pub(crate) broker: Broker,
     pub(crate) management: Management,
-    /// In the vhost where RabbitMQ publishes its own events.
+    /// The broker in the vhost where RabbitMQ publishes its own events.
     pub(crate) events: Broker,
     pub(crate) url_key: UrlKey,
     /// How long nothing has to come after `end` before a queue is deleted; `None` deletes none.

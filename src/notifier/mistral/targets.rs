@@ -10,15 +10,15 @@ use crate::notifier::registry::{EndpointSettings, InvalidEndpoint};
 use journeyman_domain::lane::retry::OnExhausted;
 use journeyman_domain::limits::{NOTIFIER_TARGET_TIMEOUT, NOTIFIER_TARGETS_MAX};
 
-/// Of the names of such endpoints.
+/// The beginning of the names of such endpoints.
 pub(super) const PREFIX: &str = "mistral-";
 
-/// Whether an endpoint is one that a message has named.
+/// True for an endpoint that a message has named.
 pub(in crate::notifier) fn is_target(endpoint: &str) -> bool {
     endpoint.starts_with(PREFIX)
 }
 
-/// Where a publisher wants an event to be delivered.
+/// The address to which a publisher wants an event to be delivered.
 #[derive(PartialEq, Eq)]
 pub(super) struct Target {
     url: String,
@@ -41,7 +41,7 @@ pub(super) enum TargetError {
 impl Target {
     /// # Errors
     ///
-    /// If a header would become two.
+    /// Fails if a header would become two.
     pub(super) fn new(url: String, headers: &BTreeMap<String, String>) -> Result<Self, &'static str> {
         let line = |(name, value): (&String, &String)| format!("{name}: {value}\n");
         if headers

@@ -94,7 +94,7 @@ macro_rules! transaction {
 impl Store {
     /// # Errors
     ///
-    /// If the database cannot be used.
+    /// Fails if the database cannot be used.
     pub(crate) fn open(db: &Db) -> Result<(Self, watch::Receiver<StoreStatus>), OpenError> {
         let running = Database::open(db, &sqlite::SCHEMA)?.start(Tables, Handle::current())?;
         // One process has the file: it begins with what the one before it had.
@@ -141,7 +141,7 @@ impl Store {
         transaction!(self, move |db| statements::add(db, &events, now)).inspect(|_| self.tell(|hints| &hints.stored))
     }
 
-    /// Of these endpoints, unless a later epoch has begun.
+    /// Closes the lanes of these endpoints, unless a later epoch has begun.
     pub(crate) async fn close_lanes(&self, endpoints: &str, key: &str, epoch: u32) -> Result<(), StoreFailure> {
         let (endpoints, key) = (format!("{endpoints}%"), key.to_owned());
         transaction!(self, move |db| statements::close_lanes(db, &endpoints, &key, epoch))

@@ -56,13 +56,13 @@ pub(crate) enum LaneChange {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(crate) struct Counts {
     pub(crate) lanes: u32,
-    /// Of them.
+    /// The lanes among them that are parked.
     pub(crate) parked: u32,
     pub(crate) paused: u32,
     pub(crate) messages: i64,
     /// Since when the oldest head waits.
     pub(crate) oldest: Option<Stamp>,
-    /// When the first head is due, if the endpoint lets it.
+    /// The time at which the first head is due, if the endpoint lets it.
     pub(crate) next_due: Option<Stamp>,
 }
 
@@ -85,14 +85,14 @@ pub(crate) struct LaneRow {
     pub(crate) state: String,
     pub(crate) note: Option<String>,
     pub(crate) epoch: u32,
-    /// Of the last message.
+    /// The number of the last message.
     pub(crate) seq: i64,
     /// The first message that waits.
     pub(crate) head: i64,
     pub(crate) waiting: i64,
     pub(crate) attempts: u32,
     pub(crate) due_at: Option<Stamp>,
-    /// When the head came.
+    /// The time at which the head came.
     pub(crate) head_since: Option<Stamp>,
     pub(crate) head_type: Option<String>,
 }
@@ -121,7 +121,7 @@ pub(crate) struct AttemptRow {
 #[serde(deny_unknown_fields)]
 pub(crate) struct ReplayFilter {
     pub(crate) endpoint: String,
-    /// When their events came.
+    /// The earliest time at which their events came.
     pub(crate) since: Option<Timestamp>,
     pub(crate) until: Option<Timestamp>,
     pub(crate) key: Option<String>,
@@ -346,7 +346,7 @@ pub(super) async fn end_pauses(db: &mut Tx<'_>, now: Stamp) -> Result<u64> {
     .await
 }
 
-/// From these tables, where these conditions hold.
+/// Counts rows from these tables where these conditions hold.
 macro_rules! matching {
     () => {
         "lane JOIN message ON message.lane = lane.id JOIN event ON event.id = message.event

@@ -77,7 +77,7 @@ impl PostgresPool {
     ///
     /// # Errors
     ///
-    /// If the URL or the certificates cannot be used.
+    /// Fails if the URL or the certificates cannot be used.
     pub(crate) fn new(url: &str, ca: Option<&Path>, options: &str) -> Result<Self, PostgresError> {
         // The error of the parser may quote the URL.
         let invalid =
@@ -120,7 +120,7 @@ impl Postgres {
     ///
     /// # Errors
     ///
-    /// If the URL, the certificates or the database cannot be used.
+    /// Fails if the URL, the certificates or the database cannot be used.
     pub(crate) async fn open(url: &str, ca: Option<&Path>) -> Result<Self, PostgresError> {
         let connections = PostgresPool::new(url, ca, &format!("-c search_path={SCHEMA}"))?;
         let postgres = Self { connections, told: Arc::default() };

@@ -130,7 +130,7 @@ impl Field for String {
     fn of(value: Value) -> Result<Self, Value> {
         match value {
             Value::Text(text) => Ok(text),
-            // Of a receiver.
+            // The bytes come from a receiver.
             Value::Bytes(bytes) => Ok(Self::from_utf8_lossy(&bytes).into_owned()),
             Value::Null | Value::Int(_) => Err(value),
         }

@@ -19,7 +19,7 @@ type Result<T> = std::result::Result<T, SqlError>;
 /// What became of an event that was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Added {
-    /// In so many lanes.
+    /// The event is stored in so many lanes.
     Stored { lanes: usize },
     /// The source has sent it before.
     Duplicate,
@@ -29,7 +29,7 @@ pub(crate) enum Added {
 #[derive(Debug)]
 pub(crate) struct Head {
     pub(crate) lane: LaneId,
-    /// Of the lane's partition.
+    /// The token of the lane's partition.
     pub(crate) token: i64,
     pub(crate) key: String,
     pub(crate) position: i64,
@@ -130,7 +130,7 @@ async fn append(db: &mut Tx<'_>, endpoint: &str, event: &Event, id: i64, now: St
     db.execute(insert, values![lane, tail, epoch, seq, id]).await.map(drop)
 }
 
-/// Unless a later epoch has begun.
+/// Closes the lanes, unless a later epoch has begun.
 pub(super) async fn close_lanes(db: &mut Tx<'_>, endpoints: &str, key: &str, epoch: u32) -> Result<()> {
     db.execute(
         "UPDATE lane SET closed_epoch = epoch WHERE key = $1 AND epoch <= $2

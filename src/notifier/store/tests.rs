@@ -55,7 +55,7 @@ async fn fresh_database() -> Option<String> {
     Some(format!("{base}/{name}"))
 }
 
-/// Of the server.
+/// The certificate of the server.
 fn ca() -> Option<std::path::PathBuf> {
     std::env::var_os("JOURNEYMAN_TEST_POSTGRES_CA").map(Into::into)
 }

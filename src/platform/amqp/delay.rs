@@ -26,7 +26,7 @@ const LEVELS: u32 = 17;
 pub const DELAY_MAX: Duration = Duration::from_secs((1 << LEVELS) - 1);
 /// A delay is rounded up to so many binary digits, so that a message passes at most as many queues.
 const DIGITS: u32 = 3;
-/// When a message may arrive, in milliseconds since 1970.
+/// The header with the time at which a message may arrive, in milliseconds since 1970.
 pub const NOT_BEFORE: &str = "jm-not-before";
 const PRECONDITION_FAILED: u16 = 406;
 
@@ -115,7 +115,7 @@ impl DelayQueues {
     ///
     /// # Errors
     ///
-    /// If there is no such queue.
+    /// Fails if there is no such queue.
     pub async fn lead_to(&self, connection: &Connection, queue: &str) -> Result<(), CallError> {
         let binding = async {
             let channel = connection.create_channel().await?;

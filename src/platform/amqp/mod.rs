@@ -73,7 +73,7 @@ pub struct InvalidBrokerConfig(String);
 #[derive(Clone)]
 pub struct Broker {
     uri: AMQPUri,
-    /// In seconds, where the address sets none.
+    /// The heartbeat in seconds, where the address sets none.
     default_heartbeat: u16,
     display_url: String,
     settings: BrokerConfig,
@@ -127,7 +127,7 @@ impl Broker {
     ///
     /// # Errors
     ///
-    /// If the name is too long.
+    /// Fails if the name is too long.
     pub fn in_vhost(mut self, vhost: &str) -> Result<Self, NameTooLong> {
         to_short_string("the name of a vhost", vhost)?;
         vhost.clone_into(&mut self.uri.vhost);
@@ -207,7 +207,7 @@ impl Broker {
         ended.map_err(|error| self.call_error(operation, &error))
     }
 
-    /// As [`Broker::bounded`], with the broker's reply code.
+    /// Bounds a call as [`Broker::bounded`] does; an error has the broker's reply code.
     pub async fn bounded_or_code<T>(
         &self,
         operation: &str,

@@ -95,7 +95,7 @@ pub(crate) fn crash_due(name: &str) -> bool {
     trigger.is_some_and(|trigger| trigger.remaining_hits.fetch_sub(1, Ordering::Relaxed) == 1)
 }
 
-/// As kill -9: no destructor runs, no buffer is flushed.
+/// Ends the process like `kill -9`: no destructor runs, no buffer is flushed.
 pub fn crash() {
     rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).ok();
     std::process::abort();

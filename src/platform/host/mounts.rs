@@ -44,7 +44,7 @@ fn mount_points_below(table: &[u8], dir: &Path) -> Vec<PathBuf> {
     points
 }
 
-/// Whether anything is mounted at or below a directory.
+/// True if anything is mounted at or below a directory.
 pub(super) fn is_mounted_below(dir: &Path) -> io::Result<bool> {
     Ok(!mount_points_below(&mount_table()?, &dir.canonicalize()?).is_empty())
 }

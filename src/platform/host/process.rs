@@ -15,7 +15,7 @@ use tokio::io::unix::AsyncFd;
 
 use journeyman_domain::limits::{DESCENT_ATTEMPTS_MAX, DESCENT_DEPTH_MAX, PROCESS_ENVIRONMENT_BYTES_MAX};
 
-/// For state whose changes the kernel does not announce.
+/// The interval of looks at state whose changes the kernel does not announce.
 pub const PROCESS_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How long to wait for a process before it is checked again: its PID may have been reused.
@@ -28,7 +28,7 @@ pub struct ProcessStat {
     pub state: ProcessState,
     pub parent: i32,
     pub group: i32,
-    /// In clock ticks since boot.
+    /// The start in clock ticks since boot.
     pub start_ticks: u64,
 }
 
@@ -153,7 +153,7 @@ pub(crate) fn poll_blocking(timeout: Duration, mut condition: impl FnMut() -> bo
     false
 }
 
-/// In bytes; `None` if the process has ended.
+/// The memory in bytes; `None` if the process has ended.
 pub(crate) fn resident_memory(pid: i32) -> Option<u64> {
     parse_resident_memory(&String::from_utf8_lossy(&std::fs::read(format!("/proc/{pid}/status")).ok()?))
 }

@@ -60,7 +60,7 @@ pub async fn run(mut command: Command, input: &[u8]) -> io::Result<ProgramOutput
 }
 
 impl ProgramOutput {
-    /// Of a program that says the reason first and advice after it.
+    /// The line of a program that says the reason first and advice after it.
     pub fn first_error(&self) -> String {
         self.describe(self.stderr.lines().next())
     }

@@ -43,7 +43,7 @@ impl ServiceManager {
         sent.is_ok()
     }
 
-    /// With the service manager's end of the socket.
+    /// Returns the service manager's end of the socket too.
     pub fn pair(watchdog: Option<Duration>) -> io::Result<(Self, UnixDatagram)> {
         let (socket, received) = UnixDatagram::pair()?;
         received.set_nonblocking(true)?;

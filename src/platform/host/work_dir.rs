@@ -142,7 +142,7 @@ pub fn create_task_dir(path: &Path) -> io::Result<()> {
     }
 }
 
-/// For a removal or a rename of a file that may be missing.
+/// The file of a removal or a rename may be missing.
 pub fn ignore_missing(error: io::Error) -> io::Result<()> {
     if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
 }
@@ -301,7 +301,7 @@ mod tests {
         assert!(task.join("b/inner/file").exists());
         remove_tree(&task).unwrap();
         assert!(!task.exists() && inner.join("file").exists());
-        // Also under another mount of the tree, or covered by a later one.
+        // The mount is also under another mount of the tree, or covered by a later one.
         rustix::mount::mount_bind(&precious, &inner).unwrap();
         let table = || String::from_utf8(crate::host::mounts::mount_table().unwrap()).unwrap();
         let shared_mounts: Vec<String> = table().lines().map(ToOwned::to_owned).collect();

@@ -21,14 +21,14 @@ impl BearerToken {
         Self(Sha256::digest(text).into())
     }
 
-    /// Whether the request has it; `None` if it has none.
+    /// Tells if the request has it; `None` if the request has no token.
     pub fn is_in(&self, headers: &HeaderMap) -> Option<bool> {
         let text = headers.get(AUTHORIZATION)?.to_str().unwrap_or_default();
         let (scheme, given) = text.split_once(' ')?;
         scheme.eq_ignore_ascii_case("bearer").then(|| self.matches(given.trim()))
     }
 
-    /// In constant time.
+    /// Compares in constant time.
     fn matches(&self, token: &str) -> bool {
         let other: [u8; 32] = Sha256::digest(token).into();
         self.0.iter().zip(other).fold(0, |bits, (own, other)| black_box(bits | (own ^ other))) == 0

@@ -46,7 +46,7 @@ pub struct Limits {
     pub connections_max: usize,
     /// Of one peer. Beyond it, the peer's oldest idle connection is closed, or else the new one.
     pub connections_per_peer_max: usize,
-    /// For the head of a request.
+    /// The time that the head of a request may take.
     pub head_timeout: Duration,
     /// `None` if responses may stream for any time; then a connection that has sent a request is never evicted.
     pub connection_age_max: Option<Duration>,

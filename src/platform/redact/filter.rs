@@ -20,15 +20,15 @@ pub(super) enum StreamEnd {
 pub struct RedactFilter {
     /// Bytes to look behind at, then undecided bytes.
     bytes: Vec<u8>,
-    /// Whether each of `bytes` is covered.
+    /// Tells for each of `bytes` if it is covered.
     covered: Vec<bool>,
     /// The first undecided place in `bytes`.
     position: usize,
     emitted: usize,
     tail: Option<MatchTail>,
-    /// Where the match of the last pattern ends, as far as it is known.
+    /// The end of the last pattern's match, as far as it is known.
     tail_to: usize,
-    /// Whether the last byte that was emitted was covered.
+    /// The last byte that was emitted was covered.
     in_redaction: bool,
     redaction_count: u64,
 }

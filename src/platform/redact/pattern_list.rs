@@ -5,7 +5,7 @@
 pub(super) enum Covers {
     /// All but the byte before.
     Token,
-    /// From the byte that completes the shortest match.
+    /// The secret begins with the byte that completes the shortest match.
     Value,
     /// Between `://` and the `@` that ends the match.
     UserInfo,

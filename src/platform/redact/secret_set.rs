@@ -26,7 +26,7 @@ struct Entry {
 #[derive(Clone)]
 pub struct SecretSet {
     by_prefix: BTreeMap<[u8; PREFIX_BYTES], Vec<Entry>>,
-    /// For each pair of bytes, whether an encoding starts with it.
+    /// Tells for each pair of bytes if an encoding starts with it.
     pairs: Box<[bool]>,
     last_id: u64,
     bytes: usize,

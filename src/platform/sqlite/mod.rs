@@ -116,7 +116,7 @@ impl<O: Owner> Store<O> {
         answer.await.map_err(|_| stopped::<O>())?
     }
 
-    /// For a job that does more than [`Store::execute`] allows.
+    /// Takes a job that does more than [`Store::execute`] allows.
     pub async fn send(&self, job: Job<O>) -> Result<(), O::Error> {
         self.jobs.send(job).await.map_err(|_| stopped::<O>())
     }

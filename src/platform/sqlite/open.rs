@@ -49,7 +49,7 @@ fn corrupt_hint(owner: &str) -> String {
 
 /// The tables of a role, and its words in errors.
 pub struct Schema {
-    /// In the header of the file.
+    /// The application's id in the header of the file.
     pub application_id: i64,
     pub format: i64,
     pub sql: &'static str,
@@ -98,7 +98,7 @@ impl Database {
         Ok(database)
     }
 
-    /// For what a role reads or writes before its thread starts.
+    /// A role reads or writes so before its thread starts.
     pub fn run<T>(&self, work: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, OpenError> {
         work(&self.conn).map_err(|error| open_error(error, &self.path, self.schema))
     }
@@ -135,7 +135,7 @@ fn open_error(source: rusqlite::Error, path: &str, schema: &Schema) -> OpenError
     }
 }
 
-/// Whether the database is new or one of this role.
+/// True if the database is new or one of this role.
 fn is_ours(conn: &Connection, schema: &Schema) -> rusqlite::Result<bool> {
     conn.busy_timeout(Duration::ZERO)?;
     // Keeps a second process from using the same file.

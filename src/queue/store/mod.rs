@@ -34,7 +34,7 @@ pub(crate) const SCHEMA: Schema = Schema {
     key: "queue.db",
 };
 
-/// Of the queue itself, created with the database.
+/// The secret of the queue itself, created with the database.
 pub(crate) fn own_secret(database: &Database) -> Result<SecretString, OpenError> {
     let secret: String = database.run(|conn| {
         let new_secret = format!("{}{}", new_task_id(), new_task_id());

@@ -58,7 +58,7 @@ pub(crate) struct ListPage<T> {
 }
 
 impl<T> ListPage<T> {
-    /// Of up to one item more than the page may hold.
+    /// The items may be one more than the page holds: another page follows then.
     pub(super) fn of(mut items: Vec<T>, page: PageRequest) -> Self {
         let next = (items.len() > page.limit as usize).then_some(page.offset.saturating_add(page.limit));
         items.truncate(page.limit as usize);
@@ -317,7 +317,7 @@ impl Tx<'_> {
         Ok(count.query_row([queue], |row| row.get(0))?)
     }
 
-    /// By name.
+    /// Lists the queues by name.
     pub(crate) fn list_task_queues(&self, page: PageRequest) -> StoreResult<ListPage<QueueSummary>> {
         let read = |row: &Row<'_>| {
             let (created, expires) = (UnixMillis(row.get(1)?), UnixMillis(row.get(2)?));
@@ -330,7 +330,7 @@ impl Tx<'_> {
         Ok(ListPage::of(found.collect::<Result<_, _>>()?, page))
     }
 
-    /// By group and id, from the runs of the latest tasks.
+    /// Lists the workers by group and id, from the runs of the latest tasks.
     pub(crate) fn list_workers(&self, queue: &str, page: PageRequest) -> StoreResult<ListPage<WorkerSeen>> {
         let latest = params![queue, QUEUE_WORKER_TASKS_MAX];
         let mut workers = BTreeMap::new();
@@ -386,7 +386,7 @@ impl Tx<'_> {
         Ok(ListPage::of(found, page))
     }
 
-    /// At most `QUEUE_REPLY_BYTES_MAX` bytes, but at least one task.
+    /// The tasks have at most `QUEUE_REPLY_BYTES_MAX` bytes, but there is at least one.
     fn list_tasks(
         &self,
         condition: &str,

@@ -88,7 +88,7 @@ impl Owner for QueueStore {
 
 pub(super) fn run_waiter(writer: &mut Writer, batch: &mut Batch, waiter: Waiter) {
     if let Some(waiter) = claim_for(writer, batch, waiter) {
-        // At most one for each connection.
+        // Each connection has one waiter at most.
         let waiters = writer.owner.waiters.entry(waiter.queue.clone()).or_default();
         waiters.retain(|waiter| !waiter.is_gone());
         waiters.push_back(waiter);

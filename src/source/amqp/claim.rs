@@ -61,7 +61,7 @@ pub(super) enum SettlePlan {
     Requeue,
     /// Publish a copy to the queue that records the attempts in a header, and acknowledge.
     Republish { attempts: u32 },
-    /// As `on_attempts_exhausted` says.
+    /// The task ends as `on_attempts_exhausted` says.
     GiveUp { reason: String, attempts: u32 },
     /// Schedule a check, and acknowledge.
     Defer(NextCheck),
@@ -116,7 +116,7 @@ impl RequestClaim {
         self.results.clone()
     }
 
-    /// Whether another message of this work stands for this one.
+    /// True if another message of this work stands for this one.
     pub(super) fn is_look_done(&self) -> bool {
         self.look.as_ref().is_some_and(|look| self.source.done_looks.contains(look))
     }

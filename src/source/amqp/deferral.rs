@@ -40,12 +40,12 @@ pub enum CheckRoute {
     Delays {
         /// The delays.
         delays: DelayQueues,
-        /// Where they lead, beside the queue of the source.
+        /// The queue that they lead to, beside the queue of the source.
         queue: ShortString,
     },
     /// Through a queue whose messages expire into another one. The source declares nothing.
     WaitQueue {
-        /// Where checks are published.
+        /// The exchange that checks are published to.
         exchange: ShortString,
         /// Their routing key.
         key: ShortString,
@@ -136,7 +136,7 @@ impl Look {
     }
 }
 
-/// Of each work the last look that this worker has done.
+/// The last look that this worker has done at each work.
 #[derive(Debug, Default)]
 pub(super) struct DoneLooks(Mutex<BTreeMap<String, u64>>);
 

@@ -169,7 +169,7 @@ impl ReceivedRequest {
         Self { body: std::mem::take(&mut delivery.data).into(), delivery, form, work_key: OnceLock::new() }
     }
 
-    /// With the key that the message says.
+    /// Adds the key that the message says.
     pub(super) fn with_work_key(self, key: Option<String>) -> Self {
         Self { work_key: key.map_or_else(OnceLock::new, OnceLock::from), ..self }
     }

@@ -89,7 +89,7 @@ impl Publisher {
         await_confirm(channel.basic_publish(exchange, key, MANDATORY, body, properties).await?).await
     }
 
-    /// As [`Self::publish_alone`], to arrive in `queue` later.
+    /// Publishes as [`Self::publish_alone`] does, to arrive in `queue` later.
     pub(super) async fn publish_delayed(
         &self,
         delays: &DelayQueues,

@@ -47,7 +47,7 @@ pub(super) enum AckKind {
 /// Why a session brings no more deliveries.
 #[derive(Clone)]
 pub(super) enum SessionEnd {
-    /// By this worker; claims go on.
+    /// This worker ended it; claims go on.
     Retired,
     /// By the broker, since the queue was deleted or is unavailable; claims go on.
     Canceled(String),
@@ -174,7 +174,7 @@ impl Session {
         self.state.lock().is_finished
     }
 
-    /// Whether the channel is closed, also where that was not reported yet.
+    /// True once the channel is closed, also where that was not reported yet.
     pub(super) fn is_lost(&self) -> bool {
         !self.connection.status().connected() || !self.consume_channel.status().connected()
     }
@@ -204,7 +204,7 @@ impl Session {
         self.state.lock().unsettled.insert(tag, run);
     }
 
-    /// Whether the broker blocks publishing, for want of memory or disk.
+    /// True while the broker blocks publishing, for want of memory or disk.
     pub(super) fn is_blocked(&self) -> bool {
         self.connection.status().blocked()
     }
@@ -376,7 +376,7 @@ impl Session {
         }
     }
 
-    /// Whether the queue was deleted, not just made unavailable.
+    /// True if the queue was deleted, not just made unavailable.
     async fn is_queue_deleted(&self) -> bool {
         match timeout(AMQP_CALL_TIMEOUT, amqp::find_queue(&self.connection, self.queue.clone())).await {
             Ok(Err(error)) => {

@@ -262,7 +262,7 @@ impl Taskcluster {
 }
 
 impl Service {
-    /// When the request was sent, and what was granted.
+    /// Returns the time at which the request was sent, and what was granted.
     async fn reclaim(&self, run: &Run, signer: Option<&Credentials>) -> Result<(Instant, CheckedGrant), CallError> {
         let operation = format!("reclaimTask {run}");
         let mut call = ApiRequest::to_queue(operation.clone(), Method::POST, run_path(run, "reclaim"));

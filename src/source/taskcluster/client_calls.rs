@@ -96,16 +96,6 @@ impl Api {
         self.call_for_status(call).await
     }
 
-    /// rerunTask: returns the task's status.
-    ///
-    /// # Errors
-    ///
-    /// `Gone` if the task does not exist, or may not run again.
-    pub async fn rerun_task(&self, task: &TaskId) -> Result<Value, CallError> {
-        let call = ApiRequest::to_queue(format!("rerunTask {task}"), Method::POST, task_path(task, "/rerun"));
-        self.call_for_status(call).await
-    }
-
     /// task: returns the definition.
     ///
     /// # Errors
@@ -176,19 +166,6 @@ impl Api {
             response = self.follow_redirect(&operation, &response).await?;
         }
         Err(retryable(format!("{operation}: more than {ARTIFACT_HOPS_MAX} redirects")))
-    }
-
-    /// The URL of an artifact's content, which may be signed.
-    ///
-    /// # Errors
-    ///
-    /// `Gone` if the artifact does not exist.
-    pub async fn artifact_url(&self, run: &Run, name: &str) -> Result<String, CallError> {
-        let operation = format!("artifact {} of {run}", super::error_response::sanitize(name));
-        let path = task_path(&run.task, &format!("/runs/{}/artifacts/{}", run.run, encode_segment(name)));
-        let response = self.send(transfer_request(&operation, path)).await?;
-        let location = response.headers().get(reqwest::header::LOCATION).and_then(|value| value.to_str().ok());
-        location.map(str::to_owned).ok_or_else(|| retryable(format!("{operation}: the queue returned no URL")))
     }
 
     /// Signs requests to the queue service, and no others.

@@ -39,7 +39,7 @@ use credentials::Swap;
 use journeyman_domain::id::{PriorityQueue, Run};
 use wire::WorkerIdentity;
 
-/// In bytes; the limit of the queue before `claimWork`.
+/// The limit of the queue before `claimWork`, in bytes.
 const IDENTIFIER_BYTES_MAX_AZURE: usize = 22;
 const IDENTIFIER_BYTES_MAX: usize = 38;
 
@@ -55,7 +55,7 @@ pub enum Dialect {
     ClaimWork,
 }
 
-/// Where the content of artifacts is stored.
+/// The service that stores the content of artifacts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
@@ -90,7 +90,7 @@ pub struct Taskcluster {
     task_queue: String,
     signed_queues: Swap<SignedQueues>,
     quarantine: Mutex<QuarantineCheck>,
-    /// Whether a listing of this worker's claims has succeeded.
+    /// A listing of this worker's claims has succeeded.
     lists_claims: AtomicBool,
     /// Signalled when no claims are wanted.
     unwanted: Notify,

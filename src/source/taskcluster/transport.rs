@@ -118,7 +118,7 @@ pub(super) enum TimeoutClass {
 }
 
 pub(super) struct ApiRequest<'a> {
-    /// For logs: `claimTask T/0`.
+    /// The words of logs: `claimTask T/0`.
     pub(super) operation: String,
     /// `queue`, `object` or `auth`.
     pub(super) service: &'static str,

@@ -66,7 +66,7 @@ pub(super) struct TaskDefinition {
 }
 
 impl TaskDefinition {
-    /// For claims that need no task.
+    /// The claims need no task.
     pub(super) const EMPTY: Self = Self { task: Value::Null, unreadable: None };
 
     fn parse(raw: &RawValue) -> Self {
@@ -149,7 +149,7 @@ pub(super) struct WireClaimed {
     pub(super) run_id: u32,
     pub(super) worker_group: String,
     pub(super) worker_id: String,
-    /// By the service's clock.
+    /// The time of the claim by the service's clock.
     pub(super) claimed: Option<Timestamp>,
     pub(super) task: Option<TaskDefinition>,
 }

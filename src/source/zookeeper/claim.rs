@@ -17,7 +17,7 @@ use journeyman_domain::refusal::Refusal;
 
 /// How a dialect settles what it holds. Each call may be repeated.
 pub(super) trait Held: Send + 'static {
-    /// Of the handler's result.
+    /// The bytes that the handler's result may have.
     fn result_bytes_max(&self) -> usize;
 
     /// The node that exists as long as the lock is held.
@@ -89,7 +89,7 @@ impl JobClaim {
         })
     }
 
-    /// Where the handler's replies go.
+    /// The sink of the handler's replies.
     pub(super) fn results(&self) -> Results {
         self.results.clone()
     }

@@ -44,7 +44,7 @@ async fn read(session: &Session, path: &str) -> Result<Value, Error> {
     Ok(session.get(path).await?.and_then(|(data, _)| serde_json::from_slice(&data).ok()).unwrap_or_default())
 }
 
-/// With the names of the sessions that own one.
+/// The second value names the session that owns each component.
 async fn components(session: &Session, walk: &Walk) -> Result<(InspectionTable, BTreeMap<i64, Value>), Error> {
     let found = walk.nodes.iter().filter(|(path, stat)| path.starts_with(ROOTS[0]) && stat.ephemeral_owner != 0);
     let (mut rows, mut names, total) = (Vec::new(), BTreeMap::new(), found.clone().count());

@@ -44,7 +44,7 @@ pub struct ZooKeeperSourceConfig {
     pub dialect: Dialect,
     /// The queues. The lowest precedence of them all comes first.
     pub queues: Vec<ZooKeeperQueue>,
-    /// Whether this worker cleans its queues up too.
+    /// This worker cleans its queues up too.
     pub janitor: bool,
     /// The worker's name, which its locks and requests carry.
     pub worker_id: String,

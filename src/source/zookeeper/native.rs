@@ -100,7 +100,7 @@ impl HeldTask {
         json!({ "outcome": Outcome::Failed.to_string(), "result": null, "reason": reason }).to_string().into_bytes()
     }
 
-    /// Whether others may try again.
+    /// True if others may try again.
     fn goes_back(&self, outcome: Outcome) -> bool {
         match outcome {
             Outcome::Exception(ExceptionReason::WorkerShutdown) => true,

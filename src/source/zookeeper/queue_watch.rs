@@ -48,7 +48,7 @@ struct HeldRun {
     is_offered: bool,
 }
 
-/// As long as it exists, a cancel of its request is noticed.
+/// A cancel of its request is noticed as long as it exists.
 pub(super) struct HoldGuard {
     watch: Arc<QueueWatch>,
     id: String,

@@ -21,7 +21,7 @@ use journeyman_platform::host::containment::ProcessScope;
 use journeyman_platform::host::crash_points::crash_point;
 use journeyman_platform::host::journal::FirstRecord;
 
-/// For the log of a task that ends without a report.
+/// The last line of the log of a task that ends without a report.
 const fn loss_note(loss: LossReason) -> &'static str {
     match loss {
         LossReason::Canceled => "the task was canceled",

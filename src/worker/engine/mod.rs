@@ -42,7 +42,7 @@ use super::{ClaimingState, Command, Control, ControlRequest, SourceBinding, Work
 
 pub(super) use journaling::ClaimJournal;
 
-/// In the work directory.
+/// The folder in the work directory.
 const SIDECARS_DIR: &str = "sidecars";
 
 pub(super) struct Engine {
@@ -65,7 +65,7 @@ pub(super) struct Engine {
     pub(super) resources: HostResources,
     /// One measurement at a time.
     measuring: Arc<Semaphore>,
-    /// Whether the rules want claims of each source.
+    /// The rules want claims of each source.
     claiming_enabled: Vec<bool>,
     seed: u64,
     exit: Option<ExitReason>,
@@ -328,7 +328,7 @@ impl Engine {
     }
 }
 
-/// At the same time, so that none delays another.
+/// All close at the same time, so that none delays another.
 async fn close_all(bindings: &[SourceBinding]) {
     let closing = bindings.iter().map(|binding| async move {
         if let Err(Panicked(panic)) = catch_panic(binding.source.close()).await {

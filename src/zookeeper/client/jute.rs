@@ -7,7 +7,7 @@ use bytes::BufMut as _;
 #[error("malformed record")]
 pub(super) struct Malformed;
 
-/// What is left of a record.
+/// The rest of a record.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reader<'a>(&'a [u8]);
 

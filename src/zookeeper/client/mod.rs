@@ -64,7 +64,7 @@ pub struct Client {
 /// A transaction that failed as a whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MultiError {
-    /// Which write failed; `None` if none was tried, or nobody knows.
+    /// Which write failed; `None` if none was tried, or it is not known.
     pub index: Option<usize>,
     /// Why.
     pub cause: Error,
@@ -231,7 +231,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// With the index of the write that failed.
+    /// An error has the index of the write that failed.
     pub async fn multi(&self, writes: &[Write<'_>]) -> Result<(), MultiError> {
         let mut nodes = Vec::with_capacity(writes.len());
         for (index, write) in writes.iter().enumerate() {

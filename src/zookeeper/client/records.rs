@@ -41,11 +41,11 @@ const RECURSIVE: i32 = 1;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 pub enum CreateMode {
-    /// Until it is deleted.
+    /// Exists until it is deleted.
     Persistent = 0,
-    /// As long as its session.
+    /// Exists as long as its session.
     Ephemeral = 1,
-    /// Until it is deleted; the server appends a number of ten digits.
+    /// Exists until it is deleted; the server appends a number of ten digits.
     PersistentSequential = 2,
     /// As long as its session; the server appends a number of ten digits.
     EphemeralSequential = 3,
@@ -69,9 +69,9 @@ pub struct Stat {
     pub czxid: i64,
     /// The transaction that changed its data last.
     pub mzxid: i64,
-    /// When it was created, in milliseconds since 1970.
+    /// Its time of creation, in milliseconds since 1970.
     pub ctime: i64,
-    /// When its data changed last, in milliseconds since 1970.
+    /// The time of the last change of its data, in milliseconds since 1970.
     pub mtime: i64,
     /// How often its data changed.
     pub version: i32,
@@ -129,7 +129,7 @@ impl Write<'_> {
         }
     }
 
-    /// Whether the server completes the path with a number.
+    /// True if the server completes the path with a number.
     pub(super) const fn is_sequential(&self) -> bool {
         matches!(self, Self::Create { mode: CreateMode::PersistentSequential | CreateMode::EphemeralSequential, .. })
     }
@@ -165,7 +165,7 @@ pub(super) fn add_recursive_watch(path: NodePath<'_>) -> Vec<u8> {
 pub(super) fn set_recursive_watches<'a>(last_zxid: i64, roots: impl ExactSizeIterator<Item = &'a str>) -> Vec<u8> {
     let mut out = request(Operation::SetWatches);
     out.put_i64(last_zxid);
-    // Of data, existence, children, and persistent ones of one node.
+    // One list each of data, existence, children, and persistent watches of one node.
     for _ in 0..4 {
         put_length(&mut out, 0);
     }

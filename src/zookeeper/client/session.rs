@@ -19,7 +19,7 @@ use journeyman_domain::limits::{
     ZOOKEEPER_HANDSHAKE_BYTES_MAX, ZOOKEEPER_READ_BYTES, ZOOKEEPER_RECONNECT_DELAY_MAX, ZOOKEEPER_RECONNECT_DELAY_MIN,
 };
 
-/// Where a session stands.
+/// The stages of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SessionState {
     /// A server answers.
@@ -35,7 +35,7 @@ pub enum SessionState {
 }
 
 impl SessionState {
-    /// Whether the session has ended.
+    /// True once the session has ended.
     pub const fn is_terminated(self) -> bool {
         matches!(self, Self::Expired | Self::AuthFailed | Self::Closed)
     }

@@ -108,7 +108,7 @@ impl Line {
         self.send(&frame).await;
     }
 
-    /// Whether the client closes the connection.
+    /// Waits for the client to close the connection.
     async fn is_closed(&mut self) -> bool {
         while let Some(frame) = self.frame().await {
             assert_eq!(frame[4..], (Operation::Ping as i32).to_be_bytes(), "the client sends more");
@@ -250,7 +250,7 @@ async fn a_call_whose_caller_has_left_before_there_was_a_connection_is_not_sent(
     let (client, line) = server.client().await;
     drop(line);
     let (mut line, _) = within(server.greeted()).await;
-    // While there is none.
+    // There is no session yet.
     let mut left = Box::pin(client.get_data("/left"));
     assert!(futures_util::poll!(&mut left).is_pending());
     drop(left);

@@ -41,7 +41,7 @@ impl TreeWatch {
     pub async fn next(&mut self) -> TreeEvent {
         let event = self.events.recv().await;
         if self.has_lost_events.swap(false, Ordering::AcqRel) {
-            // Whoever reads the tree after this sees what these would tell.
+            // A reader of the tree sees after this what these would tell.
             while self.events.try_recv().is_ok() {}
             return TreeEvent::EventsLost;
         }
@@ -123,7 +123,7 @@ impl Watches {
         self.trees.retain(|tree| !tree.contains(path) || tree.tell(event(tree.chroot.strip(path).to_owned())));
     }
 
-    /// Watches of nodes end with their connection: whoever waits looks again.
+    /// Watches of nodes end with their connection: waiters look again.
     pub(super) fn on_connection_lost(&mut self) {
         self.nodes.clear();
     }
@@ -146,7 +146,7 @@ impl Tree {
         self.root == "/" || below.is_some_and(|below| below.is_empty() || below.starts_with('/'))
     }
 
-    /// `false` if nobody listens any more.
+    /// `false` if no listener is left.
     fn tell(&self, event: TreeEvent) -> bool {
         match self.events.try_send(event) {
             Ok(()) => true,

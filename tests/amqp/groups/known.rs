@@ -92,7 +92,7 @@ async fn b06_a_queue_with_requests_is_not_deleted() {
     let Some(pool) = Pool::new().await else { return };
     let _controller = pool.active("unbind_delay = \"1s\"\nstop_delay = \"1s\"\n").await;
     pool.ask("a", "1").await;
-    // For several times its delays.
+    // This takes several times its delays.
     let later = |seen: &Value| seen["seconds_in_role"].as_f64().is_some_and(|seconds| seconds > 6.0);
     let active = |seen: &Value| group(seen, "a")["phase"] == "active" && group(seen, "a")["ready"] == 1;
     let seen = pool.sees("time has passed", |seen| later(seen) && active(seen)).await;

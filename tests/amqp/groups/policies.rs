@@ -57,7 +57,7 @@ async fn policies_apply_to_existing_queues_of_their_pool() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_queue_of_another_controller_is_adopted_and_gets_the_policy() {
     let Some(pool) = Pool::new().await else { return };
-    // As the known controller has it: no arguments.
+    // The known controller has it so: no arguments.
     let queue = format!("{}-req-k", pool.name);
     let declaring =
         pool.client.channel.queue_declare(queue.into(), QueueDeclareOptions::default(), FieldTable::default());

@@ -74,7 +74,7 @@ async fn a_key_whose_queue_confirms_nothing_delays_no_other_key_and_loses_no_req
         own.ctl(&["eval", &format!("{{ok, Q}} = rabbit_amqqueue:lookup({queue}), sys:{what}(amqqueue:get_pid(Q)).")]);
     };
     its_process("suspend");
-    // As the broker does it where they have no queue.
+    // The broker does so where they have no queue.
     let orphans = format!("{}-orphan-xchg", pool.name);
     for number in 0..REQUESTS {
         let (options, properties) = (BasicPublishOptions::default(), Client::properties(&number.to_string(), "/echo"));

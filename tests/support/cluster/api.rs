@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes, to_bytes};
 use axum::http::{Method, Request, Response, header};
-use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use futures_util::{TryStreamExt as _, stream};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -111,15 +111,13 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Result<Respo
             return Ok(failure(&shared, &Refused::new(*code, reason, message.as_str(), details)));
         }
         Some(How::Refuse) => return Err(Closed),
-        Some(How::Hang) => std::future::pending().await,
         Some(How::Hold(gate)) => gate.acquire().await.expect("it is not closed").forget(),
-        Some(How::LoseAnswer | How::CutAfter(_)) | None => {}
+        Some(How::LoseAnswer) | None => {}
     }
     let answer = perform(asked, &shared).unwrap_or_else(|refused| failure(&shared, &refused));
     match fault {
         Some(How::LoseAnswer) => Err(Closed),
-        Some(How::CutAfter(bytes)) => Ok(answer.map(|body| cut_after(body, bytes))),
-        Some(How::Status { .. } | How::Refuse | How::Hang | How::Hold(_)) | None => Ok(answer),
+        Some(How::Status { .. } | How::Refuse | How::Hold(_)) | None => Ok(answer),
     }
 }
 
@@ -497,21 +495,6 @@ async fn cut() -> io::Error {
     // So that what comes before is sent.
     tokio::task::yield_now().await;
     io::ErrorKind::ConnectionReset.into()
-}
-
-/// Ends a body with an error after so many bytes.
-fn cut_after(body: Body, bytes: usize) -> Body {
-    let pieces = body.into_data_stream().map_err(io::Error::other);
-    let cut = stream::unfold((Box::pin(pieces), Some(bytes)), |(mut pieces, left)| async move {
-        let left = left?;
-        if left == 0 {
-            return Some((Err(cut().await), (pieces, None)));
-        }
-        let piece = pieces.next().await?.map(|piece| piece.slice(..piece.len().min(left)));
-        let left = left - piece.as_ref().map_or(0, Bytes::len);
-        Some((piece, (pieces, Some(left))))
-    });
-    Body::from_stream(cut)
 }
 
 fn failure(shared: &Shared, Refused(code, status): &Refused) -> Response<Body> {

@@ -6,7 +6,7 @@ use ratatui::style::{Color, Modifier, Style, Stylize as _};
 use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::{Block, Clear, Paragraph, Row, Table, TableState, Wrap};
 
-use super::screen::{ActiveView, LogView, TopScreen};
+use super::screen::TopScreen;
 use crate::console::rows::{self, Cell, Level, Report, Section, Value};
 use crate::console::text::strip_control_chars;
 use crate::console::worker;
@@ -20,18 +20,14 @@ const HINTS_MAX: usize = 2;
 /// At the top: containment, clock and others have room in `journeyman status`.
 const FACTS_MAX: usize = 2;
 
-const KEYS: &str = "q quit   p pause or resume   d drain   l log   j/k select   b release   c cancel";
+const KEYS: &str = "q quit   p pause or resume   d drain   j/k select   b release   c cancel";
 
 pub(super) fn draw(frame: &mut Frame<'_>, screen: &TopScreen) {
     let Some(status) = &screen.status else { return };
     let report = worker::report(status, &[]);
-    match &screen.active_view {
-        ActiveView::Log(log) => draw_log(frame, log),
-        ActiveView::Worker => draw_worker(frame, &report, screen),
-        ActiveView::Question(question) => {
-            draw_worker(frame, &report, screen);
-            popup(frame, &format!(" {}\n\n y yes   any other key no", question.text));
-        }
+    draw_worker(frame, &report, screen);
+    if let Some(question) = &screen.question {
+        popup(frame, &format!(" {}\n\n y yes   any other key no", question.text));
     }
 }
 
@@ -163,17 +159,6 @@ fn footer(section: &Section, last_hour: &rows::Table, screen: &TopScreen) -> Tex
     });
     lines.push(Line::from(KEYS).dim());
     Text::from(lines)
-}
-
-fn draw_log(frame: &mut Frame<'_>, log: &LogView) {
-    let [body, foot] = Layout::vertical([Constraint::Min(3), Constraint::Length(1)]).areas(frame.area());
-    let rows = usize::from(body.height.saturating_sub(2));
-    let end = log.lines.len() - log.scroll_offset.min(log.lines.len());
-    let lines: Vec<Line<'_>> =
-        log.lines.range(end.saturating_sub(rows)..end).map(|line| Line::from(line.as_str())).collect();
-    let title = format!(" log of {} ", log.task);
-    frame.render_widget(Paragraph::new(lines).block(Block::bordered().title(title)), body);
-    frame.render_widget(Paragraph::new("q back   j/k move   G end").dim(), foot);
 }
 
 fn popup(frame: &mut Frame<'_>, text: &str) {

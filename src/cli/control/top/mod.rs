@@ -14,7 +14,7 @@ use self::screen::{KeyAction, TopScreen};
 use super::{ShowArgs, SocketArgs, StatusArgs, operator_name, status};
 use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::output::Format;
-use crate::control::client::{ControlClient, Error, Follow};
+use crate::control::client::{ControlClient, Error};
 use crate::control::{WorkerCommand, WorkerCommandRequest};
 use crate::settings::Environment;
 use crate::settings::values::Span;
@@ -70,7 +70,6 @@ async fn run_loop(
     by: String,
     mut events: mpsc::Receiver<Event>,
 ) -> std::io::Result<Exit> {
-    let mut log: Option<reqwest::Response> = None;
     let mut polling = Box::pin(poll_status(client));
     loop {
         terminal.draw(|frame| draw::draw(frame, &screen))?;
@@ -93,22 +92,10 @@ async fn run_loop(
                         screen.set_message(&reply.unwrap_or_else(|error| error.to_string()));
                         polling = Box::pin(poll_status(client));
                     }
-                    Some(KeyAction::Follow(task)) => match client.log(&task, Follow::Yes).await {
-                        Ok(answer) => log = Some(answer),
-                        Err(error) => screen.log_ended(&error.to_string()),
-                    },
-                    Some(KeyAction::StopFollowing) => log = None,
                 },
                 // The next turn draws for another size.
                 Some(_) => {}
             },
-            piece = next_log_chunk(&mut log) => match piece {
-                Some(piece) => screen.append_log(&piece),
-                None => {
-                    log = None;
-                    screen.log_ended("end of log");
-                }
-            }
         }
     }
 }
@@ -116,14 +103,6 @@ async fn run_loop(
 async fn poll_status(client: &ControlClient) -> Result<crate::control::WorkerStatusReply, Error> {
     tokio::time::sleep(TOP_REFRESH_INTERVAL).await;
     client.status().await
-}
-
-/// `None` at the end of the log; pending without a log.
-async fn next_log_chunk(log: &mut Option<reqwest::Response>) -> Option<Vec<u8>> {
-    match log {
-        Some(answer) => answer.chunk().await.ok().flatten().map(Vec::from),
-        None => std::future::pending().await,
-    }
 }
 
 /// A command that needs a confirmation.

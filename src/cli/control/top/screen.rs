@@ -1,41 +1,17 @@
 //! The state of `journeyman top` and its key bindings, independent of the terminal.
 
-use std::collections::VecDeque;
-
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::Question;
 use crate::console::text::strip_control_chars;
 use crate::control::{WorkerCommand, WorkerStatusReply};
-use crate::observe::untrusted_text::TextFilter;
 use crate::worker::status::{ClaimStatus, LifecycleState};
-use journeyman_domain::limits::{TOP_LOG_LINE_BYTES_MAX, TOP_LOG_LINES_MAX};
 
 /// What a key requires outside of the screen.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum KeyAction {
     Quit,
     Send(WorkerCommand),
-    Follow(String),
-    StopFollowing,
-}
-
-#[derive(Debug, Default)]
-pub(super) enum ActiveView {
-    #[default]
-    Worker,
-    Question(Question),
-    Log(LogView),
-}
-
-#[derive(Debug)]
-pub(super) struct LogView {
-    pub(super) task: String,
-    pub(super) lines: VecDeque<String>,
-    /// Lines from the end of the log.
-    pub(super) scroll_offset: usize,
-    filter: TextFilter,
-    partial_line: String,
 }
 
 #[derive(Debug, Default)]
@@ -44,7 +20,7 @@ pub(super) struct TopScreen {
     pub(super) error: Option<String>,
     /// Reply to the last command.
     pub(super) message: Option<String>,
-    pub(super) active_view: ActiveView,
+    pub(super) question: Option<Question>,
     selected: Option<String>,
 }
 
@@ -66,21 +42,6 @@ impl TopScreen {
         self.message = Some(strip_control_chars(what));
     }
 
-    pub(super) fn append_log(&mut self, piece: &[u8]) {
-        if let ActiveView::Log(log) = &mut self.active_view {
-            log.append(piece);
-        }
-    }
-
-    pub(super) fn log_ended(&mut self, why: &str) {
-        if let ActiveView::Log(log) = &mut self.active_view {
-            if !log.partial_line.is_empty() {
-                log.append(b"\n");
-            }
-            log.push(format!("[{}]", strip_control_chars(why)));
-        }
-    }
-
     pub(super) fn tasks(&self) -> &[ClaimStatus] {
         self.status.as_ref().map_or(&[], |status| &status.snapshot.claims)
     }
@@ -97,29 +58,10 @@ impl TopScreen {
             return Some(KeyAction::Quit);
         }
         self.message = None;
-        match std::mem::take(&mut self.active_view) {
-            ActiveView::Question(question) => {
-                matches!(key.code, KeyCode::Char('y' | 'Y')).then_some(KeyAction::Send(question.command))
-            }
-            ActiveView::Log(log) => self.log_key(log, key.code),
-            ActiveView::Worker => self.worker_key(key.code),
+        match self.question.take() {
+            Some(question) => matches!(key.code, KeyCode::Char('y' | 'Y')).then_some(KeyAction::Send(question.command)),
+            None => self.worker_key(key.code),
         }
-    }
-
-    #[expect(clippy::wildcard_enum_match_arm, reason = "every other key does nothing")]
-    fn log_key(&mut self, mut log: LogView, code: KeyCode) -> Option<KeyAction> {
-        match code {
-            KeyCode::Char('q' | 'l') | KeyCode::Esc => return Some(KeyAction::StopFollowing),
-            KeyCode::Char('k') | KeyCode::Up => log.scroll_offset += 1,
-            KeyCode::PageUp => log.scroll_offset += 10,
-            KeyCode::Char('j') | KeyCode::Down => log.scroll_offset = log.scroll_offset.saturating_sub(1),
-            KeyCode::PageDown => log.scroll_offset = log.scroll_offset.saturating_sub(10),
-            KeyCode::Char('G') | KeyCode::End => log.scroll_offset = 0,
-            _ => {}
-        }
-        log.scroll_offset = log.scroll_offset.min(log.lines.len().saturating_sub(1));
-        self.active_view = ActiveView::Log(log);
-        None
     }
 
     #[expect(clippy::wildcard_enum_match_arm, reason = "every other key does nothing")]
@@ -131,12 +73,6 @@ impl TopScreen {
             KeyCode::Char('p') => self.ask_pause(),
             KeyCode::Char('d') => {
                 self.ask("Drain: finish running tasks, then exit?".to_owned(), WorkerCommand::Drain { seconds: None });
-            }
-            KeyCode::Char('l') | KeyCode::Enter => {
-                let task = self.tasks().get(self.selected()?)?;
-                let name = display_name(task);
-                self.active_view = ActiveView::Log(LogView::new(name.clone()));
-                return Some(KeyAction::Follow(name));
             }
             KeyCode::Char('b') => {
                 let task = self.tasks().get(self.selected()?)?;
@@ -154,7 +90,7 @@ impl TopScreen {
     }
 
     fn ask(&mut self, text: String, command: WorkerCommand) {
-        self.active_view = ActiveView::Question(Question { text, command });
+        self.question = Some(Question { text, command });
     }
 
     fn ask_pause(&mut self) {
@@ -175,44 +111,6 @@ impl TopScreen {
         let last = self.tasks().len().saturating_sub(1);
         let at = self.selected().unwrap_or(0).saturating_add_signed(by).min(last);
         self.selected = self.tasks().get(at).map(display_name);
-    }
-}
-
-impl LogView {
-    pub(super) fn new(task: String) -> Self {
-        Self {
-            task,
-            lines: VecDeque::new(),
-            scroll_offset: 0,
-            filter: TextFilter::default(),
-            partial_line: String::new(),
-        }
-    }
-
-    fn append(&mut self, piece: &[u8]) {
-        for char in self.filter.push(piece).chars() {
-            match char {
-                '\n' => {
-                    let line = std::mem::take(&mut self.partial_line);
-                    self.push(line);
-                }
-                '\t' => self.partial_line.push_str("  "),
-                char if self.partial_line.len() < TOP_LOG_LINE_BYTES_MAX => self.partial_line.push(char),
-                // Lines are truncated.
-                _ => {}
-            }
-        }
-    }
-
-    fn push(&mut self, line: String) {
-        if self.lines.len() == TOP_LOG_LINES_MAX {
-            self.lines.pop_front();
-        }
-        self.lines.push_back(line);
-        // Keeps the scroll position.
-        if self.scroll_offset > 0 {
-            self.scroll_offset = (self.scroll_offset + 1).min(self.lines.len().saturating_sub(1));
-        }
     }
 }
 
@@ -306,11 +204,6 @@ mod tests {
         press(&mut paused, KeyCode::Esc);
         press(&mut paused, KeyCode::Char('c'));
         golden("cancel", &rendered(&paused, 80, 20));
-        press(&mut paused, KeyCode::Esc);
-        press(&mut paused, KeyCode::Char('l'));
-        paused.append_log(b"first\nsecond \x1b[31mred\n");
-        paused.log_ended("end of log");
-        golden("log", &rendered(&paused, 120, 12));
     }
 
     #[test]
@@ -321,7 +214,7 @@ mod tests {
             press(&mut screen, KeyCode::Char('?'));
             rendered(&screen, width, height);
             press(&mut screen, KeyCode::Char('x'));
-            press(&mut screen, KeyCode::Char('l'));
+            press(&mut screen, KeyCode::Char('d'));
             rendered(&screen, width, height);
         }
     }
@@ -361,24 +254,10 @@ mod tests {
         other.snapshot.claims.reverse();
         screen.set_status(other);
         assert_eq!(screen.selected(), Some(0));
-        let follow = press(&mut screen, KeyCode::Char('l'));
-        assert_eq!(follow, Some(KeyAction::Follow("aX9SbArXTPSVFNUvaOlin1/0".to_owned())));
-        assert_eq!(press(&mut screen, KeyCode::Char('q')), Some(KeyAction::StopFollowing));
         assert_eq!(press(&mut screen, KeyCode::Char('q')), Some(KeyAction::Quit));
         let mut none = status(LifecycleState::Running);
         none.snapshot.claims.clear();
         screen.set_status(none);
-        assert_eq!((screen.selected(), press(&mut screen, KeyCode::Char('l'))), (None, None));
-    }
-
-    #[test]
-    fn an_endless_log_uses_bounded_memory() {
-        let mut log = LogView::new("t/0".to_owned());
-        log.append(&vec![b'x'; 1 << 20]);
-        assert_eq!(log.partial_line.len(), TOP_LOG_LINE_BYTES_MAX);
-        for _ in 0..2 * TOP_LOG_LINES_MAX {
-            log.append(b"line\n");
-        }
-        assert_eq!(log.lines.len(), TOP_LOG_LINES_MAX);
+        assert_eq!((screen.selected(), press(&mut screen, KeyCode::Char('c'))), (None, None));
     }
 }

@@ -37,7 +37,7 @@ pub(super) struct DemoTask {
     pub(super) status: Option<TaskStatus>,
 }
 
-/// In order of creation.
+/// The tasks in order of creation.
 pub(super) fn tasks() -> Result<Vec<DemoTask>, toml::de::Error> {
     Ok(toml::from_str::<TaskFile>(include_str!("tasks.toml"))?.task)
 }

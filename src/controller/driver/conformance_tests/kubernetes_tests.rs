@@ -172,7 +172,7 @@ async fn pods_of_a_cluster_are_a_driver() {
     let (end, told) = known.exited.values().next().expect("one");
     assert!(end.reason.contains("exit status: 3") && end.log_tail.contains("goodbye") && !told, "{end:?}");
 
-    // In the end there is no worker, no Deployment and no Secret.
+    // There is no worker, no Deployment and no Secret at the end.
     let ending = async {
         while !(list_objects(&port, DEPLOYMENTS).await.is_empty() && list_objects(&port, SECRETS).await.is_empty()) {
             known.stop_all(&mut site);

@@ -103,7 +103,7 @@ struct GroupQueue {
     in_flight: Option<QueueStep>,
     backoff: Backoff,
     not_before: Instant,
-    /// From the last inspection, unless something changed since.
+    /// The result of the last inspection, unless something changed since.
     inspection: Option<InspectionState>,
     workers: u32,
     target: Option<GroupPhase>,
@@ -271,7 +271,7 @@ impl Pool {
         self.queues.keys()
     }
 
-    /// Whether a request published now reaches the queue of its key.
+    /// True if a request published now reaches the queue of its key.
     pub fn is_bound(&self, key: &Key) -> bool {
         let bound = |queue: &GroupQueue| queue.binding == BindingState::Bound && queue.in_flight.is_none();
         self.queues.get(key).is_some_and(bound)

@@ -66,7 +66,7 @@ impl Management {
     ///
     /// # Errors
     ///
-    /// If the file cannot be used.
+    /// Fails if the file cannot be used.
     pub fn new(broker: &Broker, base: &str, ca: Option<&Path>) -> Result<Self, InvalidBrokerConfig> {
         let mut builder = client_builder().timeout(AMQP_MANAGEMENT_TIMEOUT);
         if let Some(path) = ca {

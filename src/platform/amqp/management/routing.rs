@@ -11,7 +11,7 @@ use super::{Management, ManagementError, QueueInfo};
 pub struct ExchangeRouting {
     /// `topic`, `direct`, …
     pub kind: String,
-    /// To queues only.
+    /// The bindings that lead to queues.
     pub bindings: Vec<Binding>,
 }
 

@@ -63,7 +63,7 @@ impl Management {
         Ok(names)
     }
 
-    /// Whether a queue is a classic one.
+    /// True for a classic queue.
     ///
     /// # Errors
     ///

@@ -86,7 +86,7 @@ impl Cgroup {
         }
     }
 
-    /// Whether the grandparent directory is a control group.
+    /// True if the grandparent directory is a control group.
     fn is_below_groups(&self) -> bool {
         self.path.parent().and_then(Path::parent).is_some_and(|outer| outer.join(PROCS_FILE).exists())
     }

@@ -43,7 +43,7 @@ struct RegistryState {
 /// A claim that has started processes and was not seen empty since.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ClaimActivity {
-    /// In clock ticks since boot.
+    /// The earliest start in clock ticks since boot.
     first_start_ticks: u64,
     phase: ClaimPhase,
 }
@@ -114,7 +114,7 @@ pub(super) fn mark_claim_ended(cookie: &str) {
     }
 }
 
-/// To be called when a claim has no processes.
+/// The claim has no processes any more.
 pub(super) fn forget_claim(cookie: &str) {
     registry_state().claims.remove(cookie);
 }
@@ -182,7 +182,7 @@ fn scan_orphans(cookie: &str, signal: Option<Signal>) -> io::Result<OrphanScan> 
         };
         match ownership(cookie, &claim_cookies(pid), stat.start_ticks, &registry_state().claims) {
             Ownership::Owned => {
-                // At once: an orphan may fork and exit while the others are read.
+                // It is killed at once: an orphan may fork and exit while the others are read.
                 send(&stat);
                 scan.owned.push(pid);
             }
@@ -261,7 +261,7 @@ fn unregistered_children() -> io::Result<Vec<i32>> {
     Ok(children)
 }
 
-/// Whether there may be orphans; reads one file.
+/// True if there may be orphans; reads one file.
 pub(super) fn has_orphans() -> bool {
     unregistered_children().map_or(true, |orphans| !orphans.is_empty())
 }

@@ -108,7 +108,7 @@ pub(super) fn read_environment(from: &File) -> Result<Vec<(OsString, OsString)>>
     Ok(variables.map(split_variable).collect())
 }
 
-/// As in the standard library, a name may start with `=`.
+/// A name may start with `=`, as in the standard library.
 fn split_variable(variable: &[u8]) -> (OsString, OsString) {
     let at = variable.iter().skip(1).position(|byte| *byte == b'=').map_or(variable.len(), |at| at + 1);
     let (name, value) = variable.split_at_checked(at).unwrap_or((variable, b""));

@@ -198,7 +198,7 @@ impl Containment {
         self.inner.limits
     }
 
-    /// For operators, if configured limits are not enforced.
+    /// What operators should know if configured limits are not enforced.
     pub fn unenforced_limits_hint(&self) -> Option<String> {
         let ContainmentInner { unenforced_keys: keys, shortcomings, .. } = &*self.inner;
         (!keys.is_empty()).then(|| {

@@ -28,7 +28,7 @@ use super::exec_shim::{ENVIRONMENT_BYTES_MAX, ShimError};
 /// The name of the process until it becomes the payload.
 pub const SHIM_NAME: &str = "[journeyman shim]";
 
-/// Where the build left the program that is embedded; for tests.
+/// The place where the build left the program that is embedded; for tests.
 pub const SHIM_BUILT: &str = env!("JOURNEYMAN_EXEC_SHIM");
 static SHIM_BINARY: &[u8] = include_bytes!(env!("JOURNEYMAN_EXEC_SHIM"));
 

@@ -90,7 +90,7 @@ struct JournalState {
 
 #[derive(Debug, Default)]
 struct PendingRecords {
-    /// To append.
+    /// The lines to append.
     lines: Vec<u8>,
     count: usize,
     waiters: Vec<WriteWaiter>,

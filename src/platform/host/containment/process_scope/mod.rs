@@ -205,7 +205,7 @@ impl ProcessScope {
         Some(self.inner.cookie()).filter(|cookie| !cookie.is_empty())
     }
 
-    /// Of the task's directory, in bytes.
+    /// The limit of the task's directory, in bytes.
     pub fn disk_limit(&self) -> Option<u64> {
         self.inner.containment.limits().disk
     }

@@ -76,7 +76,7 @@ impl ScopedProcess {
         }
     }
 
-    /// Whether no other process of the scope is still to be waited for.
+    /// True if no other process of the scope is still to be waited for.
     fn is_last(&self) -> bool {
         self.inner().state.lock().running_count <= 1
     }
