@@ -34,7 +34,7 @@ struct Step {
 
 /// One poll of the history: what was asked, when, and what came.
 struct Poll {
-    lane: u16,
+    queue: u16,
     sent: Instant,
     answered: Instant,
     step: Step,
@@ -58,18 +58,18 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..80)
 }
 
-/// The lane that is asked next, from the history alone: as many as were found empty in a row, round and round.
-fn next_lane(history: &[Poll], lanes: u16) -> u16 {
+/// The queue that is asked next, from the history alone: as many as were found empty in a row, round and round.
+fn next_queue(history: &[Poll], queues: u16) -> u16 {
     let empty = history.iter().rev().take_while(|poll| poll.step.said == Said::Empty).count();
-    u16::try_from(empty % usize::from(lanes)).expect("fewer than lanes")
+    u16::try_from(empty % usize::from(queues)).expect("fewer than queues")
 }
 
 /// How long after the last answer it is asked, at least and at most.
-fn pause(history: &[Poll], lanes: u16) -> Option<[Duration; 2]> {
+fn pause(history: &[Poll], queues: u16) -> Option<[Duration; 2]> {
     let last = history.last()?;
     Some(match last.step.said {
         Said::Messages { .. } => [Duration::ZERO; 2],
-        Said::Empty if next_lane(history, lanes) > 0 => [Duration::ZERO; 2],
+        Said::Empty if next_queue(history, queues) > 0 => [Duration::ZERO; 2],
         Said::Empty => [secs(1) * 4 / 5, secs(1)],
         Said::Refused(Refusal::Stale) => [Duration::ZERO, secs(30)],
         Said::Refused(_) => [Duration::from_millis(250), secs(120)],
@@ -77,22 +77,22 @@ fn pause(history: &[Poll], lanes: u16) -> Option<[Duration; 2]> {
 }
 
 fn asked(effects: &[Effect]) -> Option<u16> {
-    effects.iter().find_map(|effect| if let Effect::Poll { queue: lane, .. } = effect { Some(lane.0) } else { None })
+    effects.iter().find_map(|effect| if let Effect::Poll { queue, .. } = effect { Some(queue.0) } else { None })
 }
 
 /// Answers opens and settles messages until a poll is asked for.
-fn until_asked(bench: &mut Bench, lanes: u16, mut effects: Vec<Effect>) -> u16 {
+fn until_asked(bench: &mut Bench, queues: u16, mut effects: Vec<Effect>) -> u16 {
     for _ in 0..10_000 {
         let mut more = Vec::new();
         for effect in &effects {
             match effect {
-                Effect::Open(_) => more.extend(bench.opened(0, lanes)),
+                Effect::Open(_) => more.extend(bench.opened(0, queues)),
                 Effect::Claim(claim, ClaimAction::Request) => more.extend(bench.claimed(*claim, Err(Refusal::Gone))),
                 Effect::Delete(message) => more.extend(bench.deleted(*message, Ok(()))),
                 _ => {}
             }
         }
-        if let Some(lane) = asked(&effects) {
+        if let Some(queue) = asked(&effects) {
             while !more.is_empty() {
                 assert_eq!(asked(&more), None, "a second poll at once");
                 let done = std::mem::take(&mut more);
@@ -102,7 +102,7 @@ fn until_asked(bench: &mut Bench, lanes: u16, mut effects: Vec<Effect>) -> u16 {
                     }
                 }
             }
-            return lane;
+            return queue;
         }
         effects = if more.is_empty() {
             bench.now = bench.worker.next_deadline().expect("it sleeps, and wakes").max(bench.now);
@@ -122,14 +122,14 @@ fn seen(bench: &mut Bench, number: usize, gone: u8, unreadable: u8) -> Vec<Recei
     all
 }
 
-fn lives(lanes: u16, steps: Vec<Step>) {
-    let mut bench = Bench::messages(8, lanes);
+fn lives(queues: u16, steps: Vec<Step>) {
+    let mut bench = Bench::messages(8, queues);
     let mut history: Vec<Poll> = Vec::new();
-    let mut lane = 0;
+    let mut queue = 0;
     for (number, step) in steps.into_iter().enumerate() {
         let sent = bench.now;
-        assert_eq!(lane, next_lane(&history, lanes), "poll {number}");
-        if let Some([least, most]) = pause(&history, lanes) {
+        assert_eq!(queue, next_queue(&history, queues), "poll {number}");
+        if let Some([least, most]) = pause(&history, queues) {
             let waited = sent.since(history.last().expect("an earlier poll").answered);
             assert!(
                 waited >= least && waited <= most,
@@ -145,18 +145,18 @@ fn lives(lanes: u16, steps: Vec<Step>) {
             }
             Said::Refused(refusal) => Err(refusal),
         };
-        history.push(Poll { lane, sent, answered: bench.now, step });
+        history.push(Poll { queue, sent, answered: bench.now, step });
         let effects = bench.polled(0, answer);
-        lane = until_asked(&mut bench, lanes, effects);
+        queue = until_asked(&mut bench, queues, effects);
     }
-    assert!(history.iter().all(|poll| poll.lane < lanes && poll.answered >= poll.sent));
+    assert!(history.iter().all(|poll| poll.queue < queues && poll.answered >= poll.sent));
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1_000))]
 
     #[test]
-    fn i16_lanes_are_asked_in_the_protocols_order_whatever_came(lanes in 1_u16..8, steps in steps()) {
-        lives(lanes, steps);
+    fn i16_lanes_are_asked_in_the_protocols_order_whatever_came(queues in 1_u16..8, steps in steps()) {
+        lives(queues, steps);
     }
 }

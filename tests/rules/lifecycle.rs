@@ -18,8 +18,8 @@ use crate::rules::support::{
     policy, polls, run, secs,
 };
 
-fn staying(capacity: u32, stay: ExitPolicy) -> Bench {
-    let mut bench = Bench::opened_with(WorkerPolicy { exit_policy: stay, ..policy(capacity) }, &[CLAIMS]);
+fn exiting_by(capacity: u32, exit_policy: ExitPolicy) -> Bench {
+    let mut bench = Bench::opened_with(WorkerPolicy { exit_policy, ..policy(capacity) }, &[CLAIMS]);
     bench.recovered(0, Ok(Vec::new()));
     bench
 }
@@ -29,7 +29,7 @@ const IDLE: ExitPolicy =
 
 #[test]
 fn i24_an_idle_worker_leaves_when_its_poll_is_back_and_not_before() {
-    let mut bench = staying(1, IDLE);
+    let mut bench = exiting_by(1, IDLE);
     let effects = bench.pass(secs(90));
     assert_eq!(exits(&effects), None, "its poll is under way");
     assert_eq!(bench.worker.claiming(), ClaimingState::Exiting(ExitReason::Idle));
@@ -38,7 +38,7 @@ fn i24_an_idle_worker_leaves_when_its_poll_is_back_and_not_before() {
 
 #[test]
 fn i22_a_claim_that_the_last_poll_of_an_idle_worker_brings_is_executed_and_the_worker_stays() {
-    let mut bench = staying(1, IDLE);
+    let mut bench = exiting_by(1, IDLE);
     bench.pass(secs(90));
     let (claim, effects) = bench.granted("T1");
     assert!(effects.contains(&Effect::Claim(claim, ClaimAction::Prepare)), "{effects:?}");
@@ -68,7 +68,7 @@ fn i24_an_idle_worker_of_several_sources_leaves_when_all_polls_are_back() {
 
 #[test]
 fn i24_a_worker_whose_credentials_are_refused_is_not_idle() {
-    let mut bench = staying(1, IDLE);
+    let mut bench = exiting_by(1, IDLE);
     let mut effects = bench.polled(0, Err(Refusal::Denied));
     for _ in 0..100 {
         if let Some(exit) = exits(&effects) {
@@ -109,10 +109,10 @@ fn i24_a_worker_that_was_refused_one_claim_is_idle_when_a_poll_brings_nothing_si
 
 #[test]
 fn i22_what_a_poll_brings_that_was_under_way_when_the_host_ran_short_goes_back_at_once_and_is_told_of() {
-    let room = HostResources { disk: Some(1), memory: None };
+    let resources = HostResources { disk: Some(1), memory: None };
     let least = MinResources { disk: 2, memory: 0 };
     {
-        let held_off = Event::ResourcesMeasured(room);
+        let held_off = Event::ResourcesMeasured(resources);
         let mut bench = Bench::opened_with(WorkerPolicy { min_resources: least, ..policy(2) }, &[CLAIMS]);
         bench.recovered(0, Ok(Vec::new()));
         bench.happens(held_off.clone());
@@ -141,10 +141,10 @@ fn what_a_poll_brings_that_was_under_way_at_a_pause_is_run_where_it_is_claimed_a
     let (claim, effects) = bench.granted("T");
     assert!(!effects.contains(&Effect::Claim(claim, ClaimAction::Prepare)), "{effects:?}");
     // Releasing a message costs no retry.
-    let room = HostResources { disk: Some(1), memory: None };
+    let resources = HostResources { disk: Some(1), memory: None };
     let least = MinResources { disk: 2, memory: 0 };
     for held_off in
-        [Event::Pause { until: None }, Event::Pause { until: Some(at(900)) }, Event::ResourcesMeasured(room)]
+        [Event::Pause { until: None }, Event::Pause { until: Some(at(900)) }, Event::ResourcesMeasured(resources)]
     {
         let mut bench = Bench::opened_with(WorkerPolicy { min_resources: least, ..policy(2) }, &[MESSAGES]);
         bench.happens(held_off.clone());
@@ -173,7 +173,7 @@ fn a_claim_that_was_asked_for_before_a_pause_is_run_as_what_was_held_is_and_no_o
 
 #[test]
 fn i24_a_paused_worker_is_not_idle() {
-    let mut bench = staying(1, IDLE);
+    let mut bench = exiting_by(1, IDLE);
     bench.happens(Event::Pause { until: None });
     bench.empty();
     let effects = bench.pass(secs(600));
@@ -200,9 +200,9 @@ fn i24_a_pause_with_an_end_ends_by_itself_and_what_is_held_goes_on_meanwhile() {
 
 #[test]
 fn i08_never_more_claims_than_max_tasks_are_asked_for_and_the_last_ones_are_finished() {
-    let stay = ExitPolicy { max_tasks: Some(3), ..ExitPolicy::default() };
+    let exit_policy = ExitPolicy { max_tasks: Some(3), ..ExitPolicy::default() };
     let drain_deadline = Some(secs(10));
-    let mut bench = Bench::new(WorkerPolicy { exit_policy: stay, drain_deadline, ..policy(2) }, &[MESSAGES]);
+    let mut bench = Bench::new(WorkerPolicy { exit_policy, drain_deadline, ..policy(2) }, &[MESSAGES]);
     bench.tick();
     let effects = bench.opened(0, 1);
     assert!(effects.contains(&Effect::Poll {
@@ -228,8 +228,8 @@ fn i08_never_more_claims_than_max_tasks_are_asked_for_and_the_last_ones_are_fini
 
 #[test]
 fn i08_a_claim_that_was_refused_does_not_count_as_a_task() {
-    let stay = ExitPolicy { max_tasks: Some(1), ..ExitPolicy::default() };
-    let mut bench = Bench::opened_with(WorkerPolicy { exit_policy: stay, ..policy(4) }, &[MESSAGES]);
+    let exit_policy = ExitPolicy { max_tasks: Some(1), ..ExitPolicy::default() };
+    let mut bench = Bench::opened_with(WorkerPolicy { exit_policy, ..policy(4) }, &[MESSAGES]);
     let seen = bench.seen("m1", "T1");
     let claim = seen.token;
     assert_eq!(claims(&bench.hit(vec![seen])), 1);
@@ -240,8 +240,8 @@ fn i08_a_claim_that_was_refused_does_not_count_as_a_task() {
 
 #[test]
 fn i22_a_worker_that_has_been_up_long_enough_drains_when_its_poll_is_back() {
-    let stay = ExitPolicy { max_uptime: Some(secs(100)), ..ExitPolicy::default() };
-    let mut bench = staying(2, stay);
+    let exit_policy = ExitPolicy { max_uptime: Some(secs(100)), ..ExitPolicy::default() };
+    let mut bench = exiting_by(2, stay);
     let (grant, late) = (bench.grant("T1"), bench.grant("T2"));
     let (claim, last) = (grant.token, late.token);
     bench.brought(vec![grant]);
@@ -261,7 +261,7 @@ fn i22_a_worker_that_has_been_up_long_enough_drains_when_its_poll_is_back() {
 
 #[test]
 fn i27_a_worker_whose_folder_was_removed_begins_nothing_more_and_leaves_when_what_runs_is_over() {
-    let mut bench = staying(2, ExitPolicy::default());
+    let mut bench = exiting_by(2, ExitPolicy::default());
     let (grant, late) = (bench.grant("T1"), bench.grant("T2"));
     let (claim, back) = (grant.token, late.token);
     bench.brought(vec![grant]);
@@ -280,7 +280,7 @@ fn i27_a_worker_whose_folder_was_removed_begins_nothing_more_and_leaves_when_wha
 
 #[test]
 fn i24_a_hand_back_outranks_a_limit() {
-    let mut bench = staying(1, ExitPolicy { max_tasks: Some(1), ..ExitPolicy::default() });
+    let mut bench = exiting_by(1, ExitPolicy { max_tasks: Some(1), ..ExitPolicy::default() });
     let (claim, _) = bench.granted("T1");
     bench.tell(claim, PREPARED);
     bench.happens(RELEASE);

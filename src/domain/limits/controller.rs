@@ -91,7 +91,7 @@ pub const KUBERNETES_WATCH_RETRY: Duration = Duration::from_secs(5);
 pub const KUBERNETES_WATCH_SILENCE_MAX: Duration = Duration::from_secs(300);
 /// The metadata of a pod; the API server takes 1.5 MiB of an object.
 pub const KUBERNETES_WATCH_LINE_BYTES_MAX: usize = 4 << 20;
-/// Between two requests for the log of a pod.
+/// The time between two requests for the log of a pod.
 pub const POD_LOG_RETRY: Duration = Duration::from_secs(1);
 /// How long the rest of a log is read once its pod has ended.
 pub const POD_LOG_TIMEOUT: Duration = Duration::from_secs(20);

@@ -104,7 +104,7 @@ pub const KILL_SLACK: Duration = crate::lease::KILL_SLACK;
 pub const TASK_DEFINITION_BYTES_MAX: u64 = 1 << 20;
 pub const TASK_LIST_PAGES_MAX: usize = 10;
 pub const TASK_WAIT_POLL_MIN: Duration = Duration::from_millis(50);
-/// Between two readings of a log that grows.
+/// The time between two readings of a log that grows.
 pub const TASK_LOG_POLL: Duration = Duration::from_millis(500);
 /// The log of a running task is read until it gives nothing new for so long.
 pub const TASK_LOG_STALL: Duration = Duration::from_secs(1);

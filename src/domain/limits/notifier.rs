@@ -28,7 +28,7 @@ pub const NOTIFY_EVENTS_WAITING_MAX: usize = 10_000;
 pub const NOTIFY_BATCH_MAX: usize = 100;
 /// How often it is logged that events wait.
 pub const NOTIFY_REPORT_INTERVAL: Duration = Duration::from_secs(60);
-/// After a call that was denied.
+/// The pause after a call that was denied.
 pub const NOTIFY_DENIED_WAIT: Duration = Duration::from_secs(60);
 /// The time for the last events of a process that ends.
 pub const NOTIFY_CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -38,7 +38,7 @@ pub const NOTIFY_OUTBOX_ROWS_MAX: i64 = 1_000_000;
 pub const NOTIFIER_LISTEN_LANES_MAX: usize = 100_000;
 /// How often the store is asked for due lanes that nothing has announced.
 pub const NOTIFIER_REFILL_INTERVAL: Duration = Duration::from_secs(30);
-/// After an error of the store.
+/// The pause after an error of the store.
 pub const NOTIFIER_STORE_RETRY: Duration = Duration::from_secs(1);
 /// Attempts that are under way may end when the notifier stops.
 pub const NOTIFIER_STOP_TIMEOUT: Duration = Duration::from_secs(30);
@@ -56,7 +56,7 @@ pub const POSTGRES_STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
 pub const POSTGRES_IDLE_TRANSACTION_TIMEOUT: Duration = Duration::from_secs(5);
 /// The tries of one transaction.
 pub const POSTGRES_TRIES_MAX: usize = 4;
-/// After the connection that listens was lost.
+/// The pause after the connection that listens was lost.
 pub const POSTGRES_HINT_RETRY: Duration = Duration::from_secs(2);
 /// Rows that one transaction of the clean-up removes.
 pub const NOTIFIER_UPKEEP_BATCH: usize = 500;

@@ -4,11 +4,11 @@ use core::time::Duration;
 
 pub const QUEUE_RUNS_MAX: usize = 50;
 pub const QUEUE_DEADLINE_MAX: Duration = Duration::from_secs(5 * 24 * 3600);
-/// Between the embedded queue and its clients.
+/// How far the clocks of the embedded queue and its clients may differ.
 pub const QUEUE_CLOCK_DRIFT_MAX: Duration = Duration::from_secs(15 * 60);
 pub const QUEUE_CERTIFICATE_DRIFT: Duration = Duration::from_secs(5 * 60);
 pub const QUEUE_CERTIFICATE_TTL_MAX: Duration = Duration::from_secs(31 * 24 * 3600);
-/// After its deadline, unless a task says when it expires.
+/// The time that a task is kept after its deadline, unless it says when it expires.
 pub const QUEUE_TASK_RETENTION: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Of a payload. serde_json parses 127 levels, and a claim has four around it.
 pub const QUEUE_NESTING_MAX: usize = 120;
@@ -26,7 +26,7 @@ pub const QUEUE_LONG_POLLS_MAX: usize = 4_096;
 pub const QUEUE_CONNECTIONS_MAX: usize = 8_192;
 /// Connections that wait to be accepted; beyond it, clients retry after 1, 3, 7 … seconds.
 pub const QUEUE_BACKLOG: u32 = 4_096;
-/// Between requests, and for the head of one.
+/// The time between requests, and for the head of one.
 pub const QUEUE_CONNECTION_IDLE_MAX: Duration = Duration::from_secs(90);
 pub const QUEUE_SMALL_BODY_BYTES_MAX: u32 = 64 << 10;
 pub const QUEUE_UNAUTHENTICATED_BODY_BYTES_MAX: u32 = 4 << 10;

@@ -10,5 +10,5 @@ pub const SCREWDRIVER_QUEUES_MAX: usize = 32;
 pub const SCREWDRIVER_START_RETRY: Duration = Duration::from_secs(5);
 /// A message of a build that was stopped so long ago is gone: the token is valid for 12 hours.
 pub const SCREWDRIVER_TOMBSTONE_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
-/// Listed in one call.
+/// The stopped builds that one call lists.
 pub const SCREWDRIVER_TOMBSTONES_PAGE: u32 = 500;

@@ -10,5 +10,5 @@ pub const SQLITE_JOURNAL_BYTES_KEPT: i64 = 16 << 20;
 /// Of the write-ahead log: what SQLite writes between two checkpoints.
 pub const SQLITE_JOURNAL_BYTES_RESERVED: u64 = 4 << 20;
 pub const SQLITE_STATEMENTS_MAX: usize = 64;
-/// Between two batches without jobs.
+/// The time between two batches without jobs.
 pub const SQLITE_BATCH_INTERVAL: Duration = Duration::from_secs(1);

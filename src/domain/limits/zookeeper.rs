@@ -35,7 +35,7 @@ pub const ZOOKEEPER_CLOCK_SKEW_MAX: Duration = Duration::from_secs(5);
 pub const ZOOKEEPER_LEFTOVER_AGE: Duration = Duration::from_secs(300);
 /// Before another try of a build whose semaphore had no free place. Zuul's executors wait 30 s.
 pub const ZOOKEEPER_SEMAPHORE_RETRY: Duration = Duration::from_secs(10);
-/// Between two clean-ups of a queue.
+/// The time between two clean-ups of a queue.
 pub const ZOOKEEPER_CLEAN_INTERVAL: Duration = Duration::from_secs(60);
 /// Between the two looks that find a request running and unlocked.
 pub const ZOOKEEPER_SECOND_LOOK_DELAY: Duration = Duration::from_secs(5);

@@ -301,8 +301,8 @@ impl Worker {
     /// Existing claims keep the policy that they began with.
     fn reconfigure(&mut self, policy: WorkerPolicy) {
         self.slots.resize(policy.capacity);
-        for feed in &mut self.sources {
-            feed.poller.reconfigure(policy.poll_interval);
+        for source in &mut self.sources {
+            source.poller.reconfigure(policy.poll_interval);
         }
         self.policy = policy;
     }
@@ -371,12 +371,12 @@ impl Worker {
     }
 
     fn next_poll(&self) -> Option<Instant> {
-        let due = |feed: &SourceState| match feed.poller.next_call(Instant::ORIGIN) {
+        let due = |source: &SourceState| match source.poller.next_call(Instant::ORIGIN) {
             NextCall::NotBefore(at) => Some(at),
             NextCall::Open | NextCall::Recover | NextCall::Poll(_) => Some(Instant::ORIGIN),
             NextCall::InFlight => None,
         };
-        self.sources.iter().filter(|feed| feed.is_pollable()).filter_map(due).min()
+        self.sources.iter().filter(|source| source.is_pollable()).filter_map(due).min()
     }
 }
 

@@ -19,7 +19,7 @@ use journeyman_domain::journal::EntryId;
 use journeyman_domain::limits::{LAUNCHED_EVENTS_MAX, SOURCES_CLOSE_TIMEOUT};
 use journeyman_domain::refusal::Refusal;
 use journeyman_domain::service_supervisor::ServiceAvailability;
-use journeyman_domain::time::Instant as Moment;
+use journeyman_domain::time::Instant as DomainInstant;
 use journeyman_domain::worker::{self as rules, Event, ExitReason, HostResources, SourceSpec};
 use journeyman_platform::host::clock::or_pending;
 use journeyman_platform::host::containment::Containment;
@@ -138,7 +138,7 @@ impl Engine {
         })
     }
 
-    pub(super) fn now(&self) -> Moment {
+    pub(super) fn now(&self) -> DomainInstant {
         self.config.clock.now()
     }
 
