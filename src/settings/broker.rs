@@ -102,7 +102,7 @@ const AMQP_URI_DEFAULT: &str = "amqp://guest:guest@127.0.0.1:5672/%2f";
 ///
 /// # Errors
 ///
-/// As [`SecretFile::load`].
+/// Errors are those of [`SecretFile::load`].
 pub fn amqp_uri(amqp: &Amqp, environment: &Environment) -> Result<Secret, SecretError> {
     match (environment.amqp_uri(), &amqp.uri_file) {
         (None, Some(file)) => file.load("an AMQP address", environment),

@@ -11,7 +11,7 @@ pub(crate) struct Rules<'a> {
 }
 
 impl Rules<'_> {
-    /// Whether a key has another value than the built-in one.
+    /// True if a key has another value than the built-in one.
     pub(crate) fn is_set(&self, section: &str, name: &str) -> bool {
         self.origins.contains_key(&join(section, name))
     }

@@ -241,7 +241,7 @@ fn i08_a_claim_that_was_refused_does_not_count_as_a_task() {
 #[test]
 fn i22_a_worker_that_has_been_up_long_enough_drains_when_its_poll_is_back() {
     let exit_policy = ExitPolicy { max_uptime: Some(secs(100)), ..ExitPolicy::default() };
-    let mut bench = exiting_by(2, stay);
+    let mut bench = exiting_by(2, exit_policy);
     let (grant, late) = (bench.grant("T1"), bench.grant("T2"));
     let (claim, last) = (grant.token, late.token);
     bench.brought(vec![grant]);
