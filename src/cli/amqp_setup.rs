@@ -9,7 +9,7 @@ use std::time::Duration;
 use secrecy::SecretString;
 
 use super::exit::{Exit, Failure};
-use super::worker_setup::WorkerIdentity;
+use super::worker_identity::WorkerIdentity;
 use crate::activity;
 use crate::config::schema;
 use crate::config::schema::Config;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::amqp_setup::{build_broker, build_management};
 use super::exit::{Exit, Failure};
-use super::worker_setup::WorkerIdentity;
+use super::worker_identity::WorkerIdentity;
 use crate::config::schema::Config;
 use crate::handler;
 use crate::screwdriver::config::ScrewdriverSource;

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use secrecy::SecretString;
 
 use super::exit::{Exit, Failure};
-use super::worker_setup::WorkerIdentity;
+use super::worker_identity::WorkerIdentity;
 use crate::handler::DynHandler;
 use crate::settings::Environment;
 use crate::settings::values::Secret;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::exit::{Exit, Failure};
 use super::screwdriver_setup;
+use super::worker_identity::WorkerIdentity;
 use super::{amqp_setup, taskcluster_setup, termination_watch, zookeeper_setup};
 use crate::config::schema::{Config, Source};
 use crate::handler::config::{CommandHandler, Handler as HandlerConfig, Hooks, ProgramHandler};
@@ -15,38 +16,13 @@ use crate::handler::kubernetes::config::KubernetesHandler;
 use crate::handler::log::LogLimits;
 use crate::handler::{self, DynHandler, command, environment, hooks, http, program};
 use crate::settings::Environment;
-use crate::settings::values::{WORKER_NAME_CHARS_MAX, WORKER_NAME_CHARS_MAX_AZURE};
-use crate::source::taskcluster::{self, Api};
+use crate::source::taskcluster::Api;
 use crate::task::COMMAND;
 use crate::worker::{ExitPolicy, MinResources, Worker, WorkerConfig};
 use journeyman_platform::host::containment::{ContainmentConfig, ResourceLimits};
 use journeyman_platform::host::program_path::find_program;
 use journeyman_platform::host::resources;
 use journeyman_platform::redact;
-
-/// The worker's names in its queues.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct WorkerIdentity {
-    pub group: String,
-    /// Its id within the group.
-    pub id: String,
-}
-
-impl WorkerIdentity {
-    /// The name with the host's name and the process id filled in, within the limit of the narrowest protocol in use.
-    pub(super) fn from_config(config: &Config) -> Self {
-        let azure = config
-            .source
-            .values()
-            .filter_map(Source::as_taskcluster)
-            .any(|source| source.dialect == taskcluster::Dialect::Azure);
-        let chars_max = if azure { WORKER_NAME_CHARS_MAX_AZURE } else { WORKER_NAME_CHARS_MAX };
-        let system = rustix::system::uname();
-        let hostname = system.nodename().to_string_lossy();
-        let fill = |name: &crate::settings::values::WorkerName| name.fill(&hostname, std::process::id(), chars_max);
-        Self { group: fill(&config.worker.group), id: fill(&config.worker.id) }
-    }
-}
 
 /// A worker, and its API clients: worker-runner may replace their credentials.
 pub(super) struct BuiltWorker {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::exit::Failure;
-use super::worker_setup::WorkerIdentity;
+use super::worker_identity::WorkerIdentity;
 use crate::controller::DemandQueue;
 use crate::handler::DynHandler;
 use crate::source::zookeeper::config::ZooKeeperSource;

@@ -9,7 +9,7 @@ use clap::{Args, Subcommand, ValueHint};
 use serde_json::json;
 
 use super::config_args::{ConfigArgs, NoFlags};
-use super::controller::{controller_socket, no_pools};
+use super::controller_socket::{controller_socket, no_pools};
 use super::dev::state_file::{DevState, state_dir};
 use super::exit::{Exit, ExitResult, Failure};
 use super::output::{self, Format};

@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::config_args::{self, ConfigArgs, ControllerFlags};
 use super::control::StatusArgs;
+use super::controller_socket::{controller_socket, no_pools};
 use super::exit::{Exit, ExitResult, Failure};
 use super::reloader::Reloader;
 use super::signals::ExitSignals;
@@ -23,7 +24,7 @@ use super::{amqp_setup, notify_setup, taskcluster_setup, worker_setup, zookeeper
 use crate::config::Config;
 use crate::config::schema::Source;
 use crate::console::http::{self, SnapshotFn};
-use crate::control::controller_api::{ControllerStatusReply, PoolHandles, command_routes, serve, socket_in};
+use crate::control::controller_api::{ControllerStatusReply, PoolHandles, command_routes, serve};
 use crate::control::worker_api::{ReloadSender, Socket};
 use crate::controller;
 use crate::controller::config::{DemandConfig, PoolConfig};
@@ -127,11 +128,6 @@ async fn run_pools(
     Ok(Exit::Success)
 }
 
-pub(in crate::cli) fn no_pools() -> Failure {
-    let text = "no [pool.NAME] is configured; `journeyman guide controller` shows an example";
-    Failure::new(Exit::Config, text)
-}
-
 fn snapshot_provider(pools: &PoolHandles) -> Arc<SnapshotFn<ControllerStatusReply>> {
     let pools = pools.clone();
     Arc::new(move || {
@@ -147,13 +143,6 @@ fn http_token(config: &Config, environment: &Environment) -> Result<Option<Beare
         return Err(Failure::new(Exit::Config, text));
     }
     Ok(token.map(|token| BearerToken::new(token.reveal())))
-}
-
-/// `None` if no pool is configured.
-pub(in crate::cli) fn controller_socket(config: &Config) -> Option<PathBuf> {
-    let (_, first) = config.pool.first_key_value()?;
-    let configured = config.control.socket.as_ref().map(|socket| socket.0.clone());
-    Some(configured.unwrap_or_else(|| socket_in(&first.state_dir.0)))
 }
 
 /// Waits for the socket if another controller of this host holds it.

@@ -4,7 +4,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::Check;
 use crate::cli::taskcluster_setup;
-use crate::cli::worker_setup::WorkerIdentity;
+use crate::cli::worker_identity::WorkerIdentity;
 use crate::queue::scopes::satisfies;
 use crate::settings::Environment;
 use crate::source::CallError;
