@@ -15,7 +15,7 @@ use tokio::time::{sleep, timeout};
 use super::error_replies::{DeadLetterReason, publish_error};
 use super::poison_message::{self, ExitedWorker, PoisonCause};
 use super::queue_names::QueueNames;
-use super::session::{SessionError, consume, stream_ended};
+use super::session_error::{SessionError, consume, stream_ended};
 use super::workers::Failures;
 use super::{ControllerConfig, RecordedError, SharedCounters};
 use crate::notify::{Announcement, Announcer};

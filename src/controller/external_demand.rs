@@ -4,7 +4,7 @@ use tokio::sync::mpsc;
 use tokio::time::sleep;
 
 use super::Controller;
-use super::session::{SessionError, SessionEvent};
+use super::session_error::SessionError;
 use crate::source::CallError;
 use crate::source::taskcluster::Api;
 use crate::zookeeper::Dialect;
@@ -64,7 +64,10 @@ pub(super) struct DemandState {
     pub(super) error: Option<String>,
 }
 
-pub(super) async fn poll_demand(demand: &DemandSource, events: &mpsc::Sender<SessionEvent>) -> SessionError {
+pub(super) async fn poll_demand<E: From<DemandReport>>(
+    demand: &DemandSource,
+    events: &mpsc::Sender<E>,
+) -> SessionError {
     let mut session = None;
     loop {
         let counts = match &demand.queue {
@@ -73,10 +76,8 @@ pub(super) async fn poll_demand(demand: &DemandSource, events: &mpsc::Sender<Ses
                 count_requests(&mut session, connect, queues, *dialect).await
             }
         };
-        events
-            .send(SessionEvent::Demand(DemandReport { name: demand.name.clone(), key: demand.key.clone(), counts }))
-            .await
-            .ok();
+        let report = DemandReport { name: demand.name.clone(), key: demand.key.clone(), counts };
+        events.send(report.into()).await.ok();
         sleep(DEMAND_INTERVAL).await;
     }
 }

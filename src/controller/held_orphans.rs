@@ -6,7 +6,7 @@ use lapin::message::Delivery;
 
 use super::dead_letters::RejectedOrphan;
 use super::error_replies::DeadLetterReason;
-use super::forwarding;
+use super::message_headers;
 use super::queue_names::QueueNames;
 use journeyman_domain::group::Key;
 use journeyman_domain::group::pool::{Event, Pool};
@@ -57,14 +57,14 @@ impl HeldOrphans {
             let message = format!("the headers are larger than {CONTROLLER_HEADERS_BYTES_MAX} bytes");
             return self.reject(delivery, DeadLetterReason::new("headers-too-large", message));
         }
-        if forwarding::is_looping(&delivery) {
+        if message_headers::is_looping(&delivery) {
             return self.reject(delivery, DeadLetterReason::for_loop());
         }
         if is_group_limit_reached(pool, &key) {
             let message = format!("the pool has {CONTROLLER_GROUPS_MAX} groups already");
             return self.reject(delivery, DeadLetterReason::new("too-many-groups", message));
         }
-        if forwarding::hops(&delivery) > 0 {
+        if message_headers::hops(&delivery) > 0 {
             pool.handle(Event::Unroutable(key.clone()), now);
         }
         pool.handle(Event::demand(key.clone()), now);

@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::error_replies::DeadLetterReason;
-use super::forwarding::{PERSISTENT, integer, without_user_id};
+use super::message_headers::{PERSISTENT, integer, without_user_id};
 use super::queue_names::QueueNames;
-use super::session::SessionError;
+use super::session_error::SessionError;
 use journeyman_domain::limits::{
     CONTROLLER_HEADERS_BYTES_MAX, CONTROLLER_LOG_TAIL_LINES_MAX, DRIVER_EXIT_REASON_CHARS_MAX,
 };

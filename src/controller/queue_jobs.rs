@@ -8,7 +8,7 @@ use futures_util::stream::FuturesUnordered;
 use lapin::Channel;
 use tokio::time::timeout;
 
-use super::session::SessionError;
+use super::session_error::SessionError;
 use super::topology::{Owner, PRECONDITION_FAILED, Topology};
 use journeyman_domain::group::Key;
 use journeyman_domain::group::pool::{QueueStep, StepResult};

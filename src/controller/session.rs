@@ -8,7 +8,7 @@ use std::pin::Pin;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
 use lapin::message::Delivery;
-use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions, QueueDeclareOptions};
+use lapin::options::{BasicAckOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
 use lapin::{Channel, Connection, Consumer};
 use tokio::sync::mpsc;
@@ -21,6 +21,7 @@ use super::held_orphans::{HeldOrphans, is_group_limit_reached};
 use super::policies::{self, PolicyCheck};
 use super::queue_jobs::{QueueJob, QueueJobResult, QueueJobs};
 use super::queue_names::QueueNames;
+use super::session_error::{SessionError, consume, declare_timed_out, stream_ended};
 use super::status::Role;
 use super::topology::{ArgumentSource, PRECONDITION_FAILED, Topology};
 use super::unacknowledged_counts::{self, CountResult, UnacknowledgedCounts};
@@ -40,16 +41,6 @@ use journeyman_platform::amqp::management::Management;
 use journeyman_platform::amqp::{self, headers};
 use journeyman_platform::host::clock::or_pending;
 
-pub(super) struct SessionError {
-    pub(super) reason: String,
-}
-
-impl From<lapin::Error> for SessionError {
-    fn from(error: lapin::Error) -> Self {
-        Self { reason: amqp::error_text(&error) }
-    }
-}
-
 /// What is known over one connection.
 #[derive(Default)]
 pub(super) struct SessionState {
@@ -66,10 +57,16 @@ pub(super) struct DepthSample {
     at: Instant,
 }
 
-pub(super) enum SessionEvent {
+enum SessionEvent {
     Demand(DemandReport),
     Policies(PolicyCheck),
     Counts(CountResult),
+}
+
+impl From<DemandReport> for SessionEvent {
+    fn from(report: DemandReport) -> Self {
+        Self::Demand(report)
+    }
 }
 
 struct SessionChannels {
@@ -377,10 +374,6 @@ async fn declare_topology(topology: Topology<'_>) -> Result<SessionChannels, Ses
     })
 }
 
-pub(super) fn declare_timed_out(what: &str) -> SessionError {
-    SessionError { reason: format!("declaring the {what} took more than {AMQP_CALL_TIMEOUT:?}") }
-}
-
 async fn declare_requests_exchange(controller: &mut Controller, topology: Topology<'_>) -> Result<(), SessionError> {
     let timed_out = |_| declare_timed_out("requests exchange");
     let declare = async { topology.declare_requests(&topology.connection.create_channel().await?).await };
@@ -399,10 +392,6 @@ async fn declare_requests_exchange(controller: &mut Controller, topology: Topolo
         }
         other => Ok(other?),
     }
-}
-
-pub(super) fn stream_ended(what: &str) -> SessionError {
-    SessionError { reason: format!("the stream of {what} ended") }
 }
 
 async fn acquire_lock(
@@ -431,10 +420,4 @@ async fn acquire_lock(
             Err(error) => return Err(error.into()),
         }
     }
-}
-
-pub(super) async fn consume(connection: &Connection, queue: &str, prefetch: u16) -> lapin::Result<Consumer> {
-    let channel = connection.create_channel().await?;
-    channel.basic_qos(prefetch, BasicQosOptions::default()).await?;
-    channel.basic_consume(queue.into(), "".into(), BasicConsumeOptions::default(), FieldTable::default()).await
 }

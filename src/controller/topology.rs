@@ -7,7 +7,7 @@ use lapin::{Channel, Connection, ExchangeKind};
 use tokio::time::{sleep, timeout};
 
 use super::queue_names::QueueNames;
-use super::session::{SessionError, declare_timed_out};
+use super::session_error::{SessionError, declare_timed_out};
 use crate::controller::config::{PoolConfig, QueueType};
 use journeyman_domain::group::Key;
 use journeyman_domain::group::pool::{QueueStep, StepResult};
