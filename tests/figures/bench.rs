@@ -39,6 +39,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use journeyman::task::formats::new_task_id;
+use journeyman_platform::http::client::error_chain;
 use machine::{Row, load, print};
 
 /// That of the `journeyman` binary, for the workers in this program and for lapin alone.
@@ -153,7 +154,11 @@ fn run(arguments: &[String]) -> Outcome<()> {
             eprintln!("{} of {}: {name}", at + 1, names.len());
             let load = load();
             rows.extend(
-                lab.measure(name).await.map_err(|error| format!("{name}: {error}"))?.into_iter().map(|row| (row, load)),
+                lab.measure(name)
+                    .await
+                    .map_err(|error| format!("{name}: {}", error_chain(&*error)))?
+                    .into_iter()
+                    .map(|row| (row, load)),
             );
         }
         Ok(())

@@ -128,7 +128,7 @@ impl Notifier {
             .find(|part| part.starts_with("127.0.0.1:"))
             .or_else(|| line.split(['=', ' ']).find(|part| part.starts_with("127.0.0.1:")));
         let url = format!("http://{}", address.ok_or_else(|| format!("no address in {line:?}"))?);
-        Ok(Self { program, http: reqwest::Client::builder().no_proxy().build()?, url })
+        Ok(Self { program, http: client()?, url })
     }
 
     async fn call(&self, path: &str, body: Vec<u8>) -> Outcome<()> {
@@ -149,6 +149,11 @@ impl Notifier {
         let at_once = if lanes < BATCH * CALLS { 1 } else { CALLS };
         stream::iter(batches).map(Ok).try_buffer_unordered(at_once).try_collect().await
     }
+}
+
+/// The notifier closes connections that rest for 10 seconds, so this client does not use them any more.
+fn client() -> reqwest::Result<reqwest::Client> {
+    reqwest::Client::builder().no_proxy().pool_idle_timeout(Duration::from_secs(5)).build()
 }
 
 /// The process that listens on a port of this machine.
@@ -391,7 +396,7 @@ impl Lab {
             let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
             channel.queue_declare(name(number).as_str().into(), options, FieldTable::default()).await?;
         }
-        let http = reqwest::Client::builder().no_proxy().build()?;
+        let http = client()?;
         let list = format!("{management}/api/queues/{vhost}?columns=name");
         let port =
             broker.uri.rsplit_once('/').and_then(|(base, _)| base.rsplit_once(':')).ok_or("no port")?.1.parse()?;
