@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::handler::config::termination_grace;
 use crate::settings::rules::Rules;
 use crate::settings::values::{File, Listen, OptionalSpan, Size, Span, Url, WorkerName, built_in};
-use journeyman_domain::limits::{LAUNCHED_MAX, STATUS_POLL_MIN_MS};
+use journeyman_domain::limits::{LAUNCHED_DEFAULT, LAUNCHED_MAX, STATUS_POLL_MIN_MS};
 use journeyman_platform::host::containment::Requirement;
 use journeyman_platform::host::termination_notice::MetadataProvider;
 
@@ -55,7 +55,7 @@ impl Default for Worker {
             id: built_in("{hostname}"),
             group: built_in("journeyman"),
             capacity: 1,
-            launched_max: 1_000,
+            launched_max: LAUNCHED_DEFAULT,
             work_dir: built_in("/var/lib/journeyman/work"),
             drain_deadline: built_in("1h"),
             termination_grace: termination_grace(),

@@ -53,7 +53,7 @@ use crate::handler::log::{LogLimits, TaskLog};
 use crate::source::Source;
 use journeyman_domain::claim;
 use journeyman_domain::limits::{
-    AUTH_FAILURES_MAX, DEQUEUE_ALERT, HANDLER_THREADS_MAX, NOTICE_MARGIN, POLL_INTERVAL_MIN,
+    AUTH_FAILURES_MAX, DEQUEUE_ALERT, HANDLER_THREADS_MAX, LAUNCHED_DEFAULT, NOTICE_MARGIN, POLL_INTERVAL_MIN,
 };
 use journeyman_domain::time::Instant;
 use journeyman_domain::units::format_duration;
@@ -128,7 +128,7 @@ impl Default for WorkerConfig {
     fn default() -> Self {
         Self {
             capacity: 1,
-            launched_max: 1_000,
+            launched_max: LAUNCHED_DEFAULT,
             work_dir: PathBuf::from("journeyman-work"),
             termination_grace: Duration::from_secs(10),
             drain_deadline: Some(Duration::from_secs(60 * 60)),

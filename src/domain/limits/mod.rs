@@ -146,6 +146,8 @@ pub const DISK_USAGE_INTERVAL: Duration = Duration::from_secs(5);
 pub const PROGRAM_CHECK_TIMEOUT: Duration = Duration::from_secs(60);
 /// Tasks of one worker whose work runs elsewhere.
 pub const LAUNCHED_MAX: u32 = 100_000;
+/// The limit of such tasks unless `worker.launched_max` is set.
+pub const LAUNCHED_DEFAULT: u32 = 1_000;
 pub const LAUNCHED_EVENTS_MAX: usize = 64;
 /// A wait of work that was not launched yet for which a message is scheduled. During a shorter one it keeps its claim.
 pub const STAGED_DEFER_WAIT_MIN: Duration = Duration::from_secs(5);
