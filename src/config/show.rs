@@ -8,7 +8,7 @@ use super::LoadedConfig;
 use crate::settings::key::{PREFIX, join};
 use crate::settings::problem::{Document, ValueOrigin};
 
-/// The origin of each value is shown or left out.
+/// Which origins are shown beside the values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShowOrigins {
     /// Values only.

@@ -105,7 +105,7 @@ pub(super) struct WorkMessage {
     pub(super) handle: Option<String>,
     #[serde(default = "default_work_phase")]
     pub(super) phase: String,
-    /// The time at which the phase began, by the external system.
+    /// The time at which the phase began; `now` is when the external system said so.
     pub(super) since: Option<jiff::Timestamp>,
     pub(super) now: Option<jiff::Timestamp>,
     /// Seconds until the next look, or the next start.

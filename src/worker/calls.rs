@@ -56,7 +56,7 @@ pub(super) enum CallResult {
     },
     ResourcesMeasured {
         resources: HostResources,
-        /// This worker still holds the work directory, or cannot tell.
+        /// An error says how this worker has lost the work directory.
         work_dir: io::Result<()>,
     },
     SourceEvent {

@@ -14,7 +14,7 @@ pub const MODEL_API_MAX: i64 = 38;
 /// What a process says of itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Component {
-    /// The component works, is paused, or is about to leave.
+    /// Its state: it works, is paused, or is about to leave.
     #[serde(default)]
     pub state: ComponentState,
     /// The name of its host.

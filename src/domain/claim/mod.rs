@@ -82,7 +82,7 @@ enum Stage {
         end: ClaimEnd,
         upload: UploadStage,
     },
-    /// Uploads also follow after the task was canceled or its deadline has passed.
+    /// The report was answered, or the task was canceled or is past its deadline.
     UploadingAfterReport,
     Closed,
 }
@@ -100,7 +100,7 @@ enum UploadStage {
     AfterReport,
 }
 
-/// Tells if a poll in flight would return a released task.
+/// The poll that would return a task if it were released while it is under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum PollBarrier {
     InFlight,

@@ -11,7 +11,7 @@ pub const AMQP_SHARED_POLL_WAIT: Duration = Duration::from_secs(1);
 pub const AMQP_LEASE: Duration = Duration::from_secs(600);
 /// Prefetched requests that wait longer for a poll are requeued.
 pub const AMQP_UNPOLLED_REQUEUE_DELAY: Duration = Duration::from_secs(2);
-/// Connecting has as long, TLS and login included.
+/// The limit for a call, and for connecting with TLS and login.
 pub const AMQP_CALL_TIMEOUT: Duration = Duration::from_secs(20);
 /// The time for declaring the delays of a queue.
 pub const AMQP_DECLARE_TIMEOUT: Duration = Duration::from_secs(60);

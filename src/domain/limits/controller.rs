@@ -44,7 +44,7 @@ pub const DRIVER_CALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// A list that takes longer counts as a driver that does not reply, so that the status shows it within five seconds.
 pub const DRIVER_LIST_SLOW: Duration = Duration::from_secs(3);
 pub const DRIVER_STARTS_QUEUED_MAX: usize = 1024;
-/// The text of the exit of a worker, and of each of its last log lines.
+/// The longest text of a worker's exit, and of each of its last log lines.
 pub const DRIVER_EXIT_REASON_CHARS_MAX: usize = 512;
 pub const DRIVER_LOG_TAIL_BYTES_MAX: u64 = 4096;
 /// The log of a worker process is truncated at the front beyond this size.

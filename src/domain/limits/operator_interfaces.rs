@@ -8,7 +8,7 @@ pub const CONTROL_READ_BYTES: usize = 64 << 10;
 pub const CONTROL_ANSWER_BYTES_MAX: usize = 64 << 20;
 pub const SYSTEMD_STATUS_CHARS_MAX: usize = 400;
 pub const SYSTEMD_STATUS_CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// A quarter of the watchdog interval counts, if that is shorter.
+/// The limit for a snapshot; a quarter of the watchdog interval, if that is shorter.
 pub const SYSTEMD_SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(5);
 pub const SYSTEMD_EXTEND_BY: Duration = Duration::from_secs(60);
 /// A worker that takes longer does not count as alive.

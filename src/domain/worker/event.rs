@@ -195,7 +195,7 @@ pub enum Alert {
     DeleteFailed {
         id: Box<str>,
         count: u32,
-        /// The call is repeated.
+        /// The delete is sent again.
         retried: bool,
     },
     Denied {
@@ -268,7 +268,7 @@ impl ExitReason {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ExitReason {
     Drained,
-    /// All claims ended so, also after a drain that took too long.
+    /// Claims were released, by a command or because the drain took too long.
     Released,
     /// No claim for `exit_when_idle`.
     Idle,
