@@ -28,7 +28,7 @@ use journeyman_domain::limits::{QUEUE_CERTIFICATE_DRIFT, QUEUE_CERTIFICATE_TTL_M
 
 /// Whether callers of the embedded queue have to sign their calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Auth {
     /// A client signs every call.

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::Auth;
-use crate::settings::values::{File, Listen, SecretFile, Span, Url, built_in};
 use journeyman_domain::limits::CLAIM_TIMEOUT_MIN_MS;
+use journeyman_platform::settings::values::{File, Listen, SecretFile, Span, Url, built_in};
 
 /// The embedded queue.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Queue {
     /// Database file. The content of artifacts is in the directory of the same name with `-artifacts` appended.
@@ -42,7 +42,7 @@ impl Default for Queue {
 
 /// A client of the embedded queue.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Client {
     /// File with the client's access token, readable by its owner only.

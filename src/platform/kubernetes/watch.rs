@@ -19,7 +19,7 @@ use journeyman_domain::limits::{
 /// The server ends a watch after this time.
 const WATCH_SECONDS: &str = "290";
 
-pub(crate) enum PodChange {
+pub enum PodChange {
     /// The pod of this name.
     One(String),
     /// Changes before this list may have been missed: the versions of the pods by their names.
@@ -28,7 +28,7 @@ pub(crate) enum PodChange {
     Interrupted,
 }
 
-pub(crate) struct PodWatch {
+pub struct PodWatch {
     changed: Arc<Notify>,
     /// Aborted on drop.
     _task: JoinSet<()>,
@@ -36,7 +36,7 @@ pub(crate) struct PodWatch {
 
 impl PodWatch {
     /// Watches the pods of a label selector until it is dropped.
-    pub(crate) fn start(client: Arc<KubernetesClient>, selector: String) -> Self {
+    pub fn start(client: Arc<KubernetesClient>, selector: String) -> Self {
         let changed = Arc::new(Notify::new());
         let (mut task, notify) = (JoinSet::new(), Arc::clone(&changed));
         task.spawn(watch_pods(client, selector, move |_| notify.notify_one()));
@@ -44,13 +44,13 @@ impl PodWatch {
     }
 
     /// Cancel safe.
-    pub(crate) async fn changed(&self) {
+    pub async fn changed(&self) {
         self.changed.notified().await;
     }
 }
 
 /// Watches the pods of a label selector until it is dropped.
-pub(crate) async fn watch_pods(client: Arc<KubernetesClient>, selector: String, on_change: impl Fn(PodChange) + Sync) {
+pub async fn watch_pods(client: Arc<KubernetesClient>, selector: String, on_change: impl Fn(PodChange) + Sync) {
     loop {
         if let Err(error) = list_and_watch(&client, &selector, &on_change).await {
             tracing::debug!("a watch is interrupted: {error}");

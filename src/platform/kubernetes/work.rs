@@ -11,22 +11,22 @@ use journeyman_domain::limits::DRIVER_EXIT_REASON_CHARS_MAX;
 use journeyman_domain::staged::{FailureClass, Progress, StagedAnswer, Stamp};
 
 /// Phases of the work, whose limits are apart.
-pub(crate) const UNSCHEDULED: &str = "unscheduled";
-pub(crate) const PULLING: &str = "pulling";
-pub(crate) const RUNNING: &str = "running";
+pub const UNSCHEDULED: &str = "unscheduled";
+pub const PULLING: &str = "pulling";
+pub const RUNNING: &str = "running";
 
 /// How long an error of the start may last that often passes by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct StartGraces {
+pub struct StartGraces {
     /// Of an image that cannot be pulled, counted from when the pod has a node.
-    pub(crate) pull: Duration,
+    pub pull: Duration,
     /// The same for a container that cannot be created.
-    pub(crate) create: Duration,
+    pub create: Duration,
 }
 
 /// What a pod does, or how it has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum PodVerdict {
+pub enum PodVerdict {
     Phase {
         name: &'static str,
         since: Option<Stamp>,
@@ -41,7 +41,7 @@ pub(crate) enum PodVerdict {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum FailureCause {
+pub enum FailureCause {
     /// An image that cannot be had.
     Image,
     /// A container that cannot be created.
@@ -63,7 +63,7 @@ impl FailureCause {
 }
 
 impl PodVerdict {
-    pub(crate) fn into_answer(self, observed_at: Stamp) -> StagedAnswer {
+    pub fn into_answer(self, observed_at: Stamp) -> StagedAnswer {
         match self {
             Self::Phase { name, since } => {
                 StagedAnswer::Progress(Progress { phase: name.into(), since, observed_at, check_in: None })
@@ -121,7 +121,7 @@ fn is_final_pull_error(message: &str) -> bool {
 }
 
 /// Judges a pod by the container of this name, and by the containers that have to end before it starts.
-pub(crate) fn judge(pod: &Pod, container: &str, graces: StartGraces, now: Stamp) -> PodVerdict {
+pub fn judge(pod: &Pod, container: &str, graces: StartGraces, now: Stamp) -> PodVerdict {
     let none = PodStatus::default();
     let status = pod.status.as_ref().unwrap_or(&none);
     let own = statuses(&status.container_statuses).find(|one| one.name == container);
@@ -247,7 +247,7 @@ fn ended(end: &ContainerStateTerminated, container: &str) -> PodVerdict {
 }
 
 /// The init container that has failed, if its failure has ended the pod.
-pub(crate) fn failed_init_container(pod: &Pod) -> Option<&str> {
+pub fn failed_init_container(pod: &Pod) -> Option<&str> {
     let status = pod.status.as_ref()?;
     let failed = |one: &&ContainerStatus| terminated(one).is_some_and(|end| end.exit_code != 0);
     let mut before = statuses(&status.init_container_statuses).filter(|one| !is_sidecar(pod, &one.name));
@@ -255,7 +255,7 @@ pub(crate) fn failed_init_container(pod: &Pod) -> Option<&str> {
 }
 
 /// True if a container has a log.
-pub(crate) fn has_started(pod: &Pod, container: &str) -> bool {
+pub fn has_started(pod: &Pod, container: &str) -> bool {
     let own = pod.status.iter().flat_map(|status| statuses(&status.container_statuses));
     let state = own.filter(|one| one.name == container).find_map(|one| one.state.as_ref());
     state.is_some_and(|state| state.running.is_some() || state.terminated.is_some())
@@ -269,7 +269,7 @@ pub(crate) fn ended_at(pod: &Pod) -> Option<Timestamp> {
 }
 
 /// Why a pod has no node, or a container does not start, in the words of the cluster.
-pub(crate) fn waits_for(pod: &Pod) -> Option<String> {
+pub fn waits_for(pod: &Pod) -> Option<String> {
     let status = pod.status.as_ref()?;
     if let Some((_, _, why)) = condition(status, "PodScheduled").filter(|(is_met, ..)| *is_met == "False") {
         return Some(short(&format!("{UNSCHEDULED}: {why}")));

@@ -15,14 +15,14 @@ use tracing_subscriber::layer::{Layered, SubscriberExt as _};
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt, reload};
 
+use crate::redact;
 use crate::settings::Environment;
 use crate::settings::values::{Filter, Size, built_in};
 use journeyman_domain::limits::{LOG_LINES_QUEUED_MAX, LOG_WRITE_BYTES, TASK_LOG_BYTES_MIN};
-use journeyman_platform::redact;
 
 /// Logs.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Log {
     /// Format of the log: `auto` is `human` on a terminal and `json` otherwise.
@@ -48,7 +48,7 @@ impl Default for Log {
 
 /// Format of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum LogFormat {
     /// `human` on a terminal, `json` otherwise.

@@ -9,7 +9,7 @@ use super::values::{File, OptionalSpan, Secret, SecretFile, Size, Url, built_in}
 
 /// The AMQP broker and this worker's identity there.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Amqp {
     /// Where the URI of the broker is read, such as `amqps://user:password@broker.example.com/vhost` [built-in: RabbitMQ on this host, as guest]. The variables `JOURNEYMAN_AMQP_URI` and `WORKER_AMQP_URI` take precedence.
@@ -54,12 +54,12 @@ impl Default for Amqp {
 
 impl Amqp {
     /// The exchange for activity reports. `None` without a worker group, because a controller attributes reports by its key.
-    pub(crate) fn activity_exchange(&self) -> Option<String> {
+    pub fn activity_exchange(&self) -> Option<String> {
         let built_in = || self.worker_key.as_ref().map(|_| format!("{}-activity-xchg", self.pool));
         self.assignment.activity_exchange.clone().or_else(built_in)
     }
 
-    pub(crate) fn check(&self, rules: &mut Rules<'_>) {
+    pub fn check(&self, rules: &mut Rules<'_>) {
         let (set, missing) = match (&self.certificate_file, &self.key_file) {
             (Some(_), None) => ("certificate_file", "key_file"),
             (None, Some(_)) => ("key_file", "certificate_file"),
@@ -81,7 +81,7 @@ pub struct Assignment {
 }
 
 impl Assignment {
-    pub(crate) fn from_environment(environment: &Environment) -> Self {
+    pub fn from_environment(environment: &Environment) -> Self {
         let text = |name: &str| environment.get(name).map(str::to_owned);
         let by_hostname = ["WORKER_ID_USE_HOSTNAME", "WORKEY_ID_USE_HOSTNAME"]
             .iter()

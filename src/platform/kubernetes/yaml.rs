@@ -6,7 +6,7 @@ use serde_json::{Map, Number, Value};
 use journeyman_domain::limits::YAML_DEPTH_MAX;
 
 /// The only document of a text; null if there is none.
-pub(crate) fn from_str(text: &str) -> Result<Value, String> {
+pub fn from_str(text: &str) -> Result<Value, String> {
     let mut reader = Reader { events: &mut Parser::new_from_str(text), line: 1 };
     reader.document().map_err(|why| format!("{why} at line {}", reader.line))
 }

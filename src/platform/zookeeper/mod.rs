@@ -28,12 +28,12 @@ use serde::{Deserialize, Serialize};
 pub use call::{Error, MultiError};
 pub use client::{CreateMode, Stat, Write};
 
+use crate::host::tls_config::client_config;
 use client as zk;
-use journeyman_platform::host::tls_config::client_config;
 
 /// Whose layout a queue has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Dialect {
     /// A queue of merge jobs of a Zuul.

@@ -10,7 +10,7 @@ use journeyman_domain::jitter::Jitter;
 use journeyman_domain::poll::POLL_RETRY;
 
 /// Growing waits with jitter, so that what failed at the same moment is not retried at the same moment.
-pub(crate) struct Retry {
+pub struct Retry {
     policy: Policy,
     backoff: Backoff,
     jitter: Jitter,
@@ -18,28 +18,28 @@ pub(crate) struct Retry {
 }
 
 impl Retry {
-    pub(crate) fn new(policy: Policy) -> Self {
+    pub fn new(policy: Policy) -> Self {
         let jitter = Jitter::seeded(uuid::Uuid::new_v4().as_u64_pair().0);
         Self { policy, backoff: Backoff::NEW, jitter, last_reason: String::new() }
     }
 
     /// Failures since the last success.
-    pub(crate) const fn failures(&self) -> u32 {
+    pub const fn failures(&self) -> u32 {
         self.backoff.tries()
     }
 
-    pub(crate) fn on_success(&mut self) {
+    pub fn on_success(&mut self) {
         self.backoff.reset();
         self.last_reason.clear();
     }
 
     /// The next wait, at least as long as the service asked for within reason.
-    pub(crate) fn next_wait(&mut self, asked: Option<Duration>) -> Duration {
+    pub fn next_wait(&mut self, asked: Option<Duration>) -> Duration {
         self.backoff.wait(self.policy, asked, &mut self.jitter)
     }
 
     /// Logs a failure, loudly only if its reason is new. Returns the next wait.
-    pub(crate) fn on_failure(&mut self, what: &str, reason: String) -> Duration {
+    pub fn on_failure(&mut self, what: &str, reason: String) -> Duration {
         let wait = self.next_wait(None);
         if self.last_reason == reason {
             tracing::debug!("{what}: {reason} (retrying in {wait:.1?})");
@@ -52,7 +52,7 @@ impl Retry {
 }
 
 /// Repeats a session until one ends without an error, or `stop` comes while it waits. `what` says what an error prevents.
-pub(crate) async fn retry_sessions(
+pub async fn retry_sessions(
     what: &str,
     stop: &CancellationToken,
     mut session: impl AsyncFnMut() -> Result<(), String>,

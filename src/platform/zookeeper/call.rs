@@ -19,7 +19,7 @@ pub struct Error {
 }
 
 impl Error {
-    pub(crate) fn new(operation: &'static str, path: &str, cause: zk::Error) -> Self {
+    pub fn new(operation: &'static str, path: &str, cause: zk::Error) -> Self {
         Self { operation, path: path.to_owned(), cause }
     }
 

@@ -14,15 +14,14 @@ mod watch;
 mod work;
 mod yaml;
 
-pub(crate) use client::{KubernetesClient, KubernetesError, existing};
-pub(crate) use object::{EVENTS, Event, Kind, PODS, Pod, SECRETS};
-pub(crate) use pod::{PodState, pod_state};
-pub(crate) use sweep::sweep_ended;
-pub(crate) use template::PodTemplate;
-pub(crate) use watch::{PodChange, PodWatch, watch_pods};
-pub(crate) use work::{
+pub use client::{KubernetesClient, KubernetesError, existing};
+pub use object::{EVENTS, Event, Kind, PODS, Pod, SECRETS};
+pub use pod::{PodState, pod_state};
+pub use sweep::sweep_ended;
+pub use template::PodTemplate;
+pub use watch::{PodChange, PodWatch, watch_pods};
+pub use work::{
     FailureCause, PULLING, PodVerdict, RUNNING, StartGraces, UNSCHEDULED, failed_init_container, has_started, judge,
     waits_for,
 };
-#[cfg(test)]
-pub(crate) use yaml::from_str as parse_yaml;
+pub use yaml::from_str as parse_yaml;

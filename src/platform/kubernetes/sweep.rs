@@ -13,7 +13,7 @@ use super::{KubernetesClient, KubernetesError};
 use journeyman_domain::limits::POD_SWEEP_INTERVAL;
 
 /// Removes the pods of a label selector that have ended so long ago, until it is dropped.
-pub(crate) async fn sweep_ended(client: Arc<KubernetesClient>, selector: String, kept: Duration) {
+pub async fn sweep_ended(client: Arc<KubernetesClient>, selector: String, kept: Duration) {
     let mut turns = interval(POD_SWEEP_INTERVAL);
     loop {
         turns.tick().await;

@@ -64,7 +64,7 @@ impl Environment {
     }
 
     /// The keys that variables set; later ones override earlier ones.
-    pub(crate) fn settings(&self, problems: &mut Vec<Problem>) -> Vec<Setting> {
+    pub fn settings(&self, problems: &mut Vec<Problem>) -> Vec<Setting> {
         let mut settings = self.controller_settings();
         for (name, value) in &self.0 {
             let Some(name) = name.to_str() else { continue };

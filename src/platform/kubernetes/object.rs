@@ -7,57 +7,57 @@ use serde::Deserialize;
 
 /// A kind of objects in a namespace.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Kind {
+pub struct Kind {
     /// The word for it in messages.
-    pub(crate) noun: &'static str,
+    pub noun: &'static str,
     /// The start of its paths: `api/v1`, or `apis/` with group and version.
-    pub(crate) api: &'static str,
-    pub(crate) plural: &'static str,
+    pub api: &'static str,
+    pub plural: &'static str,
 }
 
-pub(crate) const PODS: Kind = Kind { noun: "pod", api: "api/v1", plural: "pods" };
-pub(crate) const SECRETS: Kind = Kind { noun: "Secret", api: "api/v1", plural: "secrets" };
-pub(crate) const EVENTS: Kind = Kind { noun: "Event", api: "api/v1", plural: "events" };
+pub const PODS: Kind = Kind { noun: "pod", api: "api/v1", plural: "pods" };
+pub const SECRETS: Kind = Kind { noun: "Secret", api: "api/v1", plural: "secrets" };
+pub const EVENTS: Kind = Kind { noun: "Event", api: "api/v1", plural: "events" };
 
 #[derive(Debug, Deserialize)]
-pub(crate) struct List<T> {
+pub struct List<T> {
     #[serde(default)]
-    pub(crate) metadata: ListMetadata,
+    pub metadata: ListMetadata,
     // An empty one may be null.
-    pub(crate) items: Option<Vec<T>>,
+    pub items: Option<Vec<T>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(crate) struct ListMetadata {
+pub struct ListMetadata {
     pub(crate) resource_version: Option<String>,
     /// The token of the next page.
     #[serde(rename = "continue")]
-    pub(crate) next_page: Option<String>,
+    pub next_page: Option<String>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(crate) struct Metadata {
-    pub(crate) name: String,
-    pub(crate) uid: Option<String>,
-    pub(crate) resource_version: Option<String>,
-    pub(crate) creation_timestamp: Option<Timestamp>,
-    pub(crate) deletion_timestamp: Option<Timestamp>,
+pub struct Metadata {
+    pub name: String,
+    pub uid: Option<String>,
+    pub resource_version: Option<String>,
+    pub creation_timestamp: Option<Timestamp>,
+    pub deletion_timestamp: Option<Timestamp>,
     labels: Option<BTreeMap<String, String>>,
     annotations: Option<BTreeMap<String, String>>,
 }
 
 impl Metadata {
-    pub(crate) fn labels(&self) -> Option<&BTreeMap<String, String>> {
+    pub fn labels(&self) -> Option<&BTreeMap<String, String>> {
         self.labels.as_ref()
     }
 
-    pub(crate) fn label(&self, name: &str) -> Option<&str> {
+    pub fn label(&self, name: &str) -> Option<&str> {
         self.labels.as_ref()?.get(name).map(String::as_str)
     }
 
-    pub(crate) fn annotation(&self, name: &str) -> Option<&str> {
+    pub fn annotation(&self, name: &str) -> Option<&str> {
         self.annotations.as_ref()?.get(name).map(String::as_str)
     }
 }
@@ -65,22 +65,22 @@ impl Metadata {
 /// Any object, of which only the metadata is asked for.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(crate) struct PartialObject {
-    pub(crate) metadata: Metadata,
+pub struct PartialObject {
+    pub metadata: Metadata,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
-pub(crate) struct Pod {
-    pub(crate) metadata: Metadata,
-    pub(crate) spec: Option<PodSpec>,
-    pub(crate) status: Option<PodStatus>,
+pub struct Pod {
+    pub metadata: Metadata,
+    pub spec: Option<PodSpec>,
+    pub status: Option<PodStatus>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(crate) struct PodSpec {
-    pub(crate) node_name: Option<String>,
+pub struct PodSpec {
+    pub node_name: Option<String>,
     pub(crate) init_containers: Option<Vec<InitContainer>>,
 }
 
@@ -93,25 +93,25 @@ pub(crate) struct InitContainer {
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(crate) struct PodStatus {
-    pub(crate) phase: Option<String>,
+pub struct PodStatus {
+    pub phase: Option<String>,
     pub(crate) reason: Option<String>,
     pub(crate) message: Option<String>,
-    pub(crate) start_time: Option<Timestamp>,
-    pub(crate) conditions: Option<Vec<PodCondition>>,
+    pub start_time: Option<Timestamp>,
+    pub conditions: Option<Vec<PodCondition>>,
     pub(crate) container_statuses: Option<Vec<ContainerStatus>>,
     pub(crate) init_container_statuses: Option<Vec<ContainerStatus>>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(crate) struct PodCondition {
+pub struct PodCondition {
     #[serde(rename = "type")]
-    pub(crate) type_: String,
+    pub type_: String,
     pub(crate) status: String,
     pub(crate) reason: Option<String>,
     pub(crate) message: Option<String>,
-    pub(crate) last_transition_time: Option<Timestamp>,
+    pub last_transition_time: Option<Timestamp>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -156,7 +156,7 @@ pub(crate) struct ContainerStateTerminated {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(crate) struct Event {
-    pub(crate) reason: Option<String>,
-    pub(crate) message: Option<String>,
+pub struct Event {
+    pub reason: Option<String>,
+    pub message: Option<String>,
 }

@@ -6,7 +6,7 @@ use super::object::{ContainerState, ContainerStateTerminated, ContainerStatus, P
 use journeyman_domain::limits::{DRIVER_EXIT_REASON_CHARS_MAX, KUBERNETES_START_GRACE_SECONDS};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum PodState {
+pub enum PodState {
     Ready,
     /// It may become ready by itself.
     Waiting(String),
@@ -23,7 +23,7 @@ pub(crate) enum PodState {
 const STARTING: [&str; 2] = ["PodInitializing", "ContainerCreating"];
 
 /// Judges a pod by the container of this name, and by the containers that start before it.
-pub(crate) fn pod_state(pod: &Pod, container: &str, now: Timestamp) -> PodState {
+pub fn pod_state(pod: &Pod, container: &str, now: Timestamp) -> PodState {
     let none = PodStatus::default();
     let status = pod.status.as_ref().unwrap_or(&none);
     let own = statuses(&status.container_statuses).find(|one| one.name == container);

@@ -17,7 +17,7 @@ use journeyman_domain::limits::{CONFIG_DEPTH_MAX, CONFIG_PROBLEMS_MAX};
 
 /// Reads sections and collects what is wrong with them.
 #[derive(Debug)]
-pub(crate) struct Loader<'a> {
+pub struct Loader<'a> {
     document: Option<&'a Document>,
     tree: Table,
     /// The place that sets each key first, by its dotted key.
@@ -28,7 +28,7 @@ pub(crate) struct Loader<'a> {
 }
 
 impl<'a> Loader<'a> {
-    pub(crate) fn new(document: Option<&'a Document>) -> Self {
+    pub fn new(document: Option<&'a Document>) -> Self {
         let (key_origins, origins) = (BTreeMap::new(), BTreeMap::new());
         let mut loader = Self { document, tree: Table::new(), key_origins, origins, problems: Vec::new() };
         let Some(document) = document else { return loader };
@@ -64,7 +64,7 @@ impl<'a> Loader<'a> {
     }
 
     /// Sets a value over that of the table.
-    pub(crate) fn set(&mut self, setting: Setting) {
+    pub fn set(&mut self, setting: Setting) {
         let origin = setting.origin.clone();
         if let Err(message) = self.try_set(setting) {
             self.push(message, origin, None);
@@ -106,16 +106,16 @@ impl<'a> Loader<'a> {
     }
 
     /// Reads a section, or returns its default.
-    pub(crate) fn section<T: DeserializeOwned + Default>(&mut self, name: &str) -> T {
+    pub fn section<T: DeserializeOwned + Default>(&mut self, name: &str) -> T {
         self.take(name).and_then(|value| self.read(name, value, "")).unwrap_or_default()
     }
 
-    pub(crate) fn take(&mut self, name: &str) -> Option<Value> {
+    pub fn take(&mut self, name: &str) -> Option<Value> {
         self.tree.remove(name)
     }
 
     /// Reads the sections below `section`, whose names the user chooses.
-    pub(crate) fn named<T>(
+    pub fn named<T>(
         &mut self,
         section: &str,
         read: impl Fn(&mut Self, &str, Value) -> Option<T>,
@@ -135,7 +135,7 @@ impl<'a> Loader<'a> {
         }
     }
 
-    pub(crate) fn remove_invalid_names(
+    pub fn remove_invalid_names(
         &mut self,
         key: &str,
         table: Option<&mut Value>,
@@ -155,12 +155,7 @@ impl<'a> Loader<'a> {
     }
 
     /// Takes the value of the key that selects the type of a section; `None` where it has none, or an invalid one.
-    pub(crate) fn kind<T: DeserializeOwned>(
-        &mut self,
-        key: &str,
-        section: &mut Value,
-        default: Option<T>,
-    ) -> Option<T> {
+    pub fn kind<T: DeserializeOwned>(&mut self, key: &str, section: &mut Value, default: Option<T>) -> Option<T> {
         let Value::Table(table) = section else {
             self.invalid(key, section, "a table");
             return None;
@@ -177,14 +172,14 @@ impl<'a> Loader<'a> {
     }
 
     /// Reports the sections that nothing has read.
-    pub(crate) fn finish(&mut self, known: &[&str]) {
+    pub fn finish(&mut self, known: &[&str]) {
         for (name, _) in std::mem::take(&mut self.tree) {
             self.unknown("", &name, known, "");
         }
     }
 
     /// Reads a value of the table. `kind` describes the section in messages about unknown keys.
-    pub(crate) fn read<T: DeserializeOwned>(&mut self, key: &str, mut value: Value, kind: &str) -> Option<T> {
+    pub fn read<T: DeserializeOwned>(&mut self, key: &str, mut value: Value, kind: &str) -> Option<T> {
         let mut removed = Vec::new();
         loop {
             let error = match serde_path_to_error::deserialize(value.clone()) {

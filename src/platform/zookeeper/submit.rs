@@ -183,6 +183,6 @@ impl JobQueue {
 }
 
 /// Seconds since 1970, as Zuul writes times.
-pub(crate) fn unix_seconds() -> f64 {
+pub fn unix_seconds() -> f64 {
     jiff::Timestamp::now().as_duration().as_secs_f64()
 }

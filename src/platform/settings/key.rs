@@ -3,7 +3,7 @@
 use super::problem::ValueOrigin;
 
 /// Prefix of variables that set keys.
-pub(crate) const PREFIX: &str = "JOURNEYMAN__";
+pub const PREFIX: &str = "JOURNEYMAN__";
 
 /// A value that a variable or a flag sets.
 #[derive(Debug, Clone)]
@@ -22,21 +22,21 @@ impl Setting {
     }
 }
 
-pub(crate) const NAME_EXPECTED: &str = "letters, digits, `.`, `/`, `_` and `-`, at most 64, without `__`";
-pub(crate) const VARIABLE_EXPECTED: &str = "letters, digits, `.`, `_` and `-`, at most 128, not starting with a digit";
+pub const NAME_EXPECTED: &str = "letters, digits, `.`, `/`, `_` and `-`, at most 64, without `__`";
+pub const VARIABLE_EXPECTED: &str = "letters, digits, `.`, `_` and `-`, at most 128, not starting with a digit";
 
-pub(crate) fn is_variable(name: &str) -> bool {
+pub fn is_variable(name: &str) -> bool {
     let is_clean = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
     is_clean && name.len() <= 128 && name.starts_with(|first: char| !first.is_ascii_digit())
 }
 
 /// Whether a name can be part of a key, of a variable's name and of a log field.
-pub(crate) fn is_name(name: &str) -> bool {
+pub fn is_name(name: &str) -> bool {
     let is_clean = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._/-".contains(&byte));
     is_clean && !name.is_empty() && name.len() <= 64 && !name.contains("__")
 }
 
-pub(crate) fn join(key: &str, name: &str) -> String {
+pub fn join(key: &str, name: &str) -> String {
     match (key.is_empty(), name.is_empty()) {
         (true, _) => name.to_owned(),
         (_, true) => key.to_owned(),
@@ -50,6 +50,6 @@ pub(crate) fn shout(name: &str) -> String {
 }
 
 /// The variable that sets a key, such as `JOURNEYMAN__WORKER__CAPACITY` for `worker.capacity`.
-pub(crate) fn variable(key: &str) -> String {
+pub fn variable(key: &str) -> String {
     format!("{PREFIX}{}", shout(&key.replace('.', "__")))
 }

@@ -12,9 +12,9 @@ use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use tracing_subscriber::filter::LevelFilter;
 
+use crate::redact;
 use journeyman_domain::lane::dispatcher::Rate;
 use journeyman_domain::limits::WEBHOOK_RATE_ATTEMPTS_MAX;
-use journeyman_platform::redact;
 
 /// A value that is written as text.
 trait Text: Sized {
@@ -23,7 +23,7 @@ trait Text: Sized {
     /// Writes the text that [`Text::read`] parses.
     fn write(&self) -> String;
     /// What the schema adds to the kind of the value.
-    #[cfg(test)]
+    #[cfg(debug_assertions)]
     fn bounds() -> String {
         String::new()
     }
@@ -61,7 +61,7 @@ macro_rules! text_value {
                 }
             }
 
-            #[cfg(test)]
+            #[cfg(debug_assertions)]
             impl $(<const $min: u64>)? schemars::JsonSchema for $name {
                 fn schema_name() -> std::borrow::Cow<'static, str> {
                     stringify!($name).into()
@@ -144,7 +144,7 @@ impl<const MIN_MS: u64> Text for Span<MIN_MS> {
         write_span(self.0)
     }
 
-    #[cfg(test)]
+    #[cfg(debug_assertions)]
     fn bounds() -> String {
         if MIN_MS == 0 { String::new() } else { format!(", from {}", write_span(Duration::from_millis(MIN_MS))) }
     }
@@ -163,7 +163,7 @@ impl<const MIN_MS: u64> Text for OptionalSpan<MIN_MS> {
         write_span(self.0.unwrap_or_default())
     }
 
-    #[cfg(test)]
+    #[cfg(debug_assertions)]
     fn bounds() -> String {
         format!("{}, or 0s", Span::<MIN_MS>::bounds())
     }
@@ -206,7 +206,7 @@ impl<const MIN: u64> Text for Size<MIN> {
         write_size(self.0)
     }
 
-    #[cfg(test)]
+    #[cfg(debug_assertions)]
     fn bounds() -> String {
         if MIN == 0 { String::new() } else { format!(", from {}", write_size(MIN)) }
     }
@@ -556,12 +556,12 @@ impl<'de> Deserialize<'de> for Secret {
 }
 
 #[expect(clippy::expect_used, reason = "every built-in value is parsed by a test")]
-pub(crate) fn built_in<T: FromStr<Err = String>>(text: &str) -> T {
+pub fn built_in<T: FromStr<Err = String>>(text: &str) -> T {
     text.parse().expect("a built-in value is valid")
 }
 
 /// Merges `upper` into `lower`, objects key by key.
-pub(crate) fn merge_json(lower: &mut serde_json::Value, upper: serde_json::Value) {
+pub fn merge_json(lower: &mut serde_json::Value, upper: serde_json::Value) {
     use serde_json::Value;
     match (lower, upper) {
         (Value::Object(lower), Value::Object(upper)) => {

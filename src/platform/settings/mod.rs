@@ -3,10 +3,10 @@
 
 pub mod broker;
 pub mod environment;
-pub(crate) mod key;
-pub(crate) mod load;
+pub mod key;
+pub mod load;
 pub mod problem;
-pub(crate) mod rules;
+pub mod rules;
 pub mod secrets;
 pub mod values;
 

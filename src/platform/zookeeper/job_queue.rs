@@ -15,7 +15,8 @@ use super::lock::{HeldLock, LockMode};
 use super::semaphore::Places;
 use super::shards::ShardError;
 use super::{Error, Session, Write};
-use journeyman_platform::host::crash_points::crash_point;
+use crate::host::crash_points::crash_point;
+use journeyman_domain::refusal::{CallError, Refusal};
 
 const FOLDERS: [&str; 6] = ["requests", "locks", "params", "result-data", "results", "waiters"];
 
@@ -56,6 +57,17 @@ pub enum JobError {
     },
 }
 
+impl From<JobError> for CallError {
+    fn from(error: JobError) -> Self {
+        match error {
+            JobError::Call(error) => error.into(),
+            other @ (JobError::Shards(_) | JobError::Unreadable { .. }) => {
+                Self { refusal: Refusal::Rejected, message: other.to_string() }
+            }
+        }
+    }
+}
+
 impl From<ShardError> for JobError {
     fn from(error: ShardError) -> Self {
         match error {
@@ -90,10 +102,10 @@ impl JobRequest {
     }
 }
 
-pub(crate) const MERGE_COMPLETED: &str = "MergeCompletedEvent";
+pub const MERGE_COMPLETED: &str = "MergeCompletedEvent";
 
 /// The event that ends a merge job without a waiter.
-pub(crate) fn merge_event_kind(request: &JobRequest) -> &'static str {
+pub fn merge_event_kind(request: &JobRequest) -> &'static str {
     let job_type = request.json.get::<String>("job_type");
     if job_type.as_deref() == Some("fileschanges") { "FilesChangesCompletedEvent" } else { MERGE_COMPLETED }
 }

@@ -9,10 +9,10 @@ use journeyman_domain::limits::{POD_TEMPLATE_FUEL, POD_TEMPLATE_RECURSION_MAX};
 
 const NAME: &str = "pod template";
 
-pub(crate) struct PodTemplate(Environment<'static>);
+pub struct PodTemplate(Environment<'static>);
 
 impl PodTemplate {
-    pub(crate) fn new(text: String) -> Result<Self, String> {
+    pub fn new(text: String) -> Result<Self, String> {
         let mut environment = Environment::new();
         environment.set_auto_escape_callback(|_| AutoEscape::Json);
         environment.set_undefined_behavior(UndefinedBehavior::Strict);
@@ -23,7 +23,7 @@ impl PodTemplate {
     }
 
     /// The pod with these values filled in. An error does not quote them.
-    pub(crate) fn render(&self, values: impl Serialize) -> Result<serde_json::Value, String> {
+    pub fn render(&self, values: impl Serialize) -> Result<serde_json::Value, String> {
         let template = self.0.get_template(NAME).map_err(|error| error.to_string())?;
         let text = template.render(Value::from(Serde(values))).map_err(|error| error.to_string())?;
         yaml::from_str(&text).map_err(|error| format!("it makes no pod: {error}"))

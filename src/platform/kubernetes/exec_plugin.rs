@@ -12,8 +12,8 @@ use tokio::time::timeout;
 
 use super::kubeconfig::{Access, text};
 use super::yaml;
+use crate::host::run_program;
 use journeyman_domain::limits::{KUBERNETES_PLUGIN_TIMEOUT, KUBERNETES_RENEWAL_MARGIN};
-use journeyman_platform::host::run_program;
 
 /// The cluster that a plugin may want to know of.
 pub(super) struct PluginCluster<'a> {

@@ -173,7 +173,7 @@ impl HeldLock {
 
 impl Session {
     /// Repeats a call that is safe to repeat until it is answered or the session ends.
-    pub(crate) async fn retry<T, F>(&self, call: impl Fn() -> F) -> Result<T, Error>
+    pub async fn retry<T, F>(&self, call: impl Fn() -> F) -> Result<T, Error>
     where
         F: Future<Output = Result<T, Error>>,
     {

@@ -3,20 +3,20 @@
 use anstream::adapter::StripBytes;
 
 /// Control characters (C0, DEL, C1), line separators, and the directional characters that reorder the text around them.
-pub fn is_unsafe(character: char) -> bool {
+pub(crate) fn is_unsafe(character: char) -> bool {
     character.is_control()
         || matches!(character, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// Replaces unsafe characters by spaces; keeps the lines.
-pub fn clean(text: &str) -> String {
+pub(crate) fn clean(text: &str) -> String {
     text.chars().map(|char| if is_unsafe(char) && !matches!(char, '\n' | '\t') { ' ' } else { char }).collect()
 }
 
 /// Filters a stream of bytes, such as a log. Escape sequences and unsafe characters are removed, carriage returns end a
 /// line, invalid UTF-8 is replaced.
 #[derive(Debug, Default)]
-pub struct TextFilter {
+pub(crate) struct TextFilter {
     strip: StripBytes,
     /// The beginning of a character whose other bytes are yet to come.
     partial: Vec<u8>,
@@ -24,7 +24,7 @@ pub struct TextFilter {
 }
 
 impl TextFilter {
-    pub fn push(&mut self, piece: &[u8]) -> String {
+    pub(crate) fn push(&mut self, piece: &[u8]) -> String {
         let mut bytes = std::mem::take(&mut self.partial);
         self.strip.strip_next(piece).for_each(|part| bytes.extend_from_slice(part));
         let mut text = String::new();

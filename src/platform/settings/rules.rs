@@ -5,19 +5,19 @@ use std::collections::BTreeMap;
 use super::key::join;
 use super::problem::{Problem, ValueOrigin, suggest};
 
-pub(crate) struct Rules<'a> {
-    pub(crate) origins: &'a BTreeMap<String, ValueOrigin>,
-    pub(crate) problems: &'a mut Vec<Problem>,
+pub struct Rules<'a> {
+    pub origins: &'a BTreeMap<String, ValueOrigin>,
+    pub problems: &'a mut Vec<Problem>,
 }
 
 impl Rules<'_> {
     /// True if a key has another value than the built-in one.
-    pub(crate) fn is_set(&self, section: &str, name: &str) -> bool {
+    pub fn is_set(&self, section: &str, name: &str) -> bool {
         self.origins.contains_key(&join(section, name))
     }
 
     /// Checks that the section exists to which the value of a key refers.
-    pub(crate) fn reference<'k>(
+    pub fn reference<'k>(
         &mut self,
         key: &str,
         name: &str,
@@ -33,12 +33,12 @@ impl Rules<'_> {
     }
 
     /// Adds a problem of a key, or of the section if `name` is empty.
-    pub(crate) fn error(&mut self, section: &str, name: &str, message: String, help: &str) {
+    pub fn error(&mut self, section: &str, name: &str, message: String, help: &str) {
         let help = Some(help.to_owned()).filter(|help| !help.is_empty());
         self.problems.push(Problem { help, ..Problem::error(message, self.origin(section, name)) });
     }
 
-    pub(crate) fn warning(&mut self, section: &str, name: &str, message: String, help: &str) {
+    pub fn warning(&mut self, section: &str, name: &str, message: String, help: &str) {
         self.problems.push(Problem::warning(message, self.origin(section, name), help.to_owned()));
     }
 

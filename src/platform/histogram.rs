@@ -17,7 +17,7 @@ impl<const BUCKETS: usize> Default for Histogram<BUCKETS> {
 
 impl<const BUCKETS: usize> Histogram<BUCKETS> {
     /// `bounds` are the upper bounds of all buckets but the last.
-    pub(crate) fn observe(&mut self, bounds: &[f64], took: Duration) {
+    pub fn observe(&mut self, bounds: &[f64], took: Duration) {
         let seconds = took.as_secs_f64();
         let bucket = bounds.iter().position(|bound| seconds <= *bound).unwrap_or(bounds.len());
         if let Some(count) = self.buckets.get_mut(bucket) {

@@ -15,11 +15,11 @@ use tokio::time::{Duration, Instant, timeout};
 
 use super::connection::{Call, Connection};
 use super::object::{Kind, List, PODS, PartialObject};
+use crate::http::client::{BodyError, read_body, root_cause};
 use journeyman_domain::limits::{
     ERROR_BODY_BYTES_MAX, KUBERNETES_ANSWER_BYTES_MAX, KUBERNETES_CALL_TIMEOUT, KUBERNETES_RENEWAL_RETRY,
     KUBERNETES_RETRY_AFTER_MAX,
 };
-use journeyman_platform::http::client::{BodyError, read_body, root_cause};
 
 const JSON: &str = "application/json";
 const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
@@ -30,7 +30,7 @@ const FIELD_MANAGER: &str = "journeyman";
 
 /// Named by what the caller does next.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum KubernetesError {
+pub enum KubernetesError {
     /// There is no such object.
     #[error("{0}")]
     Gone(String),
@@ -48,7 +48,7 @@ pub(crate) enum KubernetesError {
     Retry(String),
 }
 
-pub(crate) struct KubernetesClient {
+pub struct KubernetesClient {
     kubeconfig: Option<PathBuf>,
     namespace: String,
     /// Made anew after a failure, so that rotated credentials and certificates are read.
@@ -81,7 +81,7 @@ struct Status {
 }
 
 impl KubernetesClient {
-    pub(crate) fn new(kubeconfig: Option<PathBuf>, namespace: String) -> Self {
+    pub fn new(kubeconfig: Option<PathBuf>, namespace: String) -> Self {
         Self {
             kubeconfig,
             namespace,
@@ -92,22 +92,22 @@ impl KubernetesClient {
     }
 
     /// The time by the server's clock; by this host's before its first answer.
-    pub(crate) fn now(&self) -> Timestamp {
+    pub fn now(&self) -> Timestamp {
         let since = |(time, at): (Timestamp, Instant)| time.checked_add(at.elapsed()).ok();
         self.server_time.lock().and_then(since).unwrap_or_else(Timestamp::now)
     }
 
-    pub(crate) async fn get<T: DeserializeOwned>(&self, kind: &Kind, name: &str) -> Result<T, KubernetesError> {
+    pub async fn get<T: DeserializeOwned>(&self, kind: &Kind, name: &str) -> Result<T, KubernetesError> {
         self.read(Subject::of("read", kind, name), &self.call(Method::GET, kind, name)).await
     }
 
-    pub(crate) async fn get_metadata(&self, kind: &Kind, name: &str) -> Result<PartialObject, KubernetesError> {
+    pub async fn get_metadata(&self, kind: &Kind, name: &str) -> Result<PartialObject, KubernetesError> {
         let call = Call { accept: METADATA, ..self.call(Method::GET, kind, name) };
         self.read(Subject::of("read", kind, name), &call).await
     }
 
     /// `of` and `name` say in an error what was to be listed.
-    pub(crate) async fn list<T: DeserializeOwned>(
+    pub async fn list<T: DeserializeOwned>(
         &self,
         kind: &Kind,
         (of, name): (&str, &str),
@@ -117,7 +117,7 @@ impl KubernetesClient {
         self.read(Subject { verb: "list", noun: of, name }, &call).await
     }
 
-    pub(crate) async fn list_metadata(
+    pub async fn list_metadata(
         &self,
         kind: &Kind,
         (of, name): (&str, &str),
@@ -127,51 +127,46 @@ impl KubernetesClient {
         self.read(Subject { verb: "list", noun: of, name }, &call).await
     }
 
-    pub(crate) async fn create<T: DeserializeOwned>(&self, kind: &Kind, object: &Value) -> Result<T, KubernetesError> {
+    pub async fn create<T: DeserializeOwned>(&self, kind: &Kind, object: &Value) -> Result<T, KubernetesError> {
         let name = object["metadata"]["name"].as_str().unwrap_or_default();
         let call = Call { body: Some(object), ..self.call(Method::POST, kind, "") };
         self.read(Subject::of("create", kind, name), &call).await
     }
 
     /// Fails with a conflict if the object has another version than this one.
-    pub(crate) async fn replace(&self, kind: &Kind, name: &str, object: &Value) -> Result<(), KubernetesError> {
+    pub async fn replace(&self, kind: &Kind, name: &str, object: &Value) -> Result<(), KubernetesError> {
         let call = Call { body: Some(object), ..self.call(Method::PUT, kind, name) };
         self.answer(Subject::of("change", kind, name), &call).await.map(drop)
     }
 
     /// Creates an object, or gives an existing one these fields.
-    pub(crate) async fn apply(&self, kind: &Kind, name: &str, object: &Value) -> Result<(), KubernetesError> {
+    pub async fn apply(&self, kind: &Kind, name: &str, object: &Value) -> Result<(), KubernetesError> {
         let query = &[("fieldManager", FIELD_MANAGER), ("force", "true")];
         let call = Call { query, content_type: APPLY, body: Some(object), ..self.call(Method::PATCH, kind, name) };
         self.answer(Subject::of("apply", kind, name), &call).await.map(drop)
     }
 
     /// Returns whether it was there. `options` are the fields of a `DeleteOptions`.
-    pub(crate) async fn delete(&self, kind: &Kind, name: &str, options: &Value) -> Result<bool, KubernetesError> {
+    pub async fn delete(&self, kind: &Kind, name: &str, options: &Value) -> Result<bool, KubernetesError> {
         let call = Call { body: Some(options), ..self.call(Method::DELETE, kind, name) };
         existing(self.answer(Subject::of("delete", kind, name), &call).await).map(|deleted| deleted.is_some())
     }
 
-    pub(crate) async fn delete_all(
-        &self,
-        kind: &Kind,
-        (of, name): (&str, &str),
-        labels: &str,
-    ) -> Result<(), KubernetesError> {
+    pub async fn delete_all(&self, kind: &Kind, (of, name): (&str, &str), labels: &str) -> Result<(), KubernetesError> {
         let query = &[("labelSelector", labels)];
         let call = Call { query, ..self.call(Method::DELETE, kind, "") };
         self.answer(Subject { verb: "delete", noun: of, name }, &call).await.map(drop)
     }
 
     /// The log of a pod, while it is written or up to its end. Reading it takes any time.
-    pub(crate) async fn log(&self, pod: &str, query: &[(&str, &str)]) -> Result<Response, KubernetesError> {
+    pub async fn log(&self, pod: &str, query: &[(&str, &str)]) -> Result<Response, KubernetesError> {
         let subject = Subject { verb: "read the log of", noun: PODS.noun, name: pod };
         let call = Call { query, accept: "*/*", ..self.call(Method::GET, &PODS, &format!("{pod}/log")) };
         self.open(subject, &call).await
     }
 
     /// The same, as far as it is written, within the time of a call.
-    pub(crate) async fn log_tail(&self, pod: &str, query: &[(&str, &str)]) -> Result<String, KubernetesError> {
+    pub async fn log_tail(&self, pod: &str, query: &[(&str, &str)]) -> Result<String, KubernetesError> {
         let subject = Subject { verb: "read the log of", noun: PODS.noun, name: pod };
         let call = Call { query, accept: "*/*", ..self.call(Method::GET, &PODS, &format!("{pod}/log")) };
         self.answer(subject, &call).await.map(|log| String::from_utf8_lossy(&log).into_owned())
@@ -298,10 +293,9 @@ impl KubernetesClient {
     }
 }
 
-#[cfg(test)]
 impl KubernetesClient {
     /// Any call, for a test that plays a part of the cluster.
-    pub(crate) async fn request(
+    pub async fn request(
         &self,
         method: Method,
         path: &str,
@@ -352,7 +346,7 @@ fn classify(subject: Subject<'_>, status: StatusCode, message: &str) -> Kubernet
 }
 
 /// `None` for an object that does not exist.
-pub(crate) fn existing<T>(answer: Result<T, KubernetesError>) -> Result<Option<T>, KubernetesError> {
+pub fn existing<T>(answer: Result<T, KubernetesError>) -> Result<Option<T>, KubernetesError> {
     match answer {
         Ok(object) => Ok(Some(object)),
         Err(KubernetesError::Gone(_)) => Ok(None),

@@ -15,8 +15,8 @@ use tokio::time::Instant;
 use url::Url;
 
 use super::kubeconfig::Access;
+use crate::http::client::{client_builder, error_chain};
 use journeyman_domain::limits::KUBERNETES_CONNECT_TIMEOUT;
-use journeyman_platform::http::client::{client_builder, error_chain};
 
 pub(super) struct Connection {
     http: reqwest::Client,
