@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::sql::{SqlError, Tx, read, values};
+use super::sql::{SqlError, read, values};
+use super::transaction::Tx;
 use journeyman_domain::lane::dispatcher::LaneId;
 use journeyman_domain::lane::endpoint::{DisableReason, EndpointHealth};
 use journeyman_domain::staged::Stamp;

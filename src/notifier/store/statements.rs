@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
 
-use super::sql::{Row, SqlError, Tx, values};
+use super::sql::{Row, SqlError, values};
+use super::transaction::Tx;
 use crate::notify::Event;
 use journeyman_domain::lane::dispatcher::LaneId;
 use journeyman_domain::lane::endpoint::EndpointHealth;
