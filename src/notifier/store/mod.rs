@@ -28,7 +28,6 @@ use self::postgres::Hints;
 pub(crate) use self::postgres::{Postgres, PostgresError, PostgresPool};
 pub(crate) use self::sql::{StoreFailure, words as postgres_words};
 use self::sqlite::Tables;
-pub(crate) use self::statements::outcome_text;
 pub(crate) use self::statements::{Added, AttemptRecord, Committed, DueLane, Head, Lease};
 use self::transaction::Tx;
 use crate::notify::Event;

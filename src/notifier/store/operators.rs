@@ -173,7 +173,7 @@ pub(super) async fn change_endpoint(
         EndpointChange::Disable(reason) => {
             let update =
                 "UPDATE endpoint SET disabled = $2, note = coalesce($3, note) WHERE name = $1 AND disabled IS NULL";
-            db.execute(update, values![endpoint, reason.name(), note]).await?;
+            db.execute(update, values![endpoint, reason.as_str(), note]).await?;
         }
         EndpointChange::Enable => {
             let update = "UPDATE endpoint SET disabled = NULL, health = NULL, note = $2 WHERE name = $1";
