@@ -6,7 +6,6 @@
 use std::sync::Arc;
 
 use lapin::options::BasicPublishOptions;
-use lapin::types::{AMQPValue, LongString};
 use lapin::{BasicProperties, Channel, Connection};
 
 use crate::worker::liveness::Liveness;
@@ -120,8 +119,8 @@ fn observe_liveness(reporter: &mut ActivityReporter, liveness: &Liveness, clock:
 }
 
 async fn publish(settings: &Config, channel: &Channel, report: ActivityReport) -> Result<(), String> {
-    let text = |text: &str| AMQPValue::LongString(LongString::from(text));
-    let headers = amqp::header_table([("x-event", text(report.as_str())), ("x-worker-id", text(&settings.worker_id))]);
+    let (event, id) = (amqp::text_value(report.as_str()), amqp::text_value(&settings.worker_id));
+    let headers = amqp::header_table([("x-event", event), ("x-worker-id", id)]);
     let exchange =
         amqp::to_short_string("the name of the exchange", &settings.exchange).map_err(|error| error.to_string())?;
     let key = amqp::to_short_string("the key", &settings.key).map_err(|error| error.to_string())?;

@@ -13,7 +13,7 @@ use journeyman_domain::limits::{
 };
 use journeyman_platform::settings::rules::Rules;
 use journeyman_platform::settings::values::{
-    AttemptRate, File, Listen, OptionalSpan, SecretFile, Span, WebhookUrl, built_in,
+    AttemptRate, File, Listen, OptionalSpan, SecretFile, Span, WebhookUrl, built_in, whole_number,
 };
 
 /// Delivers events as webhooks.
@@ -119,7 +119,7 @@ pub struct NotifierAmqp {
     pub queue: String,
     /// Number of queues over which the exchange spreads the keys. It cannot be changed later. More than one needs RabbitMQ 4.3, or its plugin `rabbitmq_sharding`.
     #[cfg_attr(debug_assertions, schemars(range(min = 1, max = 256)))]
-    #[serde(deserialize_with = "up_to::<_, NOTIFIER_SHARDS_MAX>")]
+    #[serde(deserialize_with = "whole_number::<_, _, 1, { NOTIFIER_SHARDS_MAX as i64 }>")]
     pub shards: u16,
 }
 
@@ -127,12 +127,6 @@ impl Default for NotifierAmqp {
     fn default() -> Self {
         Self { queue: "journeyman.notify".to_owned(), shards: 16 }
     }
-}
-
-fn up_to<'de, D: Deserializer<'de>, const MAX: u16>(from: D) -> Result<u16, D::Error> {
-    let number = i64::deserialize(from)?;
-    let number = u16::try_from(number).ok().filter(|number| (1..=MAX).contains(number));
-    number.ok_or_else(|| D::Error::custom(format!("a whole number from 1 to {MAX}")))
 }
 
 /// A vhost with a queue for each workflow execution and URL, at the broker of `[amqp]`. Needs `amqp.management_url` and `notifier.seal_key_files`.
@@ -184,7 +178,10 @@ pub struct NotifierEndpoint {
     pub on_exhausted: OnExhausted,
     /// How many attempts may be under way at once.
     #[cfg_attr(debug_assertions, schemars(range(min = 1, max = 64)))]
-    #[serde(default = "webhook_attempts_max", deserialize_with = "up_to::<_, NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX>")]
+    #[serde(
+        default = "webhook_attempts_max",
+        deserialize_with = "whole_number::<_, _, 1, { NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX as i64 }>"
+    )]
     pub attempts_max: u16,
     /// How many attempts may begin within a second, a minute or an hour, such as `10/s` [built-in: no limit].
     pub rate: Option<AttemptRate>,

@@ -2,15 +2,16 @@
 
 use std::num::NonZeroU32;
 
-use serde::de::Error;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 
 use crate::handler::config::termination_grace;
 use journeyman_domain::limits::{LAUNCHED_DEFAULT, LAUNCHED_MAX, STATUS_POLL_MIN_MS};
 use journeyman_platform::host::containment::Requirement;
 use journeyman_platform::host::termination_notice::MetadataProvider;
 use journeyman_platform::settings::rules::Rules;
-use journeyman_platform::settings::values::{File, Listen, OptionalSpan, Size, Span, Url, WorkerName, built_in};
+use journeyman_platform::settings::values::{
+    File, Listen, OptionalSpan, Size, Span, Url, WorkerName, built_in, whole_number,
+};
 
 /// This worker.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -23,11 +24,11 @@ pub struct Worker {
     pub group: WorkerName,
     /// Maximum number of tasks that run at once.
     #[cfg_attr(debug_assertions, schemars(range(min = 1, max = 16384)))]
-    #[serde(deserialize_with = "capacity")]
+    #[serde(deserialize_with = "whole_number::<_, _, 1, CAPACITY_MAX>")]
     pub capacity: u16,
     /// Maximum number of tasks beside these whose work runs elsewhere.
     #[cfg_attr(debug_assertions, schemars(range(max = 100_000)))]
-    #[serde(deserialize_with = "launched_max")]
+    #[serde(deserialize_with = "whole_number::<_, _, 0, { LAUNCHED_MAX as i64 }>")]
     pub launched_max: u32,
     /// Directory for the files of running tasks. Two workers cannot share one.
     pub work_dir: File,
@@ -67,21 +68,6 @@ impl Default for Worker {
             max_uptime: OptionalSpan(None),
         }
     }
-}
-
-fn launched_max<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
-    let max = u32::deserialize(from)?;
-    if max <= LAUNCHED_MAX {
-        Ok(max)
-    } else {
-        Err(D::Error::custom(format!("a whole number from 0 to {LAUNCHED_MAX}")))
-    }
-}
-
-fn capacity<'de, D: Deserializer<'de>>(from: D) -> Result<u16, D::Error> {
-    let capacity = i64::deserialize(from)?;
-    let capacity = u16::try_from(capacity).ok().filter(|capacity| (1..=CAPACITY_MAX).contains(capacity));
-    capacity.ok_or_else(|| D::Error::custom(format!("a whole number from 1 to {CAPACITY_MAX}")))
 }
 
 /// The host that the worker runs on.
@@ -157,7 +143,7 @@ impl Worker {
     }
 }
 
-const CAPACITY_MAX: u16 = 16_384;
+const CAPACITY_MAX: i64 = 16_384;
 
 /// The schemas of enums of another crate, which derives none: the attribute `with` names what describes a field.
 #[cfg(debug_assertions)]

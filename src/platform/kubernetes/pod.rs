@@ -3,7 +3,8 @@
 use jiff::Timestamp;
 
 use super::object::{ContainerState, ContainerStateTerminated, ContainerStatus, Pod, PodStatus};
-use journeyman_domain::limits::{DRIVER_EXIT_REASON_CHARS_MAX, KUBERNETES_START_GRACE_SECONDS};
+use super::work::{joined, short, statuses, terminated};
+use journeyman_domain::limits::KUBERNETES_START_GRACE_SECONDS;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PodState {
@@ -36,15 +37,15 @@ pub fn pod_state(pod: &Pod, container: &str, now: Timestamp) -> PodState {
     let waiting = before.chain(own).find_map(|one| {
         let waiting = one.state.as_ref()?.waiting.as_ref()?;
         let reason = waiting.reason.as_deref().filter(|reason| !STARTING.contains(reason))?;
-        Some((one, reason, waiting.message.as_deref().unwrap_or_default()))
+        Some((one, reason, waiting.message.as_deref()))
     });
     match waiting {
         Some((one, reason @ "CrashLoopBackOff", _)) => {
             let last = one.last_state.as_ref().and_then(|state| state.terminated.as_ref());
-            PodState::CannotRun(short(&joined(reason, &last.map(exit_status).unwrap_or_default())))
+            PodState::CannotRun(short(&joined(Some(reason), last.map(exit_status).as_deref())))
         }
         Some((_, reason, message)) => {
-            let why = short(&joined(reason, message));
+            let why = short(&joined(Some(reason), message));
             let created = pod.metadata.creation_timestamp.unwrap_or(now);
             let is_old = now.duration_since(created).as_secs() >= KUBERNETES_START_GRACE_SECONDS;
             if is_old { PodState::CannotRun(why) } else { PodState::Waiting(why) }
@@ -56,7 +57,7 @@ pub fn pod_state(pod: &Pod, container: &str, now: Timestamp) -> PodState {
             match condition("PodScheduled").or_else(|| condition("Ready").filter(|_| is_running)) {
                 Some(why) => {
                     let reason = why.reason.as_deref().unwrap_or("not ready");
-                    PodState::Waiting(short(&joined(reason, why.message.as_deref().unwrap_or_default())))
+                    PodState::Waiting(short(&joined(Some(reason), why.message.as_deref())))
                 }
                 None if is_running => PodState::Ready,
                 None => PodState::Waiting("starting".to_owned()),
@@ -65,18 +66,14 @@ pub fn pod_state(pod: &Pod, container: &str, now: Timestamp) -> PodState {
     }
 }
 
-fn statuses(of: &Option<Vec<ContainerStatus>>) -> impl Iterator<Item = &ContainerStatus> {
-    of.iter().flatten()
-}
-
 fn is_running(state: &ContainerState) -> bool {
     state.running.is_some()
 }
 
 fn ended(status: &PodStatus, own: Option<&ContainerStatus>) -> String {
-    let exit = own.and_then(|one| one.state.as_ref()?.terminated.as_ref()).map(exit_status);
+    let exit = own.and_then(terminated).map(exit_status);
     // Such as `Evicted: The node was low on resource: memory`.
-    let why = joined(status.reason.as_deref().unwrap_or_default(), status.message.as_deref().unwrap_or_default());
+    let why = joined(status.reason.as_deref(), status.message.as_deref());
     match (exit, why.is_empty()) {
         (Some(exit), true) => exit,
         (Some(exit), false) => format!("{why}; {exit}"),
@@ -90,15 +87,6 @@ fn exit_status(state: &ContainerStateTerminated) -> String {
         Some(reason) => format!("exit status: {} ({reason})", state.exit_code),
         None => format!("exit status: {}", state.exit_code),
     }
-}
-
-fn joined(reason: &str, message: &str) -> String {
-    let parts: Vec<&str> = [reason, message.trim()].into_iter().filter(|part| !part.is_empty()).collect();
-    parts.join(": ")
-}
-
-fn short(text: &str) -> String {
-    text.chars().take(DRIVER_EXIT_REASON_CHARS_MAX).collect()
 }
 
 #[cfg(test)]

@@ -216,11 +216,11 @@ fn is_sidecar(pod: &Pod, name: &str) -> bool {
     containers.iter().copied().flatten().any(|one| one.name == name && one.restart_policy.as_deref() == Some("Always"))
 }
 
-fn statuses(of: &Option<Vec<ContainerStatus>>) -> impl Iterator<Item = &ContainerStatus> {
+pub(super) fn statuses(of: &Option<Vec<ContainerStatus>>) -> impl Iterator<Item = &ContainerStatus> {
     of.iter().flatten()
 }
 
-fn terminated(one: &ContainerStatus) -> Option<&ContainerStateTerminated> {
+pub(super) fn terminated(one: &ContainerStatus) -> Option<&ContainerStateTerminated> {
     one.state.as_ref()?.terminated.as_ref()
 }
 
@@ -284,13 +284,13 @@ pub fn waits_for(pod: &Pod) -> Option<String> {
     all.into_iter().find_map(waiting)
 }
 
-fn joined(reason: Option<&str>, message: Option<&str>) -> String {
+pub(super) fn joined(reason: Option<&str>, message: Option<&str>) -> String {
     let parts: Vec<&str> =
         [reason, message].into_iter().flatten().map(str::trim).filter(|part| !part.is_empty()).collect();
     parts.join(": ")
 }
 
-fn short(text: &str) -> String {
+pub(super) fn short(text: &str) -> String {
     text.chars().take(DRIVER_EXIT_REASON_CHARS_MAX).collect()
 }
 

@@ -555,6 +555,21 @@ impl<'de> Deserialize<'de> for Secret {
     }
 }
 
+/// Reads a whole number from `MIN` to `MAX`.
+///
+/// # Errors
+///
+/// Any other value.
+pub fn whole_number<'de, D, T, const MIN: i64, const MAX: i64>(from: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: TryFrom<i64>,
+{
+    let number = Some(i64::deserialize(from)?).filter(|number| (MIN..=MAX).contains(number));
+    let number = number.and_then(|number| T::try_from(number).ok());
+    number.ok_or_else(|| D::Error::custom(format!("a whole number from {MIN} to {MAX}")))
+}
+
 #[expect(clippy::expect_used, reason = "every built-in value is parsed by a test")]
 pub fn built_in<T: FromStr<Err = String>>(text: &str) -> T {
     text.parse().expect("a built-in value is valid")

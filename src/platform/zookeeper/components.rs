@@ -120,11 +120,6 @@ impl Registration {
         }
         Ok(())
     }
-
-    /// Its node.
-    pub fn path(&self) -> &str {
-        &self.path
-    }
 }
 
 fn to_json(component: &Component) -> Vec<u8> {

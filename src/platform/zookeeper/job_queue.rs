@@ -86,19 +86,12 @@ pub struct JobRequest {
     pub json: JsonObject,
     /// The version of its node that was read.
     pub version: i32,
-    /// The transaction that created it.
-    pub created: i64,
 }
 
 impl JobRequest {
     /// The state; `None` if this program does not know it.
     pub fn state(&self) -> Option<RequestState> {
         self.json.get("state")
-    }
-
-    /// The lowest is first.
-    pub fn precedence(&self) -> i64 {
-        self.json.get("precedence").unwrap_or_default()
     }
 }
 
@@ -193,7 +186,7 @@ impl JobQueue {
         let Some((data, stat)) = session.retry(|| session.get(&path)).await? else { return Ok(None) };
         let json =
             JsonObject::parse(&data).map_err(|error| JobError::Unreadable { path, message: error.to_string() })?;
-        Ok(Some(JobRequest { id: id.to_owned(), json, version: stat.version, created: stat.czxid }))
+        Ok(Some(JobRequest { id: id.to_owned(), json, version: stat.version }))
     }
 
     /// Adds a request with its parameters.

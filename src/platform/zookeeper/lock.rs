@@ -102,23 +102,6 @@ impl HeldLock {
         }
     }
 
-    /// Waits for a lock, in turn.
-    ///
-    /// # Errors
-    ///
-    /// See [`Error`].
-    ///
-    /// # Cancel safety
-    ///
-    /// Not cancel safe: the place in the line is kept until the session ends.
-    pub async fn take(session: &Arc<Session>, folder: &str, mode: LockMode) -> Result<Self, Error> {
-        let lock = Self::enter(session, folder, mode).await?;
-        while let Some(before) = lock.predecessor(mode).await? {
-            session.wait_until_deleted(&format!("{folder}/{before}")).await?;
-        }
-        Ok(lock)
-    }
-
     async fn enter(session: &Arc<Session>, folder: &str, mode: LockMode) -> Result<Self, Error> {
         let id = uuid::Uuid::new_v4().simple().to_string();
         let path = format!("{folder}/{id}{}", mode.marker());
@@ -153,11 +136,6 @@ impl HeldLock {
     /// The path of its node, which exists as long as the lock is held.
     pub fn path(&self) -> String {
         format!("{}/{}", self.folder, self.name)
-    }
-
-    /// True while its session stands, as far as this client knows.
-    pub fn is_valid(&self) -> bool {
-        !self.session.is_ended()
     }
 
     /// Gives it up. Succeeds if the node is gone.

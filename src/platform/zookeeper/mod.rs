@@ -138,11 +138,6 @@ impl Session {
     pub async fn ended(&self) {
         self.client.ended().await;
     }
-
-    /// True while a server answers.
-    pub fn is_connected(&self) -> bool {
-        self.client.state() == zk::SessionState::Connected
-    }
 }
 
 async fn read_tls(files: TlsFiles) -> Result<rustls::ClientConfig, zk::Error> {

@@ -96,16 +96,6 @@ impl Api {
         self.call_for_status(call).await
     }
 
-    /// task: returns the definition.
-    ///
-    /// # Errors
-    ///
-    /// `Gone` if the task does not exist.
-    pub async fn task_definition(&self, task: &TaskId) -> Result<Value, CallError> {
-        let call = ApiRequest::to_queue(format!("definition of {task}"), Method::GET, task_path(task, ""));
-        self.call(call).await?.json()
-    }
-
     /// One page of the tasks of an embedded queue, the newest first. Taskcluster has no such call.
     ///
     /// # Errors
