@@ -11,8 +11,7 @@ use journeyman_domain::limits::SCREWDRIVER_QUEUES_MAX;
 use journeyman_domain::refusal::{CallError, Refusal};
 use journeyman_platform::amqp::management::{Binding, ExchangeRouting, Management, ManagementError, QueueRouting};
 use journeyman_platform::amqp::{
-    self, NOT_FOUND, error_text, find_exchange, find_queue, header_table, reply_code, retry_error, text_value,
-    to_short_string,
+    self, NOT_FOUND, error_text, find_exchange, find_queue, header_table, reply_code, text_value, to_short_string,
 };
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -320,12 +319,8 @@ pub(crate) async fn apply(
         channel.close(lapin::protocol::constants::REPLY_SUCCESS, "OK".into()).await
     };
     let failed = |error: lapin::Error| {
-        let refusal = if reply_code(&error) == Some(amqp::ACCESS_REFUSED) {
-            Refusal::Denied
-        } else {
-            Refusal::Retry { retry_after: None }
-        };
-        CallError { refusal, message: format!("cannot declare the queues of {exchange}: {}", error_text(&error)) }
+        let message = format!("cannot declare the queues of {exchange}: {}", error_text(&error));
+        CallError::new(amqp::refusal(&error), message)
     };
     calls.await.map_err(failed)?;
     Ok(done)
@@ -405,7 +400,7 @@ fn exists<T>(what: &str, name: &str, answer: lapin::Result<T>) -> Result<bool, C
     match answer {
         Ok(_) => Ok(true),
         Err(error) if reply_code(&error) == Some(NOT_FOUND) => Ok(false),
-        Err(error) => Err(retry_error(format!("cannot look up {what} {name}: {}", error_text(&error)))),
+        Err(error) => Err(CallError::retry(format!("cannot look up {what} {name}: {}", error_text(&error)))),
     }
 }
 
@@ -413,7 +408,7 @@ fn found<T>(answer: Result<T, ManagementError>) -> Result<Option<T>, CallError> 
     match answer {
         Ok(found) => Ok(Some(found)),
         Err(ManagementError::NotFound) => Ok(None),
-        Err(ManagementError::Failed(why)) => Err(retry_error(why)),
+        Err(ManagementError::Failed(why)) => Err(CallError::retry(why)),
     }
 }
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::memory_queue::{Config, MemoryQueue, MemorySource, PollStyle, RunEnd, RunState};
 use crate::worker::scripted::{COMPLETED, STYLES, Told, binding, create, memory_queue, queue_with, runs, settings};
-use journeyman::source::memory::{Config, MemoryQueue, MemorySource, PollStyle, RunEnd, RunState};
 use journeyman::source::{
     Artifact, CallError, Capabilities, Claim, Grant, LossReason, Message, MessageQueue, OpenResult, PollBatch,
     Recovery, RecoveryBatch, Source, SourceFuture,

@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use journeyman::handler::erase;
 use journeyman::handler::staged::{Progress, Staged, StagedAnswer, StagedHandler, StagedPolicy, Stamp, Work};
-use journeyman::source::memory::{Config, MemoryQueue, PollStyle, RunEnd, RunState};
 use journeyman::worker::{SourceBinding, Worker, WorkerConfig};
 use journeyman_domain::id::TaskId;
 use journeyman_domain::outcome::Outcome;
 use journeyman_platform::host::clock::Clock;
 use serde_json::{Value, json};
 use tokio::sync::watch;
+
+use crate::memory_queue::{Config, MemoryQueue, PollStyle, RunEnd, RunState};
 
 const TASKS: usize = 200;
 

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use journeyman::source::memory::{Config, MemoryQueue};
 use journeyman::worker::{ExitReason, Worker};
 use journeyman_domain::id::TaskId;
 use journeyman_platform::host::clock::Clock;
 use serde_json::json;
 use tokio::sync::mpsc;
 
+use crate::memory_queue::{Config, MemoryQueue};
 use crate::worker::scripted::{COMPLETED, STYLES, Told, binding, create, memory_queue, runs, settings};
 
 #[tokio::test(start_paused = true)]

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use journeyman::source::memory::RunState;
 use journeyman::worker::{ExitReason, Worker, WorkerConfig};
 use journeyman_domain::id::TaskId;
 use serde_json::json;
 use tokio::sync::mpsc;
 
+use crate::memory_queue::RunState;
 use crate::worker::scripted::{COMPLETED, HANDED_BACK, STYLES, binding, create, memory_queue, runs, settings};
 
 #[tokio::test(start_paused = true)]

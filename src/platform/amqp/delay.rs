@@ -16,7 +16,7 @@ use tokio::time::timeout;
 
 use super::{
     PRECONDITION_FAILED, bind_queue, confirm_channel, declare_exchange, declare_queue, error_text, header_table,
-    headers, reply_code, retry_error, text_value, to_short_string,
+    headers, reply_code, text_value, to_short_string,
 };
 use journeyman_domain::limits::AMQP_CALL_TIMEOUT;
 use journeyman_domain::refusal::{CallError, Refusal};
@@ -77,7 +77,7 @@ impl DelayQueues {
             }
             declared => declared.map(|()| DelayGuarantee::AtLeastOnce),
         }
-        .map_err(|error| retry_error(format!("cannot declare delays {}: {}", self.prefix, error_text(&error))))
+        .map_err(|error| CallError::retry(format!("cannot declare delays {}: {}", self.prefix, error_text(&error))))
     }
 
     async fn declare_as(&self, connection: &Connection, guarantee: DelayGuarantee) -> lapin::Result<()> {
@@ -118,7 +118,7 @@ impl DelayQueues {
             bind_queue(&channel, queue, &self.delivery_name(), &key).await?;
             channel.close(lapin::protocol::constants::REPLY_SUCCESS, "OK".into()).await
         };
-        let failed = |error| retry_error(format!("cannot lead delays to {queue}: {}", error_text(&error)));
+        let failed = |error| CallError::retry(format!("cannot lead delays to {queue}: {}", error_text(&error)));
         self.check_names(queue)?;
         binding.await.map_err(failed)
     }
@@ -152,7 +152,7 @@ impl DelayQueues {
             channel.close(lapin::protocol::constants::REPLY_SUCCESS, "OK".into()).await?;
             lapin::Result::Ok(confirmation)
         };
-        let failed = |why: &str| retry_error(format!("cannot delay a message for {queue} by {delay:?}: {why}"));
+        let failed = |why: &str| CallError::retry(format!("cannot delay a message for {queue} by {delay:?}: {why}"));
         match timeout(AMQP_CALL_TIMEOUT, publishing).await {
             Ok(Ok(Confirmation::Ack(None))) => Ok(()),
             Ok(Ok(Confirmation::Ack(Some(_)))) => Err(failed("it reaches no queue")),

@@ -204,7 +204,7 @@ impl Broker {
         call: impl Future<Output = lapin::Result<T>>,
     ) -> Result<T, CallError> {
         let timed_out =
-            || retry_error(format!("{operation} at {}: timed out after {AMQP_CALL_TIMEOUT:?}", self.display_url));
+            || CallError::retry(format!("{operation} at {}: timed out after {AMQP_CALL_TIMEOUT:?}", self.display_url));
         let ended = tokio::time::timeout(AMQP_CALL_TIMEOUT, call).await.map_err(|_| timed_out())?;
         ended.map_err(|error| self.call_error(operation, &error))
     }
@@ -233,10 +233,7 @@ impl Broker {
 
     /// Converts an error of lapin's; the message names the operation and the broker.
     pub fn call_error(&self, operation: &str, error: &lapin::Error) -> CallError {
-        CallError {
-            refusal: refusal(error),
-            message: format!("{operation} at {}: {}", self.display_url, error_text(error)),
-        }
+        CallError::new(refusal(error), format!("{operation} at {}: {}", self.display_url, error_text(error)))
     }
 }
 
@@ -269,11 +266,8 @@ fn parse_uri(text: &SecretString) -> Result<AMQPUri, InvalidBrokerConfig> {
     Ok(uri)
 }
 
-pub fn retry_error(what: String) -> CallError {
-    CallError { refusal: Refusal::Retry { retry_after: None }, message: what }
-}
-
-fn refusal(error: &lapin::Error) -> Refusal {
+/// What the caller of a call that failed so must do next.
+pub fn refusal(error: &lapin::Error) -> Refusal {
     if reply_code(error) == Some(ACCESS_REFUSED) { Refusal::Denied } else { Refusal::Retry { retry_after: None } }
 }
 

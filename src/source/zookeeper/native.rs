@@ -136,7 +136,7 @@ impl HeldTask {
             (Some(0 | 1), _) => gone("another process has changed its node"),
             (Some(_), zk::Error::NodeExists) => {
                 session.delete(&self.result_path).await?;
-                Err(CallError { refusal: Refusal::Retry { retry_after: None }, message: failed.error.to_string() })
+                Err(CallError::retry(failed.error.to_string()))
             }
             _ => Err(failed.error.into()),
         }

@@ -7,9 +7,9 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::{MemoryClaim, MemorySource, PRIORITIES, RunEnd, RunState};
-use crate::source::{ArtifactBody, Grant, Granted, Message, PollBatch, RunTerms};
-use journeyman_domain::id::{PriorityQueue, Run, TaskId};
-use journeyman_domain::time::Instant;
+use journeyman::id::{PriorityQueue, Run, TaskId};
+use journeyman::source::{ArtifactBody, Grant, Granted, Message, PollBatch, RunTerms};
+use journeyman::time::Instant;
 
 #[derive(Default)]
 pub(super) struct TaskTable {

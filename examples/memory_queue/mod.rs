@@ -1,4 +1,4 @@
-//! A queue in memory and its source, for tests of handlers and of programs that embed a worker.
+//! A source of one's own: a queue in memory, for tests of handlers and of programs that embed a worker.
 //!
 //! It follows the rules of the real queues (leases that expire, one outcome, retries, redelivery, priorities) on a
 //! given clock, without network, credentials or durability.
@@ -15,24 +15,23 @@ use tokio::sync::Notify;
 
 use tasks::{TaskEntry, TaskTable, priority_queue};
 
-use crate::source::{
+use journeyman::id::{PriorityQueue, Run, TaskId};
+use journeyman::outcome::{ExceptionReason, Outcome};
+use journeyman::source::{
     Artifact, ArtifactBody, CallError, Capabilities, Claim, Grant, Granted, LossReason, Message, MessageQueue,
-    OpenResult, PollBatch, Recovery, RecoveryBatch, Source, SourceFuture,
+    OpenResult, PollBatch, Recovery, RecoveryBatch, Refusal, Source, SourceFuture,
 };
-use journeyman_domain::id::{PriorityQueue, Run, TaskId};
-use journeyman_domain::outcome::{ExceptionReason, Outcome};
-use journeyman_domain::refusal::Refusal;
-use journeyman_domain::time::Instant;
+use journeyman::time::Instant;
 
 /// The priorities of tasks, highest first; each has a queue.
-pub const PRIORITIES: [&str; 7] = ["highest", "very-high", "high", "medium", "low", "very-low", "lowest"];
+pub(crate) const PRIORITIES: [&str; 7] = ["highest", "very-high", "high", "medium", "low", "very-low", "lowest"];
 
 /// Returns the time of a monotonic clock.
-pub type NowFn = Arc<dyn Fn() -> Instant + Send + Sync>;
+pub(crate) type NowFn = Arc<dyn Fn() -> Instant + Send + Sync>;
 
 /// How a queue hands out its tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PollStyle {
+pub(crate) enum PollStyle {
     /// Messages, with one queue per priority.
     Messages {
         /// How long a received message stays invisible.
@@ -47,13 +46,13 @@ pub enum PollStyle {
 
 /// The behaviour of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Config {
+pub(crate) struct Config {
     /// How tasks are handed out.
-    pub style: PollStyle,
+    pub(crate) style: PollStyle,
     /// The length of a lease.
-    pub lease: Duration,
+    pub(crate) lease: Duration,
     /// Retries of a task without `retries` in its definition.
-    pub retries: u32,
+    pub(crate) retries: u32,
 }
 
 impl Default for Config {
@@ -69,7 +68,7 @@ impl Default for Config {
 
 /// The state of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RunState {
+pub(crate) enum RunState {
     /// Waiting for a worker.
     Pending,
     /// Claimed.
@@ -80,7 +79,7 @@ pub enum RunState {
 
 /// How a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RunEnd {
+pub(crate) enum RunEnd {
     /// Reported by its worker.
     Reported(Outcome),
     /// The lease expired.
@@ -92,11 +91,11 @@ pub enum RunEnd {
 /// A task of this id exists already.
 #[derive(Debug, thiserror::Error)]
 #[error("task {0} exists already")]
-pub struct TaskExists(pub TaskId);
+pub(crate) struct TaskExists(pub(crate) TaskId);
 
 /// A queue in memory. Clones share it.
 #[derive(Clone)]
-pub struct MemoryQueue(Arc<QueueInner>);
+pub(crate) struct MemoryQueue(Arc<QueueInner>);
 
 struct QueueInner {
     config: Config,
@@ -108,7 +107,7 @@ struct QueueInner {
 impl MemoryQueue {
     /// Creates an empty queue.
     #[must_use]
-    pub fn new(settings: Config, clock: NowFn) -> Self {
+    pub(crate) fn new(settings: Config, clock: NowFn) -> Self {
         Self(Arc::new(QueueInner { config: settings, clock, state: Mutex::default(), wakeups: Notify::new() }))
     }
 
@@ -117,7 +116,7 @@ impl MemoryQueue {
     /// # Errors
     ///
     /// Fails if a task of this id exists.
-    pub fn create(&self, task: TaskId, definition: Value) -> Result<(), TaskExists> {
+    pub(crate) fn create(&self, task: TaskId, definition: Value) -> Result<(), TaskExists> {
         let now = self.now();
         let mut tasks = self.expire_leases(now);
         if tasks.tasks.contains_key(&task) {
@@ -135,21 +134,21 @@ impl MemoryQueue {
     }
 
     /// Adds a message that cannot be read.
-    pub fn put_unreadable(&self, queue: PriorityQueue) {
+    pub(crate) fn put_unreadable(&self, queue: PriorityQueue) {
         let now = self.now();
         self.expire_leases(now).push(usize::from(queue.0).min(PRIORITIES.len() - 1), None, now);
         self.0.wakeups.notify_waiters();
     }
 
     /// Cancels a task. No effect if it is resolved.
-    pub fn cancel(&self, task: &TaskId) {
+    pub(crate) fn cancel(&self, task: &TaskId) {
         let mut tasks = self.expire_leases(self.now());
         tasks.resolve(task, RunEnd::Canceled);
     }
 
     /// The states of a task's runs in order; empty if there is no such task.
     #[must_use]
-    pub fn states(&self, task: &TaskId) -> Vec<RunState> {
+    pub(crate) fn states(&self, task: &TaskId) -> Vec<RunState> {
         let tasks = self.expire_leases(self.now());
         tasks.tasks.get(task).map_or_else(Vec::new, |task| task.runs.iter().map(|run| run.state).collect())
     }
@@ -157,14 +156,14 @@ impl MemoryQueue {
     /// An artifact of a run. Its file can be read although the worker has removed it, and stays open until the queue is
     /// dropped.
     #[must_use]
-    pub fn artifact(&self, run: &Run, name: &str) -> Option<ArtifactBody> {
+    pub(crate) fn artifact(&self, run: &Run, name: &str) -> Option<ArtifactBody> {
         let tasks = self.expire_leases(self.now());
         tasks.run(run)?.artifacts.get(name).cloned()
     }
 
     /// Creates a source that claims from this queue as `worker`.
     #[must_use]
-    pub fn source(&self, worker: &str) -> MemorySource {
+    pub(crate) fn source(&self, worker: &str) -> MemorySource {
         MemorySource { queue: self.clone(), worker: worker.into() }
     }
 
@@ -185,7 +184,7 @@ impl MemoryQueue {
 
 /// A source of claims from a [`MemoryQueue`], for one worker.
 #[derive(Clone)]
-pub struct MemorySource {
+pub(crate) struct MemorySource {
     queue: MemoryQueue,
     worker: Arc<str>,
 }
@@ -269,7 +268,7 @@ impl MemoryClaim {
     fn report_outcome(&self, outcome: Outcome) -> Result<(), CallError> {
         let (run, MemorySource { queue, worker }) = (&self.run, &self.source);
         if outcome == Outcome::Deferred {
-            return Err(super::cannot_defer(run));
+            return Err(call_error(Refusal::Rejected, format!("report of {run}: this queue schedules no messages")));
         }
         let now = queue.now();
         let mut tasks = queue.expire_leases(now);

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::MemorySource;
-use crate::source::{Granted, RecoveryBatch};
-use journeyman_domain::id::Run;
+use journeyman::id::Run;
+use journeyman::source::{Granted, RecoveryBatch};
 
 impl MemorySource {
     /// Takes over this worker's claims that are at most `newer_than` old, except `held`.
