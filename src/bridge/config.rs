@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::handler::RunTime;
 use journeyman_platform::settings::values::built_in;
+use journeyman_worker::handler::RunTime;
 
 /// A bridge from one source to another.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -11,7 +11,7 @@ pub mod tasks_to_requests;
 use serde_json::Value;
 
 use crate::client::RpcRequest;
-use crate::handler::Request;
+use journeyman_worker::handler::Request;
 
 /// Reads the payload of a task as a request.
 fn request_from_payload(payload: Value) -> Result<Request, String> {

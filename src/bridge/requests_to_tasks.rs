@@ -10,13 +10,6 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use crate::handler::{
-    CancelCause, CancelCommand, Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError, Request,
-};
-use crate::source::CallError;
-use crate::source::taskcluster::Api;
-use crate::task::Reply;
-use crate::task::formats::{format_time, task_id_from_bytes};
 use journeyman_domain::backoff::Policy;
 use journeyman_domain::id::{Run, TaskId};
 use journeyman_domain::limits::{
@@ -26,6 +19,13 @@ use journeyman_domain::limits::{
 use journeyman_domain::refusal::Refusal;
 use journeyman_platform::retry::Retry;
 use journeyman_platform::settings::values::Queue;
+use journeyman_worker::handler::{
+    CancelCause, CancelCommand, Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError, Request,
+};
+use journeyman_worker::source::CallError;
+use journeyman_worker::source::taskcluster::Api;
+use journeyman_worker::task::Reply;
+use journeyman_worker::task::formats::{format_time, task_id_from_bytes};
 
 /// The artifact that becomes the reply.
 pub(super) const RESULT_ARTIFACT: &str = "public/result.json";

@@ -11,11 +11,11 @@ use tokio::time::Instant;
 use super::request_from_payload;
 use super::requests_to_tasks::RESULT_ARTIFACT;
 use crate::client::{RpcClient, RpcError, RpcReply, RpcRequest};
-use crate::handler::artifact::{ArtifactDeclaration, ArtifactKind};
-use crate::handler::{Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError};
 use journeyman_domain::backoff::Policy;
 use journeyman_domain::limits::{BRIDGE_RETRY_MAX, BRIDGE_RETRY_MIN};
 use journeyman_platform::retry::Retry;
+use journeyman_worker::handler::artifact::{ArtifactDeclaration, ArtifactKind};
+use journeyman_worker::handler::{Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError};
 
 /// The artifact for a reply that is not JSON.
 const RAW_RESULT_ARTIFACT: &str = "public/result";

@@ -10,18 +10,18 @@ use secrecy::SecretString;
 
 use super::exit::{Exit, Failure};
 use super::worker_identity::WorkerIdentity;
-use crate::activity;
 use crate::config::schema;
 use crate::config::schema::Config;
-use crate::handler::DynHandler;
-use crate::handler::config::Handler;
-use crate::source::amqp::config::RequestSource;
-use crate::source::amqp::{AmqpSource, AmqpSourceConfig, DeferralConfig, PayloadForm};
-use crate::worker::{Control, SourceBinding};
 use journeyman_domain::limits::{AMQP_LONG_POLL_WAIT, AMQP_SHARED_POLL_WAIT};
 use journeyman_platform::amqp::management::Management;
 use journeyman_platform::amqp::{self, Broker, ClientCertificate};
 use journeyman_platform::settings::{Environment, broker, secrets};
+use journeyman_worker::activity;
+use journeyman_worker::engine::{Control, SourceBinding};
+use journeyman_worker::handler::DynHandler;
+use journeyman_worker::handler::config::Handler;
+use journeyman_worker::source::amqp::config::RequestSource;
+use journeyman_worker::source::amqp::{AmqpSource, AmqpSourceConfig, DeferralConfig, PayloadForm};
 
 /// Builds the broker.
 ///

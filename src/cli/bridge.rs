@@ -15,10 +15,10 @@ use crate::bridge::requests_to_tasks::RequestsToTasks;
 use crate::bridge::tasks_to_requests::TasksToRequests;
 use crate::client::RpcClient;
 use crate::config::schema::{Config, Source};
-use crate::handler::{self, DynHandler};
-use crate::source::amqp;
-use crate::worker::{SourceBinding, Worker};
 use journeyman_platform::settings::Environment;
+use journeyman_worker::engine::{SourceBinding, Worker};
+use journeyman_worker::handler::{self, DynHandler};
+use journeyman_worker::source::amqp;
 
 /// Runs the command.
 ///

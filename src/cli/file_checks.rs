@@ -7,16 +7,16 @@ use super::taskcluster_setup::build_credentials;
 use crate::config::LoadedConfig;
 use crate::config::schema::Source;
 use crate::controller::config::PoolConfig;
-use crate::handler::config::Handler;
-use crate::handler::environment;
-use crate::handler::program;
 use crate::notifier::config::Notifier;
-use crate::source::taskcluster::config::TaskclusterSource;
 use journeyman_platform::host::program_path::find_program;
 use journeyman_platform::settings::Environment;
 use journeyman_platform::settings::problem::{Problem, ValueOrigin};
 use journeyman_platform::settings::secrets;
 use journeyman_platform::settings::values::{File, SecretFile};
+use journeyman_worker::handler::config::Handler;
+use journeyman_worker::handler::environment;
+use journeyman_worker::handler::program;
+use journeyman_worker::source::taskcluster::config::TaskclusterSource;
 
 pub(super) fn check_files(loaded: &LoadedConfig, environment: &Environment) -> Vec<Problem> {
     let mut checks = FileChecks { loaded, environment, problems: Vec::new() };
@@ -130,7 +130,7 @@ impl FileChecks<'_> {
             }
             Handler::Http(handler) => self.programs(name, &handler.env_allow, &[("exec", &handler.exec)]),
             Handler::Kubernetes(handler) => {
-                if let Err(error) = crate::handler::kubernetes::Kubernetes::new(name, handler.clone()) {
+                if let Err(error) = journeyman_worker::handler::kubernetes::Kubernetes::new(name, handler.clone()) {
                     let help = "it must be YAML with the expressions of Jinja";
                     self.unusable(&format!("handler.{name}.template"), error.message, help);
                 }

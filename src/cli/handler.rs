@@ -13,12 +13,12 @@ use super::exit::{Exit, ExitResult, Failure};
 use super::output::Format;
 use super::task::create::parse_json_arg;
 use super::{output, worker_setup};
-use crate::handler::config::{ProgramHandler, StagedProgram};
-use crate::handler::contract_test::{self, TestPlan};
-use crate::handler::program::Program;
-use crate::task::COMMAND;
 use journeyman_platform::settings::Environment;
 use journeyman_platform::settings::values::{File, Span};
+use journeyman_worker::handler::config::{ProgramHandler, StagedProgram};
+use journeyman_worker::handler::contract_test::{self, TestPlan};
+use journeyman_worker::handler::program::Program;
+use journeyman_worker::task::COMMAND;
 
 /// Between two `verify` calls of a test.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);

@@ -2,8 +2,8 @@
 
 use super::exit::{Exit, Failure};
 use crate::config::schema;
-use crate::notify::{Announcer, Announcing, NotifierClient, NotifyConfig, Publisher, TypePattern};
 use journeyman_platform::settings::Environment;
+use journeyman_worker::notify::{Announcer, Announcing, NotifierClient, NotifyConfig, Publisher, TypePattern};
 
 /// `None` without a notifier.
 pub(super) fn notify_config(

@@ -6,15 +6,15 @@ use super::amqp_setup::{build_broker, build_management};
 use super::exit::{Exit, Failure};
 use super::worker_identity::WorkerIdentity;
 use crate::config::schema::Config;
-use crate::handler;
 use crate::screwdriver::config::ScrewdriverSource;
 use crate::screwdriver::{BuildChecks, ScrewdriverHandler};
-use crate::source::amqp::{AmqpSource, AmqpSourceConfig, CheckRoute, DeferralConfig, OnRetry, PayloadForm};
-use crate::worker::SourceBinding;
 use journeyman_domain::limits::AMQP_SHARED_POLL_WAIT;
 use journeyman_platform::amqp;
 use journeyman_platform::amqp::delay::DelayQueues;
 use journeyman_platform::settings::Environment;
+use journeyman_worker::engine::SourceBinding;
+use journeyman_worker::handler;
+use journeyman_worker::source::amqp::{AmqpSource, AmqpSourceConfig, CheckRoute, DeferralConfig, OnRetry, PayloadForm};
 
 /// Builds a source for each of its queues.
 ///

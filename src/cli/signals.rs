@@ -3,8 +3,8 @@
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::exit::{Exit, Failure};
-use crate::worker::{Command, Control, Note};
 use journeyman_platform::host::clock::or_pending;
+use journeyman_worker::engine::{Command, Control, Note};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ShutdownStep {

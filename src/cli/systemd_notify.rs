@@ -8,11 +8,11 @@ use tokio::time::timeout;
 
 use crate::console::text::strip_control_chars;
 use crate::console::worker::headline;
-use crate::worker::status::{LifecycleState, WorkerStatus};
 use journeyman_domain::limits::{
     SYSTEMD_EXTEND_BY, SYSTEMD_SNAPSHOT_TIMEOUT, SYSTEMD_STATUS_CHARS_MAX, SYSTEMD_STATUS_CHECK_INTERVAL,
 };
 use journeyman_platform::host::service_manager::ServiceManager;
+use journeyman_worker::engine::status::{LifecycleState, WorkerStatus};
 
 /// Notifies the service manager for as long as it is polled. `snapshot` returns the worker's status, `None` once it has exited.
 ///
@@ -86,7 +86,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
-    use crate::worker::{Worker, WorkerConfig};
+    use journeyman_worker::engine::{Worker, WorkerConfig};
 
     fn view() -> WorkerStatus {
         let text = r#"{"state":"running","uptime_seconds":1.0,"capacity":4,"sources":[],"claims":[],

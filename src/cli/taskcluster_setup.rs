@@ -8,13 +8,13 @@ use secrecy::SecretString;
 
 use super::exit::{Exit, Failure};
 use super::worker_identity::WorkerIdentity;
-use crate::handler::DynHandler;
-use crate::source::taskcluster::ClientCredentials;
-use crate::source::taskcluster::config::TaskclusterSource;
-use crate::source::taskcluster::{self, Api, ApiConfig, Credentials, Taskcluster};
-use crate::worker::SourceBinding;
 use journeyman_platform::settings::Environment;
 use journeyman_platform::settings::values::Secret;
+use journeyman_worker::engine::SourceBinding;
+use journeyman_worker::handler::DynHandler;
+use journeyman_worker::source::taskcluster::ClientCredentials;
+use journeyman_worker::source::taskcluster::config::TaskclusterSource;
+use journeyman_worker::source::taskcluster::{self, Api, ApiConfig, Credentials, Taskcluster};
 
 pub(super) fn read_credentials(
     source: &TaskclusterSource,

@@ -6,12 +6,12 @@ use tokio::sync::mpsc;
 
 use super::exit::{Exit, Failure};
 use crate::config::schema::Config;
-use crate::worker::config::{self, Host};
-use crate::worker::{Control, OnTerminationNotice};
 use journeyman_domain::limits::NOTICE_MARGIN;
 use journeyman_domain::termination_notice::Termination;
 use journeyman_platform::host::clock::Clock;
 use journeyman_platform::host::termination_notice::{NOTICES_MAX, Notice, NoticeConfig, NoticeWatch};
+use journeyman_worker::engine::config::{self, Host};
+use journeyman_worker::engine::{Control, OnTerminationNotice};
 
 pub(super) const fn on_termination_notice(host: &Host) -> OnTerminationNotice {
     match host.on_termination_notice {

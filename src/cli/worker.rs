@@ -20,11 +20,6 @@ use crate::config::schema::Config;
 use crate::console::http::{self, SnapshotFn};
 use crate::control::worker_api::{ReloadSender, ServedWorker, Socket};
 use crate::control::{WorkerStatusReply, socket_in, worker_api};
-use crate::notify::Announcing;
-use crate::observe::traces::{self, Export};
-use crate::source::Source;
-use crate::worker::live_log::LiveLogs;
-use crate::worker::{Control, ExitReason, Worker};
 use journeyman_domain::limits::ABORT_TIMEOUT;
 use journeyman_platform::host::clock::or_pending;
 use journeyman_platform::host::containment::{close_inherited_fds_on_exec, harden_process};
@@ -32,6 +27,11 @@ use journeyman_platform::host::service_manager::ServiceManager;
 use journeyman_platform::http::{Exposure, HttpListener};
 use journeyman_platform::log;
 use journeyman_platform::settings::Environment;
+use journeyman_worker::engine::live_log::LiveLogs;
+use journeyman_worker::engine::{Control, ExitReason, Worker};
+use journeyman_worker::notify::Announcing;
+use journeyman_worker::source::Source;
+use journeyman_worker::traces::{self, Export};
 
 pub(super) async fn run(settings: ConfigArgs<WorkerFlags>, environment: &Environment) -> ExitResult {
     Box::pin(run_with(worker_setup::build_worker, settings, environment)).await

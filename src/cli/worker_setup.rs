@@ -10,19 +10,19 @@ use super::screwdriver_setup;
 use super::worker_identity::WorkerIdentity;
 use super::{amqp_setup, taskcluster_setup, termination_watch, zookeeper_setup};
 use crate::config::schema::{Config, Source};
-use crate::handler::config::{CommandHandler, Handler as HandlerConfig, Hooks, ProgramHandler};
-use crate::handler::http::config::HttpHandler;
-use crate::handler::kubernetes::config::KubernetesHandler;
-use crate::handler::log::LogLimits;
-use crate::handler::{self, DynHandler, command, environment, hooks, http, program};
-use crate::source::taskcluster::Api;
-use crate::task::COMMAND;
-use crate::worker::{ExitPolicy, MinResources, Worker, WorkerConfig};
 use journeyman_platform::host::containment::{ContainmentConfig, ResourceLimits};
 use journeyman_platform::host::program_path::find_program;
 use journeyman_platform::host::resources;
 use journeyman_platform::redact;
 use journeyman_platform::settings::Environment;
+use journeyman_worker::engine::{ExitPolicy, MinResources, Worker, WorkerConfig};
+use journeyman_worker::handler::config::{CommandHandler, Handler as HandlerConfig, Hooks, ProgramHandler};
+use journeyman_worker::handler::http::config::HttpHandler;
+use journeyman_worker::handler::kubernetes::config::KubernetesHandler;
+use journeyman_worker::handler::log::LogLimits;
+use journeyman_worker::handler::{self, DynHandler, command, environment, hooks, http, program};
+use journeyman_worker::source::taskcluster::Api;
+use journeyman_worker::task::COMMAND;
 
 /// A worker, and its API clients: worker-runner may replace their credentials.
 pub(super) struct BuiltWorker {

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use super::exit::Failure;
 use super::worker_identity::WorkerIdentity;
 use crate::controller::DemandQueue;
-use crate::handler::DynHandler;
-use crate::source::zookeeper::config::ZooKeeperSource;
-use crate::worker::SourceBinding;
+use journeyman_worker::engine::SourceBinding;
+use journeyman_worker::handler::DynHandler;
+use journeyman_worker::source::zookeeper::config::ZooKeeperSource;
 
 pub(super) fn source_binding(
     source_name: &str,
@@ -15,7 +15,7 @@ pub(super) fn source_binding(
     worker: &WorkerIdentity,
     handler: Arc<dyn DynHandler>,
 ) -> Result<SourceBinding, Failure> {
-    use crate::source::zookeeper as zk;
+    use journeyman_worker::source::zookeeper as zk;
     let settings = zk::ZooKeeperSourceConfig {
         connect: config.connect_config(),
         dialect: config.dialect,

@@ -3,6 +3,9 @@
 //! A key `worker.capacity` of the file is `JOURNEYMAN__WORKER__CAPACITY` in the environment and `--capacity` or
 //! `--set worker.capacity=…` on the command line.
 
+#[cfg(test)]
+#[cfg(debug_assertions)]
+mod committed_schema_tests;
 pub mod reference;
 mod rules;
 pub mod schema;
@@ -22,7 +25,7 @@ use journeyman_platform::settings::key::{NAME_EXPECTED, VARIABLE_EXPECTED, is_na
 use journeyman_platform::settings::load::Loader;
 use schema::{Handler, RequestSource, Source};
 
-use crate::committed_schema;
+use journeyman_platform::committed_schema;
 
 /// The schema of a configuration, as JSON Schema (2020-12) without references.
 pub static SCHEMA: LazyLock<serde_json::Value> =

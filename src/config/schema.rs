@@ -6,21 +6,21 @@ use serde::{Deserialize, Serialize};
 
 pub use crate::bridge::config::Bridge;
 pub use crate::controller::config::{DemandConfig, PoolConfig};
-pub use crate::handler::config::{CommandHandler, Handler, Hooks, ProgramHandler, StagedProgram};
-pub use crate::handler::http::config::HttpHandler;
-pub use crate::handler::kubernetes::config::{KubernetesHandler, WorkVolume};
 pub use crate::notifier::config::Notifier;
-pub use crate::notify::Notify;
 pub use crate::queue::config::Queue;
 pub use crate::screwdriver::config::ScrewdriverSource;
-pub use crate::source::amqp::config::RequestSource;
-pub use crate::source::taskcluster::config::TaskclusterSource;
-pub use crate::source::zookeeper::config::ZooKeeperSource;
-pub use crate::worker::config::{Host, Worker};
 pub use journeyman_platform::log::{Log, LogFormat};
 pub use journeyman_platform::settings::broker::Amqp;
 use journeyman_platform::settings::rules::Rules;
 use journeyman_platform::settings::values::{File, Listen, SecretFile};
+pub use journeyman_worker::engine::config::{Host, Worker};
+pub use journeyman_worker::handler::config::{CommandHandler, Handler, Hooks, ProgramHandler, StagedProgram};
+pub use journeyman_worker::handler::http::config::HttpHandler;
+pub use journeyman_worker::handler::kubernetes::config::{KubernetesHandler, WorkVolume};
+pub use journeyman_worker::notify::Notify;
+pub use journeyman_worker::source::amqp::config::RequestSource;
+pub use journeyman_worker::source::taskcluster::config::TaskclusterSource;
+pub use journeyman_worker::source::zookeeper::config::ZooKeeperSource;
 
 /// A whole configuration.
 #[derive(Debug, Clone, Default, Serialize)]

@@ -4,14 +4,14 @@ use super::openmetrics::{Metric, Number, Sample, by_label, each, histogram, metr
 use super::rows::{Cell, Headline, Level, Report, Row, Section, Table, Value, cell, maybe, row, up};
 use super::text::cut;
 use crate::control::WorkerStatusReply;
-use crate::source::InspectionTable;
-use crate::worker::Note;
-use crate::worker::counters::OutcomeCounts;
-use crate::worker::durations::{BOUNDS_SECONDS, EndKind, TaskPhase};
-use crate::worker::status::{
+use journeyman_worker::engine::Note;
+use journeyman_worker::engine::counters::OutcomeCounts;
+use journeyman_worker::engine::durations::{BOUNDS_SECONDS, EndKind, TaskPhase};
+use journeyman_worker::engine::status::{
     ActivityStatus, BlockedReason, ClaimCommandStatus, ClaimDetail, ClaimStatus, LifecycleState, PhaseStatus,
     RecentResult, SourceStatus, WorkerStatus,
 };
+use journeyman_worker::source::InspectionTable;
 
 const PROCESSES_MAX: usize = 20;
 const NAME_CHARS_MAX: usize = 40;

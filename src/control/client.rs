@@ -12,9 +12,9 @@ use thiserror::Error;
 use super::poison_api::{Inventories, PoisonActionRequest};
 use super::{CommandReply, WorkerStatusReply, controller_api, short_socket_path};
 use crate::controller::poison_queue::PoisonOutcome;
-use crate::worker::status::ClaimDetail;
 use journeyman_domain::limits::{CONTROL_ANSWER_BYTES_MAX, CONTROL_TIMEOUT, CONTROLLER_POISON_TIMEOUT};
 use journeyman_platform::http::client::{BodyError, client_builder, read_body, root_cause};
+use journeyman_worker::engine::status::ClaimDetail;
 
 #[derive(Debug)]
 pub struct ControlClient {

@@ -17,10 +17,10 @@ use super::{CommandReply, WorkerCommand, WorkerCommandRequest};
 use crate::controller::ControllerHandle;
 use crate::controller::commands::{CommandError, PoolCommand};
 use crate::controller::status::PoolStatus;
-use crate::worker::Note;
 use journeyman_domain::limits::CONTROL_TIMEOUT;
 use journeyman_domain::time::Instant;
 use journeyman_platform::host::clock::Clock;
+use journeyman_worker::engine::Note;
 
 pub const SOCKET_NAME: &str = "controller.sock";
 

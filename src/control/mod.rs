@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::worker::{Note, WorkerStatus};
+use journeyman_worker::engine::{Note, WorkerStatus};
 
 pub const SOCKET_NAME: &str = "control.sock";
 

@@ -15,12 +15,12 @@ use tokio::time::timeout;
 
 pub use super::socket::Socket;
 use super::{CommandReply, SPAN_MAX_SECONDS, WorkerCommand, WorkerCommandRequest, WorkerStatusReply};
-use crate::worker::live_log::LogTail;
-use crate::worker::status::{ClaimDetail, LifecycleState, WorkerStatus};
-use crate::worker::{ClaimSnapshot, Command, CommandResult, Control, Note, TaskLookupError};
 use journeyman_domain::claim::{CancelCommand, CancelResult};
 use journeyman_domain::limits::CONTROL_TIMEOUT;
 use journeyman_platform::host::containment::ProcessScope;
+use journeyman_worker::engine::live_log::LogTail;
+use journeyman_worker::engine::status::{ClaimDetail, LifecycleState, WorkerStatus};
+use journeyman_worker::engine::{ClaimSnapshot, Command, CommandResult, Control, Note, TaskLookupError};
 
 /// Takes the reply to a request for a reload: a message, or why the configuration was rejected.
 pub type ReloadRequest = oneshot::Sender<Result<String, String>>;

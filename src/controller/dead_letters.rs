@@ -18,13 +18,13 @@ use super::queue_names::QueueNames;
 use super::session_error::{SessionError, consume, stream_ended};
 use super::workers::Failures;
 use super::{ControllerConfig, RecordedError, SharedCounters};
-use crate::notify::{Announcement, Announcer};
 use journeyman_domain::group::restart_backoff::RESTART_DELAY;
 use journeyman_domain::limits::{
     CONTROLLER_DEAD_LETTERS_MAX, CONTROLLER_RECONCILE_INTERVAL, CONTROLLER_WORKER_EXIT_TIMEOUT,
 };
 use journeyman_platform::amqp;
 use journeyman_platform::host::clock::Clock;
+use journeyman_worker::notify::{Announcement, Announcer};
 
 /// An orphan that has no queue.
 pub(super) struct RejectedOrphan(pub(super) Delivery, pub(super) DeadLetterReason);

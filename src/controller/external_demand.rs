@@ -5,8 +5,6 @@ use tokio::time::sleep;
 
 use super::Controller;
 use super::session_error::SessionError;
-use crate::source::CallError;
-use crate::source::taskcluster::Api;
 use journeyman_domain::group::Key;
 use journeyman_domain::group::load::Load;
 use journeyman_domain::group::pool::Event;
@@ -14,6 +12,8 @@ use journeyman_domain::limits::{DEMAND_CLAIMED_MAX, DEMAND_INTERVAL, TASK_LIST_P
 use journeyman_domain::refusal::Refusal;
 use journeyman_platform::zookeeper::Dialect;
 use journeyman_platform::zookeeper::{ConnectConfig, Session, job_queue::JobQueue};
+use journeyman_worker::source::CallError;
+use journeyman_worker::source::taskcluster::Api;
 
 #[derive(Clone)]
 pub struct DemandSource {

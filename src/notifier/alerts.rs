@@ -4,10 +4,10 @@ use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::store::Head;
-use crate::notify::{Event, OWN_TYPES};
 use journeyman_domain::lane::endpoint::{DISABLE_ATTEMPTS_MIN, DisableReason, EndpointHealth};
 use journeyman_domain::lane::retry::{HeadVerdict, MessageOutcome};
 use journeyman_platform::host::clock::stamp;
+use journeyman_worker::notify::{Event, OWN_TYPES};
 
 /// What one attempt has changed of its endpoint.
 pub(super) struct Change<'a> {

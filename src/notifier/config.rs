@@ -6,7 +6,6 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::Format;
-use crate::notify::every_event;
 use journeyman_domain::lane::retry::OnExhausted;
 use journeyman_domain::limits::{
     NOTIFIER_ATTEMPTS_PER_ENDPOINT, NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX, NOTIFIER_SHARDS_MAX, WEBHOOK_TIMEOUT_MAX,
@@ -15,6 +14,7 @@ use journeyman_platform::settings::rules::Rules;
 use journeyman_platform::settings::values::{
     AttemptRate, File, Listen, OptionalSpan, SecretFile, Span, WebhookUrl, built_in, whole_number,
 };
+use journeyman_worker::notify::every_event;
 
 /// Delivers events as webhooks.
 #[derive(Debug, Clone, Serialize, Deserialize)]

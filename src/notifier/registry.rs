@@ -14,11 +14,11 @@ use super::engine::Endpoint;
 use super::format::Format;
 use super::seal::{SealError, SealKeys};
 use super::store::EndpointState;
-use crate::notify::TypePattern;
 use journeyman_domain::lane::dispatcher::EndpointLimits;
 use journeyman_domain::lane::retry::{OnExhausted, RetryPolicy};
 use journeyman_domain::limits::{NOTIFIER_ATTEMPTS_PER_ENDPOINT, WEBHOOK_TIMEOUT_MAX};
 use journeyman_platform::settings::values::WebhookUrl;
+use journeyman_worker::notify::TypePattern;
 
 /// The endpoints by name, each with the types of events that it wants.
 pub(crate) type Endpoints = BTreeMap<Arc<str>, (Endpoint, Vec<TypePattern>)>;

@@ -27,7 +27,7 @@ use journeyman_domain::limits::{LOG_LINES_QUEUED_MAX, LOG_WRITE_BYTES, TASK_LOG_
 pub struct Log {
     /// Format of the log: `auto` is `human` on a terminal and `json` otherwise.
     pub format: LogFormat,
-    /// Lines that are logged: error, warn, info, debug, trace, or directives such as `info,journeyman::source=debug`.
+    /// Lines that are logged: error, warn, info, debug, trace, or directives such as `info,journeyman_worker::source=debug`.
     pub level: Filter,
     /// Maximum size of a task's log: the first three quarters and the last quarter are kept, with a marker between them.
     pub task_log_max: Size<TASK_LOG_BYTES_MIN>,
@@ -200,7 +200,7 @@ mod tests {
             tracing::subscriber::with_default(base.with_writer(move || RedactingWriter(page.clone())).finish(), || {
                 tracing::error!(target: "lapin::channel", body = "payload-canary", "Server returned us a message");
                 tracing::error!(target: "amq_protocol::frame", body = "payload-canary", "a frame");
-                tracing::error!(target: "journeyman::source", "said");
+                tracing::error!(target: "journeyman_worker::source", "said");
             });
             let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
             assert!(!text.contains("payload-canary"), "{level}: {text}");

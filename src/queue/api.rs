@@ -29,11 +29,11 @@ use super::store::tx::PageRequest;
 use super::task_calls as calls;
 use super::task_state::{ResolvedReason, TaskRecord};
 use super::{artifact_content, azure_storage, origins};
-use crate::task::formats::is_slugid;
 use journeyman_domain::limits::{
     QUEUE_BODY_BYTES_MAX, QUEUE_BODY_TIMEOUT, QUEUE_DISCARD_TIMEOUT, QUEUE_PAGE_MAX, QUEUE_SMALL_BODY_BYTES_MAX,
     QUEUE_UNAUTHENTICATED_BODY_BYTES_MAX,
 };
+use journeyman_worker::task::formats::is_slugid;
 
 pub(crate) type App = Arc<QueueState>;
 pub(crate) type ReplyResult = Result<Response, QueueError>;

@@ -19,8 +19,8 @@ use super::api::{App, Params, header_str, query_param};
 use super::artifact_files::{self, IncomingFile};
 use super::clock::UnixMillis;
 use super::queue_error::{QueueError, QueueErrorCode, route_not_found};
-use crate::task::formats::is_slugid;
 use journeyman_domain::limits::{QUEUE_READ_BYTES, QUEUE_UPLOAD_TIMEOUT};
+use journeyman_worker::task::formats::is_slugid;
 
 pub(crate) const PATH_PREFIX: &str = "/artifact-store/";
 

@@ -23,8 +23,8 @@ use super::clock::UnixMillis;
 use super::queue_error::{QueueError, QueueErrorCode};
 use super::scopes::{satisfies, satisfies_all};
 use super::task_state::WorkerIdentity;
-use crate::task::formats::new_task_id;
 use journeyman_domain::limits::{QUEUE_CERTIFICATE_DRIFT, QUEUE_CERTIFICATE_TTL_MAX, QUEUE_CLOCK_DRIFT_MAX};
+use journeyman_worker::task::formats::new_task_id;
 
 /// Whether callers of the embedded queue have to sign their calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

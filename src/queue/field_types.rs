@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use url::Url;
 
 use super::queue_error::{QueueError, QueueErrorCode};
-use crate::task::formats::is_slugid;
+use journeyman_worker::task::formats::is_slugid;
 
 /// Parses a body. An empty body is an empty object.
 pub(crate) fn parse_fields<T: DeserializeOwned>(body: &[u8]) -> Result<T, QueueError> {

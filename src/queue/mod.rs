@@ -41,7 +41,6 @@ pub use journeyman_platform::sqlite::{Db, OpenError};
 use self::auth::Keyring;
 use self::clock::UnixMillis;
 use self::store::{QueueStore, Store, outbox};
-use crate::notify::{Publisher, hand_over};
 use journeyman_domain::limits::{
     NOTIFIER_STORE_RETRY, QUEUE_ARTIFACT_BYTES_MAX, QUEUE_BACKLOG, QUEUE_BODIES_BYTES_MAX, QUEUE_CLAIM_DELAY,
     QUEUE_CLAIM_TIMEOUT, QUEUE_CONNECTION_IDLE_MAX, QUEUE_CONNECTIONS_MAX, QUEUE_LONG_POLL_WAIT, QUEUE_LONG_POLLS_MAX,
@@ -49,6 +48,7 @@ use journeyman_domain::limits::{
 };
 use journeyman_platform::http::{self, Limits};
 use journeyman_platform::sqlite::{Database, RunningStore, StoreStatus, store_ended};
+use journeyman_worker::notify::{Publisher, hand_over};
 
 /// Start from [`Config::new`] and change what differs.
 #[derive(Debug, Clone)]

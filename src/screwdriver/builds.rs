@@ -16,10 +16,7 @@ use super::cache;
 use super::message::{Build, Message};
 use super::pod::{BUILD_LABEL, BuildTemplate, build_label, pod_name, token_secret};
 use super::rules::{self, Decision};
-use crate::handler::staged::{StagedEnd, StagedHandler, Work, drive_to_end};
-use crate::handler::{Context, ExecuteError, ExecuteFailure, HandlerConfigError, PayloadHandler, PrepareError};
 use crate::screwdriver::config::ScrewdriverSource;
-use crate::task::{Deferral, Results};
 use journeyman_domain::limits::{
     POD_SWEEP_INTERVAL, SCREWDRIVER_START_RETRY, SCREWDRIVER_TOMBSTONE_KEPT, SCREWDRIVER_TOMBSTONES_PAGE,
 };
@@ -29,13 +26,18 @@ use journeyman_platform::kubernetes::{
     FailureCause, KubernetesClient, KubernetesError, PODS, Pod, PodVerdict, RUNNING, SECRETS, StartGraces, existing,
     judge, sweep_ended,
 };
+use journeyman_worker::handler::staged::{StagedEnd, StagedHandler, Work, drive_to_end};
+use journeyman_worker::handler::{
+    Context, ExecuteError, ExecuteFailure, HandlerConfigError, PayloadHandler, PrepareError,
+};
+use journeyman_worker::task::{Deferral, Results};
 
 /// Of the Secrets that keep a build from starting after it was stopped.
 const STOPPED: &str = "journeyman/stopped-build";
 /// The pods of all builds.
 const BUILDS: &str = "app=screwdriver,tier=builds";
 
-/// Starts builds as pods, for [`crate::source::amqp`] sources of Screwdriver's queues.
+/// Starts builds as pods, for [`journeyman_worker::source::amqp`] sources of Screwdriver's queues.
 pub(crate) struct ScrewdriverHandler {
     pods: BuildPods,
     cache: Option<std::path::PathBuf>,

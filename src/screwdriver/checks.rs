@@ -6,11 +6,11 @@ use lapin::message::Delivery;
 use lapin::types::{AMQPValue, FieldTable};
 
 use super::message::{Message, RetryHeaders};
-use crate::source::amqp::{Check, CheckFormat};
-use crate::task::NextCheck;
 use journeyman_domain::staged::StagedRecord;
 use journeyman_platform::amqp::headers;
 use journeyman_platform::host::clock::stamp;
+use journeyman_worker::source::amqp::{Check, CheckFormat};
+use journeyman_worker::task::NextCheck;
 
 /// Carries what the existing worker does not know.
 const RECORD: &str = "jm-work";

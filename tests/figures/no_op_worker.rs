@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use journeyman::activity;
 use journeyman::config::Environment;
 use journeyman::config::schema::Log;
 use journeyman::handler::staged::{Progress, Staged, StagedAnswer, StagedHandler, StagedPolicy, Stamp, Work};
@@ -18,6 +17,7 @@ use journeyman::source::zookeeper::{self, ZooKeeperQueue, ZooKeeperSource, ZooKe
 use journeyman::worker::{Control, SourceBinding, Worker, WorkerConfig};
 use journeyman_platform::log;
 use journeyman_platform::zookeeper::ConnectConfig;
+use journeyman_worker::activity;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};

@@ -18,11 +18,7 @@ use super::signals::ExitSignals;
 use super::{output, worker, worker_setup};
 use crate::config::schema::{Config, Source};
 use crate::config::{LoadedConfig, ValueOrigin};
-use crate::handler::config::{Handler, ProgramHandler};
 use crate::queue::{self, Auth, RegisteredClient};
-use crate::source::taskcluster::Dialect;
-use crate::source::taskcluster::config::TaskclusterSource;
-use crate::task::COMMAND;
 use journeyman_platform::host::containment::{close_inherited_fds_on_exec, harden_process};
 use journeyman_platform::host::termination_notice::MetadataProvider;
 use journeyman_platform::log;
@@ -30,6 +26,10 @@ use journeyman_platform::log::LogFormat;
 use journeyman_platform::settings::Environment;
 use journeyman_platform::settings::broker::Amqp;
 use journeyman_platform::settings::values::{self, Listen, OptionalSpan, Queue as TaskQueue, Secret};
+use journeyman_worker::handler::config::{Handler, ProgramHandler};
+use journeyman_worker::source::taskcluster::Dialect;
+use journeyman_worker::source::taskcluster::config::TaskclusterSource;
+use journeyman_worker::task::COMMAND;
 use state_file::{DevState, DevStateFile, state_dir};
 
 /// `journeyman dev`

@@ -3,14 +3,14 @@
 use super::Check;
 use crate::cli::amqp_setup;
 use crate::config::schema::Config;
-use crate::source::amqp::DeferralConfig;
-use crate::source::amqp::config::RequestSource;
 use journeyman_domain::limits::AMQP_CLOSE_TIMEOUT;
 use journeyman_domain::refusal::{CallError, Refusal};
 use journeyman_platform::amqp;
 use journeyman_platform::amqp::delay::DelayGuarantee;
 use journeyman_platform::amqp::lapin::Connection;
 use journeyman_platform::settings::Environment;
+use journeyman_worker::source::amqp::DeferralConfig;
+use journeyman_worker::source::amqp::config::RequestSource;
 
 pub(super) async fn check_source(
     name: &str,

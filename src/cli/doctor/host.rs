@@ -13,12 +13,12 @@ use crate::cli::termination_watch;
 use crate::config::schema::Config;
 use crate::control::WorkerStatusReply;
 use crate::control::client::{ControlClient, Error};
-use crate::worker::config::Host;
 use journeyman_domain::limits::{DOCTOR_CALL_TIMEOUT, TASK_OPEN_FILES, WORKER_OPEN_FILES, WORKER_OPEN_FILES_MIN};
 use journeyman_domain::units::format_bytes;
 use journeyman_platform::host::containment::{Requirement, own_cgroup_path};
 use journeyman_platform::host::resources;
 use journeyman_platform::host::termination_notice::{self, MetadataProvider};
+use journeyman_worker::engine::config::Host;
 
 /// On a thread of its own, because a file system may hang.
 pub(super) async fn check_host(config: Config) -> Vec<Check> {
@@ -206,12 +206,12 @@ mod tests {
     fn b5_an_outage_of_the_artifact_storage_that_a_worker_reports_is_a_failed_check() {
         let source = |storage_error: serde_json::Value| json!({"name": "ci", "description": "", "state": "polling", "failing": false, "storage_error": storage_error});
         let status = |source| -> WorkerStatusReply {
-            let hour = crate::worker::counters::OutcomeCounts::default();
-            let counts = crate::worker::counters::WorkerCounts::default();
+            let hour = journeyman_worker::engine::counters::OutcomeCounts::default();
+            let counts = journeyman_worker::engine::counters::WorkerCounts::default();
             let status = json!({
                 "version": "1", "id": "w", "group": "g", "pid": 7, "state": "running", "uptime_seconds": 1.0, "capacity": 1,
                 "sources": [source], "claims": [], "last_hour": hour, "counts": counts,
-                "host": crate::worker::status::HostStatus::default(), "hints": [],
+                "host": journeyman_worker::engine::status::HostStatus::default(), "hints": [],
             });
             serde_json::from_value(status).unwrap()
         };

@@ -25,11 +25,11 @@ use super::worker_identity::WorkerIdentity;
 use super::worker_setup;
 use crate::config::LoadedConfig;
 use crate::config::schema::{Config, Source};
-use crate::handler::config::Handler;
 use journeyman_domain::limits::DOCTOR_CHECK_TIMEOUT;
 use journeyman_platform::redact;
 use journeyman_platform::settings::Environment;
 use journeyman_platform::settings::values::File;
+use journeyman_worker::handler::config::Handler;
 
 #[derive(Debug, Args)]
 pub(super) struct DoctorArgs {

@@ -1,9 +1,9 @@
 //! Checks the connection to a ZooKeeper and the queues of a source. `journeyman zk doctor` checks more.
 
 use super::Check;
-use crate::source::zookeeper::ZooKeeperQueue;
-use crate::source::zookeeper::config::ZooKeeperSource;
 use journeyman_platform::zookeeper::Session;
+use journeyman_worker::source::zookeeper::ZooKeeperQueue;
+use journeyman_worker::source::zookeeper::config::ZooKeeperSource;
 
 pub(super) async fn check_source(name: &str, source: &ZooKeeperSource) -> Vec<Check> {
     match connect(name, source).await {

@@ -9,9 +9,9 @@ use serde_json::Value;
 use crate::cli::config_args::{ConfigArgs, NoFlags};
 use crate::cli::exit::{Exit, Failure};
 use crate::config::schema;
-use crate::notify::{CallError, NotifierClient};
 use journeyman_platform::settings::Environment;
 use journeyman_platform::settings::values::{SecretFile, Url};
+use journeyman_worker::notify::{CallError, NotifierClient};
 
 /// The address of the notifier, and the token for it.
 #[derive(Debug, Args)]

@@ -8,10 +8,10 @@ use serde_json::value::RawValue;
 use super::client::{ClientArgs, failure};
 use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::output;
-use crate::notify::{Event, Publisher};
 use journeyman_domain::limits::NOTIFIER_DATA_BYTES_MAX;
 use journeyman_platform::settings::Environment;
 use journeyman_platform::settings::values::Span;
+use journeyman_worker::notify::{Event, Publisher};
 
 /// `journeyman notifier send`
 #[derive(Debug, Args)]

@@ -12,9 +12,6 @@ use super::output::{self, Format};
 use super::queue_client::{QueueClient, QueueClientArgs};
 use crate::console::rows::{Table, cell};
 use crate::console::text::{self, strip_control_chars};
-use crate::source::CallError;
-use crate::source::taskcluster::{Api, Download, ListPage, TaskSearch};
-use crate::task::formats::is_slugid;
 use journeyman_domain::id::{Run, TaskId};
 use journeyman_domain::limits::{
     TASK_LIST_PAGES_MAX, TASK_LOG_POLL, TASK_LOG_STALL, TASK_WAIT_POLL_MAX, TASK_WAIT_POLL_MIN,
@@ -22,6 +19,9 @@ use journeyman_domain::limits::{
 use journeyman_domain::refusal::Refusal;
 use journeyman_platform::settings::Environment;
 use journeyman_platform::settings::values::{Queue, Span};
+use journeyman_worker::source::CallError;
+use journeyman_worker::source::taskcluster::{Api, Download, ListPage, TaskSearch};
+use journeyman_worker::task::formats::is_slugid;
 use task_status::{FoundTask, TaskState, TaskStatus};
 
 const LOG_ARTIFACT: &str = "public/logs/live.log";

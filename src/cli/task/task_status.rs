@@ -6,9 +6,9 @@ use jiff::{SpanRound, Timestamp, Unit};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::source::CallError;
 use journeyman_domain::named_enum;
 use journeyman_domain::refusal::Refusal;
+use journeyman_worker::source::CallError;
 
 named_enum! {
     #[derive(Default)]

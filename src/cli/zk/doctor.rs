@@ -13,7 +13,6 @@ use crate::cli::doctor::zookeeper::connect;
 use crate::cli::doctor::{Check, report};
 use crate::cli::exit::ExitResult;
 use crate::cli::source_args::SourceArgs;
-use crate::source::zookeeper::config::ZooKeeperSource;
 use journeyman_domain::limits::{
     DOCTOR_CALL_TIMEOUT, DOCTOR_CHECK_TIMEOUT, ZOOKEEPER_CLOCK_SKEW_MAX, ZOOKEEPER_NODE_BYTES_MAX,
     ZOOKEEPER_WALK_NODES_MAX,
@@ -23,6 +22,7 @@ use journeyman_platform::host::clock::stamp;
 use journeyman_platform::settings::Environment;
 use journeyman_platform::zookeeper::inspect::Walk;
 use journeyman_platform::zookeeper::{CreateMode, Error, Session, client as zk};
+use journeyman_worker::source::zookeeper::config::ZooKeeperSource;
 
 const SHOWN: usize = 3;
 

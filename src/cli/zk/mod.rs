@@ -14,14 +14,14 @@ use super::output::{self, Format};
 use super::signals::ExitSignals;
 use super::source_args::SourceArgs;
 use crate::config::schema::Source;
-use crate::source::zookeeper::config::ZooKeeperSource;
-use crate::source::zookeeper::{Dialect, ZooKeeperQueue};
 use journeyman_platform::settings::Environment;
 use journeyman_platform::settings::values::Span;
 use journeyman_platform::zookeeper::Session;
 use journeyman_platform::zookeeper::janitor::Janitor;
 use journeyman_platform::zookeeper::job_queue::{JobError, JobQueue};
 use journeyman_platform::zookeeper::submit::{CancelResult, Submission};
+use journeyman_worker::source::zookeeper::config::ZooKeeperSource;
+use journeyman_worker::source::zookeeper::{Dialect, ZooKeeperQueue};
 
 /// `journeyman zk`
 #[derive(Debug, Subcommand)]

@@ -17,10 +17,10 @@ use super::{ReadinessCheck, SnapshotFn, StatusRoutes};
 use crate::console::page::{self, Commands, HtmlPage, PageContent};
 use crate::console::worker::{self, metrics, report};
 use crate::control::WorkerStatusReply;
-use crate::source::{InspectionTable, Source};
-use crate::worker::status::{BlockedReason, LifecycleState, WorkerStatus};
 use journeyman_domain::limits::{HTTP_SNAPSHOT_TIMEOUT, SOURCE_INSPECT_TIMEOUT};
 use journeyman_platform::http::HttpListener;
+use journeyman_worker::engine::status::{BlockedReason, LifecycleState, WorkerStatus};
+use journeyman_worker::source::{InspectionTable, Source};
 
 /// Each refresh reads the queue.
 const SOURCE_REFRESH_SECONDS: u8 = 30;

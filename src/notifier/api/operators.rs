@@ -14,12 +14,12 @@ use super::status::Status;
 use super::{Reader, Refused, Writer};
 use crate::notifier::registry::EndpointSettings;
 use crate::notifier::store::{AttemptRow, EndpointChange, LaneChange, LaneRow, ReplayFilter};
-use crate::notify::Event;
 use journeyman_domain::lane::dispatcher::LaneId;
 use journeyman_domain::lane::endpoint::DisableReason;
 use journeyman_domain::limits::{NOTIFIER_NAME_BYTES_MAX, NOTIFIER_ROWS_MAX, NOTIFIER_ROWS_SHOWN};
 use journeyman_domain::staged::Stamp;
 use journeyman_platform::host::clock::stamp;
+use journeyman_worker::notify::Event;
 
 type Answer<T> = Result<Json<T>, Refused>;
 

@@ -124,7 +124,7 @@ impl Shard {
     }
 }
 
-fn parse(delivery: &Delivery) -> Result<Vec<crate::notify::Event>, String> {
+fn parse(delivery: &Delivery) -> Result<Vec<journeyman_worker::notify::Event>, String> {
     let bytes = delivery.data.len();
     if bytes > NOTIFIER_BODY_BYTES_MAX {
         return Err(format!("it has {bytes} bytes, and at most {NOTIFIER_BODY_BYTES_MAX} are taken"));

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use super::counters::Counters;
 use super::registry::{EndpointSettings, Entry, InvalidEndpoint, Registered, Registry};
 use super::store::{Added, Store, StoreFailure};
-use crate::notify::Event;
 use journeyman_domain::limits::NOTIFIER_BATCH_MAX;
 use journeyman_platform::host::clock::stamp;
 use journeyman_platform::host::crash_points::crash_point;
+use journeyman_worker::notify::Event;
 
 pub(super) struct Intake {
     pub(super) store: Store,

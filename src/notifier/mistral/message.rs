@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 use sha2::{Digest as _, Sha256};
 
 use super::targets::Target;
-use crate::notify::Event;
+use journeyman_worker::notify::Event;
 
 /// The bytes that are kept of the HMAC, so that the queue of any URL has a short name.
 const KEY_BYTES: usize = 16;

@@ -20,10 +20,10 @@ use super::MistralConfig;
 use super::message::{self, Message};
 use super::targets::{self, TargetError};
 use crate::notifier::intake::Intake;
-use crate::notify::Event;
 use journeyman_domain::limits::{NOTIFIER_BATCH_MAX, NOTIFIER_BODY_BYTES_MAX};
 use journeyman_platform::amqp;
 use journeyman_platform::host::crash_points::crash_point;
+use journeyman_worker::notify::Event;
 
 pub(super) struct QueueConsumer<'a> {
     pub(super) config: &'a MistralConfig,

@@ -30,7 +30,6 @@ pub(crate) use self::sql::{StoreFailure, words as postgres_words};
 use self::sqlite::Tables;
 pub(crate) use self::statements::{Added, AttemptRecord, Committed, DueLane, Head, Lease};
 use self::transaction::Tx;
-use crate::notify::Event;
 use journeyman_domain::lane::dispatcher::LaneId;
 use journeyman_domain::lane::endpoint::EndpointHealth;
 use journeyman_domain::lane::partitions::Partition;
@@ -38,6 +37,7 @@ use journeyman_domain::lane::retry::{HeadState, HeadVerdict};
 use journeyman_domain::limits::NOTIFIER_LEASE;
 use journeyman_domain::staged::Stamp;
 use journeyman_platform::sqlite::{Database, Db, OpenError, StoreStatus};
+use journeyman_worker::notify::Event;
 
 /// A handle. What it stores is on disk when it returns.
 #[derive(Clone)]

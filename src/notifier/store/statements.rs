@@ -7,13 +7,13 @@ use sha2::{Digest as _, Sha256};
 
 use super::sql::{Row, SqlError, values};
 use super::transaction::Tx;
-use crate::notify::Event;
 use journeyman_domain::lane::dispatcher::LaneId;
 use journeyman_domain::lane::endpoint::EndpointHealth;
 use journeyman_domain::lane::partitions::{Owned, Partition, Plan, plan};
 use journeyman_domain::lane::retry::{HeadState, HeadVerdict};
 use journeyman_domain::limits::{NOTIFIER_LEASE, NOTIFIER_PARTITIONS};
 use journeyman_domain::staged::Stamp;
+use journeyman_worker::notify::Event;
 
 type Result<T> = std::result::Result<T, SqlError>;
 

@@ -487,7 +487,7 @@ impl Text for SecretFile {
     }
 }
 
-/// A log level, or `tracing` directives such as `info,journeyman::source=debug`.
+/// A log level, or `tracing` directives such as `info,journeyman_worker::source=debug`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Filter(String);
 
@@ -500,7 +500,7 @@ impl Filter {
 impl Text for Filter {
     fn read(text: &str) -> Result<Self, String> {
         let expected =
-            "error, warn, info, debug, trace or off, or directives such as \"info,journeyman::source=debug\"";
+            "error, warn, info, debug, trace or off, or directives such as \"info,journeyman_worker::source=debug\"";
         // EnvFilter takes any single word for the name of a module, and an empty word for a level.
         let level = |word: &str| !word.is_empty() && word.parse::<LevelFilter>().is_ok();
         let plain = text.split(',').all(|part| match part.rsplit_once('=') {
@@ -657,7 +657,7 @@ mod tests {
 
     #[test]
     fn a_filter_is_a_level_or_directives() {
-        assert!(Filter::read("info,journeyman::source=debug").is_ok());
+        assert!(Filter::read("info,journeyman_worker::source=debug").is_ok());
         for text in ["loud", "info,", "x=loud"] {
             assert!(Filter::read(text).is_err(), "{text}");
         }

@@ -16,8 +16,8 @@ use self::tx::ClaimedRun;
 use self::writer::run_waiter;
 use super::queue_error::QueueError;
 use super::task_state::{RunError, WorkerIdentity};
-use crate::task::formats::new_task_id;
 use journeyman_platform::sqlite::{self, Database, JobError, OpenError, Schema};
+use journeyman_worker::task::formats::new_task_id;
 
 pub(crate) type Store = sqlite::Store<QueueStore>;
 pub(crate) type StoreError = JobError<QueueError>;

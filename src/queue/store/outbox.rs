@@ -7,8 +7,8 @@ use super::super::response_json::status;
 use super::super::task_state::{RunState, TaskRecord};
 use super::tx::{StoreResult, Tx};
 use super::{Store, StoreError};
-use crate::notify::{Event, TypePattern};
 use journeyman_domain::limits::{NOTIFY_BATCH_MAX, NOTIFY_OUTBOX_ROWS_MAX};
+use journeyman_worker::notify::{Event, TypePattern};
 
 /// The first events of the outbox.
 #[derive(Debug, Default)]

@@ -1,352 +1,495 @@
-//! The engine: sends events to the rules, performs their effects (`effects.rs`), and turns the results into events
-//! (`call_results.rs`).
+//! The worker's event loop: joins sources, handlers and the rules of [`journeyman_domain::worker`].
+//!
+//! It decides nothing. One task owns the state machine, performs its effects, and feeds it the results; every call
+//! runs in a task of its own and ends as one event.
 
-mod call_results;
-mod effects;
-mod journaling;
+mod alerts;
+mod calls;
+mod catch_panic;
+mod claim_commands;
+mod claim_end;
+mod claim_runtime;
+#[doc(hidden)]
+pub mod config;
+#[doc(hidden)]
+pub mod counters;
+#[doc(hidden)]
+pub mod durations;
+mod event_loop;
+mod handler_runtime;
+mod history;
+mod host_probe;
+#[doc(hidden)]
+pub mod live_log;
+#[doc(hidden)]
+pub mod liveness;
+mod log_artifacts;
+mod recent_outcomes;
+mod request_summary;
+mod restart_recovery;
+mod running_calls;
+mod sidecars;
+#[doc(hidden)]
+pub mod snapshot;
+#[doc(hidden)]
+pub mod status;
+mod storage_health;
+mod task_lookup;
+#[doc(hidden)]
+pub mod timeline;
+#[doc(hidden)]
+pub mod trace_recorder;
+mod uploads;
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use futures_util::future::join_all;
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::handler::sidecar::{SidecarContext, SidecarStatus};
-use crate::source::{CallError, SourceEvent};
-use journeyman_domain::claim::{ClaimEvent, LossReason};
-use journeyman_domain::id::{LocalToken, ServiceId, SourceId};
-use journeyman_domain::journal::EntryId;
-use journeyman_domain::limits::{LAUNCHED_EVENTS_MAX, SOURCES_CLOSE_TIMEOUT};
-use journeyman_domain::refusal::Refusal;
-use journeyman_domain::service_supervisor::ServiceAvailability;
-use journeyman_domain::time::Instant as DomainInstant;
-use journeyman_domain::worker::{self as rules, Event, ExitReason, HostResources, SourceSpec};
-use journeyman_platform::host::clock::or_pending;
-use journeyman_platform::host::containment::Containment;
-use journeyman_platform::host::crash_points::crash_point;
-use journeyman_platform::host::resources;
-use journeyman_platform::host::work_dir::{WorkDir, WorkDirLock};
+use crate::handler::DynHandler;
+use crate::handler::log::{LogLimits, TaskLog};
+use crate::source::Source;
+use journeyman_domain::claim;
+use journeyman_domain::limits::{
+    AUTH_FAILURES_MAX, DEQUEUE_ALERT, HANDLER_THREADS_MAX, LAUNCHED_DEFAULT, NOTICE_MARGIN, POLL_INTERVAL_MIN,
+};
+use journeyman_domain::time::Instant;
+use journeyman_domain::units::format_duration;
+use journeyman_domain::worker::WorkerPolicy;
 
-use super::calls;
-use super::catch_panic::{Panicked, catch_panic};
-use super::claim_runtime::{ClaimRuntime, TraceRecording};
-use super::counters::WorkerCounters;
-use super::handler_runtime::HandlerRuntime;
-use super::history::{History, NoticeReceived};
-use super::host_probe::HostProbe;
-use super::restart_recovery::{self, PreviousProcess};
-use super::running_calls::RunningCalls;
-use super::sidecars::Sidecars;
-use super::status::Note;
-use super::{ClaimingState, Command, Control, ControlRequest, SourceBinding, Worker, WorkerConfig};
+use crate::notify::Announcer;
+pub use claim_commands::{ClaimSnapshot, CommandResult};
+use counters::{WorkerCounters, WorkerCounts};
+pub use journeyman_domain::worker::{
+    ClaimingBlocked, ClaimingState, ExitPolicy, ExitReason, MinResources, OnTerminationNotice,
+};
+use journeyman_platform::host::clock::Clock;
+use journeyman_platform::host::containment::{self, Containment};
+use journeyman_platform::host::termination_notice::{NoticeOrigin, WatchStatus};
+use live_log::LiveLogs;
+use liveness::Liveness;
+pub use status::{Note, WorkerStatus};
+pub use task_lookup::TaskLookupError;
+pub use trace_recorder::TraceRecorder;
 
-pub(super) use journaling::ClaimJournal;
+const CONTROL_REQUESTS_MAX: usize = 16;
 
-/// The folder in the work directory.
-const SIDECARS_DIR: &str = "sidecars";
+/// Configures a worker, apart from its sources.
+#[derive(Debug, Clone)]
+pub struct WorkerConfig {
+    /// Tasks that run at once. Default: 1.
+    pub capacity: u32,
+    /// Tasks whose work runs elsewhere that are held beside them. Default: 1,000.
+    pub launched_max: u32,
+    /// Each task gets a directory below this one, which is created if missing. One worker per directory; what a
+    /// killed worker left in it is removed.
+    pub work_dir: PathBuf,
+    /// Time between SIGTERM and SIGKILL for a payload. Default: 10 s.
+    pub termination_grace: Duration,
+    /// How long a drain may take before the remaining claims are released; `None` is unlimited. Default: 1 h.
+    pub drain_deadline: Option<Duration>,
+    /// What happens to running tasks after a termination notice. Default: they may finish until 15 s before the
+    /// termination.
+    pub on_termination_notice: OnTerminationNotice,
+    /// The sleep when nothing is pending, for sources without long polls. Default: 1 s.
+    pub poll_interval: Duration,
+    /// How often to ask whether a running task was canceled. Default: `None`, never.
+    pub status_poll_interval: Option<Duration>,
+    /// When the worker exits by itself. Default: never.
+    pub exit_policy: ExitPolicy,
+    /// Resources that the host must have left for claiming. Default: no bounds.
+    pub min_resources: MinResources,
+    /// The size limits of a task's log.
+    pub log: LogLimits,
+    /// Threads that run handlers. They are separate from those that renew leases, so that a blocking handler costs no
+    /// other task its claim. Default: the number of processors, 2 to 16. With [`Clock::tokio`] handlers share the
+    /// worker's runtime, whose time they use.
+    pub handler_threads: usize,
+    /// How the processes of payloads are contained. Default: the strongest backend that the host offers, without
+    /// limits.
+    pub containment: containment::ContainmentConfig,
+    /// Determines all jitter. Default: random.
+    pub seed: Option<u64>,
+    /// Receives every finished claim. Default: none.
+    pub recorder: Option<Arc<dyn TraceRecorder>>,
+    /// Serves the logs of running tasks. Default: none.
+    #[doc(hidden)]
+    pub live_logs: Option<LiveLogs>,
+    /// Tells a notifier which claims have ended. Default: none.
+    #[doc(hidden)]
+    pub announcer: Option<Announcer>,
+    /// The worker's clock.
+    pub clock: Clock,
+}
 
-pub(super) struct Engine {
-    pub(super) rules: rules::Worker,
-    pub(super) config: WorkerConfig,
-    pub(super) sources: Vec<SourceBinding>,
-    pub(super) control: Control,
+impl Default for WorkerConfig {
+    fn default() -> Self {
+        Self {
+            capacity: 1,
+            launched_max: LAUNCHED_DEFAULT,
+            work_dir: PathBuf::from("journeyman-work"),
+            termination_grace: Duration::from_secs(10),
+            drain_deadline: Some(Duration::from_secs(60 * 60)),
+            on_termination_notice: OnTerminationNotice::Finish { margin: NOTICE_MARGIN },
+            poll_interval: Duration::from_secs(1),
+            status_poll_interval: None,
+            exit_policy: ExitPolicy::default(),
+            min_resources: MinResources::default(),
+            log: LogLimits::default(),
+            handler_threads: std::thread::available_parallelism().map_or(2, usize::from).clamp(2, HANDLER_THREADS_MAX),
+            containment: containment::ContainmentConfig::default(),
+            seed: None,
+            recorder: None,
+            live_logs: None,
+            announcer: None,
+            clock: Clock::boot(),
+        }
+    }
+}
+
+impl WorkerConfig {
+    fn policy(&self) -> WorkerPolicy {
+        WorkerPolicy {
+            capacity: self.capacity,
+            launched_max: self.launched_max,
+            poll_interval: self.poll_interval.max(POLL_INTERVAL_MIN),
+            claim: claim::ClaimPolicy {
+                termination_grace: self.termination_grace,
+                status_poll_interval: self.status_poll_interval,
+                reports_cancellation: true,
+                starts_in_one_step: false,
+            },
+            dequeue_alert: DEQUEUE_ALERT,
+            max_auth_failures: AUTH_FAILURES_MAX,
+            drain_deadline: self.drain_deadline,
+            exit_policy: self.exit_policy,
+            min_resources: self.min_resources,
+            on_termination_notice: self.on_termination_notice,
+        }
+    }
+}
+
+/// A source, the handler of its tasks, and their environment.
+pub struct SourceBinding {
+    /// The source's name in the configuration.
+    pub name: String,
+    /// The source.
+    pub source: Arc<dyn Source>,
+    /// The handler that runs its payloads.
+    pub handler: Arc<dyn DynHandler>,
+    /// Environment variables of its payloads, such as `TASKCLUSTER_ROOT_URL`.
+    pub env: Arc<BTreeMap<String, String>>,
+}
+
+/// A worker that has not been started.
+pub struct Worker {
+    config: WorkerConfig,
+    sources: Vec<SourceBinding>,
     requests: mpsc::Receiver<ControlRequest>,
-    /// Claims whose work runs elsewhere.
-    launched: mpsc::Receiver<LocalToken>,
-    pub(super) launched_sender: mpsc::Sender<LocalToken>,
-    pub(super) calls: RunningCalls,
-    pub(super) journal: ClaimJournal,
-    pub(super) history: History,
-    pub(super) sidecars: Sidecars,
-    work_dir: WorkDir,
-    work_dir_lock: WorkDirLock,
-    containment: Containment,
-    host_probe: HostProbe,
-    pub(super) resources: HostResources,
-    /// One measurement at a time.
-    measuring: Arc<Semaphore>,
-    /// The rules want claims of each source.
-    claiming_enabled: Vec<bool>,
-    seed: u64,
-    exit: Option<ExitReason>,
+    control: Control,
 }
 
-impl Engine {
-    pub(super) fn start(worker: Worker) -> std::io::Result<Self> {
-        let Worker { config, sources, requests, control } = worker;
-        let unusable = |error: std::io::Error| {
-            std::io::Error::new(error.kind(), format!("cannot use the work directory: {error}"))
+/// Sends commands to a worker and reads its counters. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Control {
+    requests: mpsc::Sender<ControlRequest>,
+    counters: Arc<WorkerCounters>,
+    containment: Arc<OnceLock<Containment>>,
+    watch_statuses: Arc<OnceLock<watch::Receiver<Vec<WatchStatus>>>>,
+    liveness: Arc<Liveness>,
+}
+
+/// Runs in the worker's task.
+type ControlRequest = Box<dyn FnOnce(&mut event_loop::Engine) + Send>;
+
+/// The answer to a reload of the configuration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReloadResult {
+    /// It is in effect.
+    Applied,
+    /// The previous one stays in effect.
+    Rejected,
+}
+
+/// A command to the whole worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Command {
+    /// Stop claiming, for `span` or until [`Command::Resume`]; held claims continue.
+    Pause {
+        /// `None` is until resumed.
+        span: Option<Duration>,
+    },
+    /// Claim again.
+    Resume,
+    /// Stop claiming and finish the held claims, within `within` or the configured limit.
+    Drain {
+        /// The limit.
+        within: Option<Duration>,
+    },
+    /// Stop claiming and report the held claims as `worker-shutdown`.
+    Release {
+        /// The time until the host terminates, if known.
+        within: Option<Duration>,
+    },
+    /// The host terminates; tasks may run until shortly before. See [`Control::terminate`].
+    Terminate {
+        /// `None` is unknown: everything is released at once.
+        deadline: Option<Instant>,
+    },
+    /// Exit at once; what runs is killed and its claims are left to expire.
+    Abort,
+}
+
+impl fmt::Display for Command {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let within = |span: &Option<Duration>| {
+            span.map_or_else(String::new, |span| format!(" within {}", format_duration(span)))
         };
-        let work_dir = WorkDir::acquire(&config.work_dir).map_err(unusable)?;
-        let claimants: Vec<Box<str>> = sources.iter().map(|binding| binding.source.claimant().into()).collect();
-        let id_locks = restart_recovery::lock_worker_ids(&claimants)?;
-        tracing::info!(path = %work_dir.path().display(), "work directory");
-        let previous = PreviousProcess::recover(work_dir.path(), claimants)?;
-        // The directory, and what is named after it, belongs to this worker only.
-        let work_dir_lock = work_dir.work_dir_lock()?;
-        let containment = Containment::probe(&work_dir_lock.identity(), config.containment)?;
-        // After the kill, since a previous process's payloads may have written there until then.
-        crash_point("startup-processes-killed");
-        work_dir.remove_task_dirs().map_err(unusable)?;
-        crash_point("startup-dirs-cleared");
-        let journal = previous.start_journal(work_dir_lock.clone(), id_locks);
-        // Set here only.
-        drop(control.containment.set(containment.clone()));
-        let seed = config.seed.unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0);
-        let mut rules = rules::Worker::new(config.policy(), &source_specs(&sources), seed);
-        let handlers = if config.clock.is_tokio() {
-            HandlerRuntime::shared()
-        } else {
-            HandlerRuntime::dedicated(config.handler_threads)?
+        match self {
+            Self::Pause { span: None } => out.write_str("pause"),
+            Self::Pause { span: Some(span) } => write!(out, "pause for {}", format_duration(*span)),
+            Self::Resume => out.write_str("resume"),
+            Self::Drain { within: span } => write!(out, "drain{}", within(span)),
+            Self::Release { within: span } => write!(out, "release{}", within(span)),
+            Self::Terminate { deadline: Some(_) } => out.write_str("host termination at a known time"),
+            Self::Terminate { deadline: None } => out.write_str("host termination"),
+            Self::Abort => out.write_str("abort"),
+        }
+    }
+}
+
+impl Worker {
+    /// Creates a worker with these sources, polled in this order.
+    #[must_use]
+    pub fn new(config: WorkerConfig, sources: Vec<SourceBinding>) -> Self {
+        let (sender, requests) = mpsc::channel(CONTROL_REQUESTS_MAX);
+        let control = Control {
+            requests: sender,
+            counters: Arc::default(),
+            containment: Arc::default(),
+            watch_statuses: Arc::default(),
+            liveness: Arc::default(),
         };
-        let (launched_sender, launched) = mpsc::channel(LAUNCHED_EVENTS_MAX);
-        // Journal entries of sidecars have tokens too.
-        let last_recovered = journal.recovered_claims.len() as u64;
-        let sidecars_dir = work_dir.path().join(SIDECARS_DIR);
-        let new_context = |index: usize| {
-            let (context, handle) = SidecarContext::channel(sidecars_dir.clone(), config.clock, containment.clone());
-            let entry = EntryId(last_recovered + 1 + index as u64);
-            (context.journaled(journal.records.clone(), entry), handle)
+        Self { config, sources, requests, control }
+    }
+
+    /// Serves the logs of running tasks there.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_live_logs(mut self, live_logs: LiveLogs) -> Self {
+        self.config.live_logs = Some(live_logs);
+        self
+    }
+
+    /// Tells a notifier which claims have ended.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_announcer(mut self, announcer: Option<Announcer>) -> Self {
+        self.config.announcer = announcer;
+        self
+    }
+
+    /// Sends every finished claim to `recorder`.
+    #[must_use]
+    pub fn with_trace_recorder(mut self, recorder: Arc<dyn TraceRecorder>) -> Self {
+        self.config.recorder = Some(recorder);
+        self
+    }
+
+    /// The sources that show what their queues hold, by name; see [`Source::inspect`].
+    #[doc(hidden)]
+    #[must_use]
+    pub fn inspected_sources(&self) -> Vec<(String, Arc<dyn Source>)> {
+        let inspected = self.sources.iter().filter(|binding| binding.source.inspect().is_some());
+        inspected.map(|binding| (binding.name.clone(), Arc::clone(&binding.source))).collect()
+    }
+
+    /// The handle for commands and counters.
+    #[must_use]
+    pub fn control(&self) -> Control {
+        self.control.clone()
+    }
+
+    /// Runs until the worker is stopped or cannot continue.
+    ///
+    /// # Errors
+    ///
+    /// If the work directory is unusable or used by another worker, if another worker on this host has the same
+    /// worker id, if the required containment is unavailable, or if processes of a previous worker cannot be killed.
+    /// The message says what to do.
+    ///
+    /// # Cancel safety
+    ///
+    /// Not cancel safe: payloads are killed and their claims expire. Use [`Control::drain`].
+    pub async fn run(self) -> std::io::Result<ExitReason> {
+        let engine = event_loop::Engine::start(self)?;
+        let containment = engine.containment();
+        // On a thread of the runtime, so that calls and their results need no wake-up of another thread.
+        let mut running = tokio::task::JoinSet::new();
+        running.spawn(engine.run());
+        let ended = tokio::select! {
+            biased;
+            ended = running.join_next() => ended,
+            () = containment.reap_orphans() => None,
         };
-        let sidecars = Sidecars::start(&sources, new_context, &handlers);
-        for (sidecar, _) in sidecars.status_receivers() {
-            for source in sidecars.sources(sidecar) {
-                rules.set_availability(*source, ServiceAvailability::Down);
-            }
-        }
-        Ok(Self {
-            rules,
-            calls: RunningCalls::new(handlers, last_recovered + sources.len() as u64),
-            history: History::new(sources.len(), Arc::clone(&control.counters), config.clock.now()),
-            resources: resources::measure(work_dir.tasks_dir()),
-            host_probe: HostProbe::new(work_dir.tasks_dir()),
-            measuring: Arc::new(Semaphore::new(1)),
-            claiming_enabled: vec![true; sources.len()],
-            exit: None,
-            config,
-            sources,
-            control,
-            requests,
-            launched,
-            launched_sender,
-            journal,
-            sidecars,
-            work_dir,
-            work_dir_lock,
-            containment,
-            seed,
-        })
-    }
-
-    pub(super) fn now(&self) -> DomainInstant {
-        self.config.clock.now()
-    }
-
-    pub(super) fn spawn_measurement(&mut self) {
-        let (tasks_dir, lock) = (self.work_dir.tasks_dir().to_owned(), self.work_dir_lock.clone());
-        self.calls.spawn(calls::measure_resources(tasks_dir, lock, Arc::clone(&self.measuring)));
-    }
-
-    pub(super) fn containment(&self) -> Containment {
-        self.containment.clone()
-    }
-
-    pub(super) async fn run(mut self) -> std::io::Result<ExitReason> {
-        for binding in &self.sources {
-            tracing::info!(source = binding.name, "source: {}", binding.source.describe());
-        }
-        let recovered = std::mem::take(&mut self.journal.recovered_claims);
-        for claim in &recovered {
-            self.calls.claims.insert(claim.token, ClaimRuntime::recovered(claim.source, claim.run.clone()));
-        }
-        self.handle_event(Event::ClaimsRecovered(recovered));
-        self.restore_unread_polls();
-        self.log_recovery();
-        self.announce_capacity();
-        for index in 0..self.sources.len() {
-            self.await_source_event(SourceId::from_index(index));
-        }
-        for (sidecar, status) in self.sidecars.status_receivers() {
-            self.calls.spawn(calls::sidecar_changed(sidecar, status));
-        }
-        self.handle_event(Event::ResourcesMeasured(self.resources));
-        self.spawn_measurement();
-        self.handle_event(Event::Tick);
-        let clock = self.config.clock;
-        loop {
-            while let Some(effect) = self.rules.next_effect() {
-                self.perform(effect);
-            }
-            self.journal_unread_polls();
-            if let Some(exit) = self.exit {
-                self.shut_down(exit).await;
-                return Ok(exit);
-            }
-            let deadline = [self.rules.next_deadline(), self.history.requests.due].into_iter().flatten().min();
-            // First, since a series of ready calls must not delay a reclaim.
-            if deadline.is_some_and(|at| clock.now() >= at) {
-                if self.history.requests.due == deadline {
-                    self.history.requests.log();
-                }
-                self.handle_event(Event::Tick);
-                continue;
-            }
-            tokio::select! {
-                biased;
-                Some(request) = self.requests.recv() => request(&mut self),
-                Some(claim) = self.launched.recv() => self.handle_event(Event::Launched { claim }),
-                Some(result) = self.calls.next_result() => self.on_call_joined(result),
-                () = or_pending(deadline.map(|at| clock.sleep_until(at))) => {}
-            }
+        match ended {
+            Some(Ok(exit)) => exit,
+            Some(Err(error)) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            Some(Err(_)) | None => Err(std::io::Error::other("the runtime was shut down while the worker ran")),
         }
     }
+}
 
-    async fn shut_down(&mut self, exit: ExitReason) {
-        tracing::info!(exit = exit.as_str(), "the worker exits: {}", self.control.counts());
-        self.history.requests.log();
-        self.calls.shut_down().await;
-        self.journal.records.flush().await;
-        if exit == ExitReason::Aborted {
-            self.sidecars.kill().await;
-        } else {
-            close_all(&self.sources).await;
-            self.sidecars.stop().await;
-        }
+impl Control {
+    /// Stops claiming and finishes the held claims.
+    pub async fn drain(&self) {
+        self.command(Command::Drain { within: None }, Note::of("the program")).await;
     }
 
-    pub(super) fn handle_event(&mut self, event: Event) {
-        self.rules.handle(event, self.config.clock.now());
-        let claiming = matches!(self.rules.claiming(), ClaimingState::Polling | ClaimingState::AtCapacity);
-        for ((view, binding), enabled) in self.rules.sources().iter().zip(&self.sources).zip(&mut self.claiming_enabled)
-        {
-            let wanted = claiming && view.availability == ServiceAvailability::Up;
-            if std::mem::replace(enabled, wanted) && !wanted {
-                binding.source.pause();
-            }
-        }
+    /// Stops claiming and reports the held claims as `worker-shutdown`, within `within` if given.
+    pub async fn release(&self, within: Option<Duration>) {
+        self.command(Command::Release { within }, Note::of("the program")).await;
     }
 
-    pub(super) fn apply_command(&mut self, command: Command, note: Note) {
-        tracing::info!(by = note.by, note = note.text, "command: {command}");
-        let now = self.now();
-        let after = |span: Option<Duration>| span.map(|span| now.plus(span));
-        let event = match command {
-            Command::Pause { span } => Event::Pause { until: after(span) },
-            Command::Resume => Event::Resume,
-            Command::Drain { within } => Event::Drain { deadline: after(within) },
-            Command::Release { within } => Event::Release { deadline: after(within) },
-            Command::Terminate { deadline } => {
-                self.history.notice.get_or_insert(NoticeReceived { at: now, last_ended_at: None });
-                Event::TerminationNotice { deadline }
-            }
-            Command::Abort => Event::Abort,
-        };
-        self.history.note = Some(note).filter(|_| command != Command::Resume);
-        self.handle_event(event);
-        if let Some(message) = self.open_poll_message() {
-            tracing::info!("no task is left; {message}");
-        }
+    /// The host terminates at `deadline`, on the clock of [`WorkerConfig::clock`]: the worker stops claiming, and
+    /// running tasks finish or are released before, as [`WorkerConfig::on_termination_notice`] says. Without a
+    /// deadline everything is released at once. The earliest deadline applies.
+    pub async fn terminate(&self, deadline: Option<Instant>) {
+        self.counters.add(|counts| counts.notices += 1);
+        self.command(Command::Terminate { deadline }, Note::of("a notice")).await;
     }
 
-    pub(super) fn reconfigure(&mut self, new: WorkerConfig) {
-        let WorkerConfig { work_dir, seed, clock, recorder, announcer, .. } = self.config.clone();
-        self.config = WorkerConfig { work_dir, seed, clock, recorder, announcer, ..new };
-        self.announce_capacity();
-        self.handle_event(Event::Reconfigured(Box::new(self.config.policy())));
-        self.handle_event(Event::ResourcesMeasured(self.resources));
-    }
-
-    fn announce_capacity(&self) {
-        self.sources.iter().for_each(|binding| binding.source.set_capacity(self.config.capacity));
-    }
-
-    fn await_source_event(&mut self, id: SourceId) {
-        self.calls.spawn(calls::next_source_event(Arc::clone(&self.sources[id.index()].source), id));
-    }
-
-    fn on_sidecar_changed(&mut self, sidecar: usize, status: Option<watch::Receiver<SidecarStatus>>) {
-        let availability = status.map_or(ServiceAvailability::Down, |mut status| {
-            let availability = status.borrow_and_update().availability;
-            self.calls.spawn(calls::sidecar_changed(sidecar, status));
-            availability
+    /// Terminates as [`Control::terminate`] does, counted by the origin of the notice.
+    pub async fn terminate_from(&self, origin: NoticeOrigin, deadline: Option<Instant>) {
+        self.counters.add(|counts| match origin {
+            NoticeOrigin::Aws => counts.notices_aws += 1,
+            NoticeOrigin::Gcp => counts.notices_gcp += 1,
+            NoticeOrigin::Azure => counts.notices_azure += 1,
+            NoticeOrigin::File => counts.notices_file += 1,
         });
-        for source in self.sidecars.sources(sidecar).to_vec() {
-            self.handle_event(Event::ServiceAvailabilityChanged { source, availability });
+        self.terminate(deadline).await;
+    }
+
+    /// Publishes the state of the watches for termination notices in the status. May be set once.
+    pub fn set_watch_statuses(&self, sights: watch::Receiver<Vec<WatchStatus>>) {
+        drop(self.watch_statuses.set(sights));
+    }
+
+    /// Counts a configuration reload.
+    pub fn count_reload(&self, what: ReloadResult) {
+        self.counters.add(|counts| match what {
+            ReloadResult::Applied => counts.config_reloads += 1,
+            ReloadResult::Rejected => counts.config_reloads_rejected += 1,
+        });
+    }
+
+    /// Exits at once; payloads are killed and their claims expire.
+    pub async fn abort(&self) {
+        self.command(Command::Abort, Note::of("the program")).await;
+    }
+
+    /// Sends a command with the operator's note.
+    pub async fn command(&self, command: Command, note: Note) {
+        self.send(move |engine| engine.apply_command(command, note)).await;
+    }
+
+    /// Applies another configuration. Held claims keep the policy that they began with; work directory, clock,
+    /// recorder and seed do not change.
+    pub async fn reconfigure(&self, settings: WorkerConfig) {
+        self.send(move |engine| engine.reconfigure(settings)).await;
+    }
+
+    /// The status; `None` once the worker has exited.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn status(&self) -> Option<WorkerStatus> {
+        Some(self.query(event_loop::Engine::snapshot).await?.with_memory_usage().await)
+    }
+
+    /// The log of a held claim, named by `TASK`, `TASK/RUN` or a unique prefix.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the name matches no claim, or several.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn log(&self, task: &str) -> Result<TaskLog, TaskLookupError> {
+        let task = task.to_owned();
+        self.query(move |engine| engine.task_log(&task)).await.unwrap_or(Err(TaskLookupError::WorkerExited))
+    }
+
+    /// The details of a claim, named as for [`Control::log`].
+    ///
+    /// # Errors
+    ///
+    /// Fails if the name matches no claim, or several.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn claim_detail(&self, task: &str) -> Result<ClaimSnapshot, TaskLookupError> {
+        let task = task.to_owned();
+        self.query(move |engine| engine.claim_snapshot(&task)).await.unwrap_or(Err(TaskLookupError::WorkerExited))
+    }
+
+    /// Stops one claim, named as for [`Control::log`], and returns the result.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the name matches no claim, or several.
+    ///
+    /// # Cancel safety
+    ///
+    /// Once polled, the command may be carried out.
+    pub async fn command_claim(
+        &self,
+        task: &str,
+        command: claim::CancelCommand,
+        note: Note,
+    ) -> Result<CommandResult, TaskLookupError> {
+        let task = task.to_owned();
+        let commanded = self.query(move |engine| engine.command_claim(&task, command, note));
+        commanded.await.unwrap_or(Err(TaskLookupError::WorkerExited))
+    }
+
+    async fn query<T: Send + 'static>(
+        &self,
+        ask: impl FnOnce(&mut event_loop::Engine) -> T + Send + 'static,
+    ) -> Option<T> {
+        let (sender, answer) = oneshot::channel();
+        // The receiver may be gone.
+        self.send(move |engine| drop(sender.send(ask(engine)))).await;
+        answer.await.ok()
+    }
+
+    /// How payloads are contained; `None` before the start.
+    #[must_use]
+    pub fn containment(&self) -> Option<&Containment> {
+        self.containment.get()
+    }
+
+    /// The liveness signals of the worker.
+    #[must_use]
+    pub fn liveness(&self) -> Arc<Liveness> {
+        Arc::clone(&self.liveness)
+    }
+
+    /// The current counters.
+    #[must_use]
+    pub fn counts(&self) -> WorkerCounts {
+        self.counters.read()
+    }
+
+    async fn send(&self, request: impl FnOnce(&mut event_loop::Engine) + Send + 'static) {
+        if self.requests.send(Box::new(request)).await.is_err() {
+            tracing::debug!("received a command after the worker had exited");
         }
     }
-
-    fn on_source_event(&mut self, source: SourceId, event: SourceEvent) {
-        match event {
-            SourceEvent::Lost(runs) => {
-                for claim in runs.iter().filter_map(|run| self.calls.find(source, run)).collect::<Vec<_>>() {
-                    self.handle_event(Event::Claim(claim, ClaimEvent::Lost));
-                }
-            }
-            // A run that is not held here needs no stop.
-            SourceEvent::CancelRequested(run) => {
-                if let Some(claim) = self.calls.find(source, &run) {
-                    self.handle_event(Event::Claim(claim, ClaimEvent::StatusChecked(Ok(Some(LossReason::Canceled)))));
-                }
-            }
-            SourceEvent::Exhausted { what } if self.sources.len() == 1 => {
-                tracing::info!(source = self.source_name(source), "{what}: finishing the held claims, then exiting");
-                self.handle_event(Event::Drain { deadline: None });
-            }
-            SourceEvent::Exhausted { what } => {
-                tracing::warn!(source = self.source_name(source), "{what}: polling again from time to time");
-            }
-        }
-    }
-
-    pub(super) fn log_source_refusal(&mut self, source: SourceId, error: CallError) -> Refusal {
-        let now = self.now();
-        self.history.count(source, |counts| counts.refusals += 1);
-        self.history.source(source).on_refusal(now, &error.message);
-        tracing::warn!(source = self.source_name(source), refusal = %error.refusal, "{}", error.message);
-        error.refusal
-    }
-
-    /// Recovery is optional: missing scopes are logged once.
-    fn log_recovery_refusal(&mut self, source: SourceId, error: CallError) -> Refusal {
-        let activity = self.history.source(source);
-        if error.refusal == Refusal::Denied && std::mem::replace(&mut activity.recovery_denied, true) {
-            return error.refusal;
-        }
-        self.log_source_refusal(source, error)
-    }
-
-    pub(super) fn is_connection_scoped(&self, source: SourceId) -> bool {
-        self.sources[source.index()].source.capabilities().connection_scoped
-    }
-
-    fn trace_recording(&self) -> TraceRecording {
-        if self.config.recorder.is_some() { TraceRecording::On } else { TraceRecording::Off }
-    }
-
-    pub(super) fn counters(&self) -> &WorkerCounters {
-        &self.control.counters
-    }
-}
-
-/// All close at the same time, so that none delays another.
-async fn close_all(bindings: &[SourceBinding]) {
-    let closing = bindings.iter().map(|binding| async move {
-        if let Err(Panicked(panic)) = catch_panic(binding.source.close()).await {
-            tracing::error!(panic, source = binding.name, "a source panicked in close");
-        }
-    });
-    if tokio::time::timeout(SOURCES_CLOSE_TIMEOUT, join_all(closing)).await.is_err() {
-        tracing::warn!(
-            "a source did not close within {SOURCES_CLOSE_TIMEOUT:?}; what was reported last may be delivered again"
-        );
-    }
-}
-
-/// Sources with equal service ids share one number.
-fn source_specs(bindings: &[SourceBinding]) -> Vec<SourceSpec> {
-    let ids: Vec<String> = bindings.iter().map(|binding| binding.source.service_id()).collect();
-    let number = |id: &String| ids.iter().position(|other| other == id).and_then(|first| u16::try_from(first).ok());
-    let services = ids.iter().map(|id| ServiceId(number(id).unwrap_or(u16::MAX)));
-    let specs = bindings.iter().zip(services);
-    specs.map(|(binding, service)| SourceSpec { capabilities: binding.source.capabilities(), service }).collect()
 }

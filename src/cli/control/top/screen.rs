@@ -5,7 +5,7 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use super::Question;
 use crate::console::text::strip_control_chars;
 use crate::control::{WorkerCommand, WorkerStatusReply};
-use crate::worker::status::{ClaimStatus, LifecycleState};
+use journeyman_worker::engine::status::{ClaimStatus, LifecycleState};
 
 /// What a key requires outside of the screen.
 #[derive(Debug, Clone, PartialEq)]
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    use crate::worker::counters::WorkerCounts;
+    use journeyman_worker::engine::counters::WorkerCounts;
 
     fn task(task: &str, left: f64, progress: Option<&str>) -> Value {
         json!({

@@ -18,16 +18,16 @@ use crate::cli::signals::ExitSignals;
 use crate::cli::task::task_status::{TaskState, TaskStatus};
 use crate::cli::{output, worker, worker_setup};
 use crate::config::schema::Config;
-use crate::handler::config::{Handler, ProgramHandler};
-use crate::source::CallError;
-use crate::source::taskcluster::Api;
-use crate::task::COMMAND;
-use crate::task::formats::format_time;
-use crate::worker::Control;
-use crate::worker::status::BlockedReason;
 use journeyman_domain::limits::{DEMO_POLL_INTERVAL, DEMO_TASKS_TIMEOUT};
 use journeyman_platform::settings::Environment;
 use journeyman_platform::settings::values::Span;
+use journeyman_worker::engine::Control;
+use journeyman_worker::engine::status::BlockedReason;
+use journeyman_worker::handler::config::{Handler, ProgramHandler};
+use journeyman_worker::source::CallError;
+use journeyman_worker::source::taskcluster::Api;
+use journeyman_worker::task::COMMAND;
+use journeyman_worker::task::formats::format_time;
 
 /// Short enough that the task `long` is reclaimed (at half of so short a claim), long enough to survive a stall of 5 s.
 const CLAIM_TIMEOUT: Duration = Duration::from_secs(20);

@@ -4,8 +4,8 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::cli::task::task_status::TaskStatus;
-use crate::task::formats::new_task_id;
 use journeyman_domain::id::TaskId;
+use journeyman_worker::task::formats::new_task_id;
 
 pub(super) const GREET: &str = "greet";
 

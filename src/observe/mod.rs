@@ -1,3 +1,0 @@
-//! Traces of a running process.
-
-pub mod traces;

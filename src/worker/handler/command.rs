@@ -1,0 +1,399 @@
+//! The built-in handler `command`: runs the argument vectors in a task's payload, in the format of generic-worker.
+//!
+//! Commands run one after the other in the task directory; the first that does not exit with 0 ends the task. `maxRunTime`
+//! limits all commands together. A missing program of the first command makes the payload malformed. A missing program of
+//! a later command makes the task fail, because an earlier command may have created it.
+//!
+//! Of what this handler lacks, such as mounts and most features, a payload may say that it does not want it: `false`, `[]`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use tokio::time::Instant;
+
+use crate::handler::config::CommandHandler;
+use journeyman_platform::committed_schema;
+use journeyman_platform::host::host_errors;
+use journeyman_platform::host::program_path::find_program;
+use journeyman_platform::redact;
+use journeyman_platform::settings::Environment;
+
+use super::artifact::{ArtifactDeclaration, ArtifactKind, Artifacts, Optionality, expires_after_task};
+use super::environment::{self, Variables};
+use super::log::{self, AddSecretError};
+use super::process::{Launch, ProcessEnd, RunLimits, format_seconds};
+use super::program_messages::{ProgramRun, run_command};
+use super::{Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError};
+
+/// Holds the request without its body, as JSON.
+const REQUEST_VARIABLE: &str = "REQUEST";
+
+#[derive(Debug)]
+pub struct Command {
+    config: CommandHandler,
+    env: Variables,
+    redact_env: Vec<String>,
+}
+
+/// The payload of the `command` handler.
+#[derive(Debug, Clone, Deserialize)]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct CommandPayload {
+    /// Programs with their arguments, run one after the other until one fails.
+    #[cfg_attr(debug_assertions, schemars(length(min = 1), inner(length(min = 1))))]
+    pub command: Vec<Vec<String>>,
+    /// Variables for all commands.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// Time limit for all commands together, in seconds.
+    #[cfg_attr(debug_assertions, schemars(range(min = 1, max = 4_294_967_295_u64)))]
+    pub max_run_time: Option<u32>,
+    /// Files to upload as artifacts.
+    #[serde(default)]
+    pub artifacts: Vec<PayloadArtifact>,
+    /// Exit statuses with a special meaning.
+    #[serde(default)]
+    pub on_exit_status: OnExitStatus,
+    /// Features of generic-worker: `backingLog` and `liveLog` change nothing, any other must be false.
+    #[serde(default)]
+    pub features: Map<String, Value>,
+    /// Must be empty: there are no mounts and no caches.
+    #[serde(default)]
+    pub mounts: Vec<Value>,
+    /// Must be empty: commands run as the worker's user, in its groups.
+    #[serde(default)]
+    pub os_groups: Vec<Value>,
+    /// Capabilities of docker-worker: each must be false.
+    #[serde(default)]
+    pub capabilities: Map<String, Value>,
+    /// The names of the log's artifacts, which cannot be changed.
+    #[serde(default)]
+    pub logs: LogNames,
+    /// Not used.
+    pub superseder_url: Option<String>,
+}
+
+/// The names of the log's artifacts.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct LogNames {
+    /// `public/logs/live.log`
+    pub live: Option<String>,
+    /// `public/logs/live_backing.log`
+    pub backing: Option<String>,
+}
+
+/// A file or directory to upload.
+#[derive(Debug, Clone, Deserialize)]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct PayloadArtifact {
+    /// The kind of artifact.
+    #[serde(rename = "type")]
+    pub kind: PayloadArtifactType,
+    /// Path below the task directory.
+    #[cfg_attr(debug_assertions, schemars(length(min = 1)))]
+    pub path: String,
+    /// Name of the artifact; by default the path.
+    pub name: Option<String>,
+    /// When the artifact expires (RFC 3339), not later than the task; by default with the task.
+    pub expires: Option<String>,
+    /// Media type of a file; by default guessed from its extension.
+    pub content_type: Option<String>,
+    /// How the file may be compressed in transfer; it is stored as it is.
+    pub content_encoding: Option<ContentEncoding>,
+    /// Whether the task may succeed if the artifact is missing or the queue rejects it.
+    #[serde(default)]
+    pub optional: bool,
+}
+
+/// The kind of artifact.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum PayloadArtifactType {
+    /// One regular file.
+    File,
+    /// All regular files in a directory and its subdirectories.
+    Directory,
+}
+
+/// How a file may be compressed in transfer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum ContentEncoding {
+    /// Not at all.
+    Identity,
+    /// The content is compressed with gzip.
+    Gzip,
+}
+
+/// Exit statuses with a special meaning.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct OnExitStatus {
+    /// Exit statuses that retry the task.
+    #[serde(default)]
+    #[cfg_attr(debug_assertions, schemars(inner(range(min = 1, max = 255))))]
+    pub retry: BTreeSet<i32>,
+    /// Exit statuses that purge the task's caches, of which there are none.
+    #[serde(default)]
+    pub purge_caches: BTreeSet<i32>,
+}
+
+#[derive(Debug)]
+pub struct PreparedCommands {
+    commands: Vec<Vec<String>>,
+    on_exit_status: OnExitStatus,
+    env: Variables,
+    run_time: Duration,
+    artifacts: Vec<ArtifactDeclaration>,
+}
+
+impl Command {
+    /// `redact_env` names variables whose values are redacted; see [`redact::is_secret_name`].
+    #[must_use]
+    pub fn new(config: CommandHandler, redact_env: Vec<String>, worker: &Environment) -> Self {
+        let env = environment::select(&config.env_allow, worker.pairs());
+        Self { config, env, redact_env }
+    }
+
+    fn resolve_run_time(&self, seconds: Option<u32>, violations: &mut Vec<String>) -> Duration {
+        let max = self.config.max_run_time.0;
+        let run_time = seconds.map_or(max, |seconds| Duration::from_secs(seconds.into()));
+        if run_time > max {
+            violations.push(format!(
+                "payload/maxRunTime: {} s is more than the {} s this worker allows",
+                run_time.as_secs(),
+                max.as_secs()
+            ));
+        }
+        run_time
+    }
+}
+
+impl PayloadHandler for Command {
+    type Payload = CommandPayload;
+    type Prepared = PreparedCommands;
+
+    fn describe(&self) -> String {
+        "command".to_owned()
+    }
+
+    fn payload_schema(&self) -> Value {
+        committed_schema::parse(include_str!("command.schema.json"))
+    }
+
+    async fn prepare(&self, payload: CommandPayload, context: &Context) -> Result<PreparedCommands, PrepareError> {
+        let mut violations = unsupported(&payload);
+        let run_time = self.resolve_run_time(payload.max_run_time, &mut violations);
+        for (name, value) in &payload.env {
+            if let Some(why) = environment::variable_error(name, value) {
+                violations.push(format!("payload/env/{name}: {why}"));
+            }
+        }
+        for (number, argv) in payload.command.iter().enumerate() {
+            if argv.iter().any(|argument| argument.contains('\0')) {
+                violations.push(format!("payload/command/{number}: an argument contains a NUL byte"));
+            }
+        }
+        let artifacts = validate_artifacts(payload.artifacts, context, &mut violations);
+        let mut env = environment::for_payload(&self.env, payload.env, context);
+        if context.results().is_some() {
+            let request = &context.task().definition.json()["extra"]["request"];
+            env.insert(REQUEST_VARIABLE.to_owned(), request.to_string());
+        }
+        let secrets = env.iter().filter(|(name, _)| redact::is_secret_name(name, &self.redact_env));
+        for (_, value) in secrets {
+            // A value too short to be redacted is too short to be a secret.
+            if let Err(error @ AddSecretError::LimitReached) = context.log().add_secret(value) {
+                context.log().write_note(&format!("variable named like a secret: {error}"));
+            }
+        }
+        if let Some(program) = payload.command.first().and_then(|argv| argv.first())
+            && let Err(error) = find_program(program, &env, context.workdir())
+        {
+            violations.push(format!("payload/command/0: {error}"));
+        }
+        if !violations.is_empty() {
+            return Err(PrepareError::malformed(violations));
+        }
+        let CommandPayload { command: commands, on_exit_status, .. } = payload;
+        Ok(PreparedCommands { commands, on_exit_status, env, run_time, artifacts })
+    }
+
+    async fn execute(&self, prepared: PreparedCommands, context: &Context) -> Result<(), ExecuteError> {
+        let started = Instant::now();
+        let log = context.log();
+        log.write_note(&format!("task {}", context.task().run));
+        let outcome = self.run(&prepared, context, started).await;
+        // A failed task uploads its artifacts too.
+        for artifact in prepared.artifacts {
+            if let Err(error) = context.artifacts().declare(artifact) {
+                log.write_note(&error.to_string());
+            }
+        }
+        let result = if outcome.is_ok() { "completed" } else { "not completed" };
+        log.write_note(&format!("result: {result} after {}", format_seconds(started.elapsed())));
+        outcome
+    }
+}
+
+impl Command {
+    async fn run(&self, prepared: &PreparedCommands, context: &Context, started: Instant) -> Result<(), ExecuteError> {
+        for (number, argv) in prepared.commands.iter().enumerate() {
+            let remaining = prepared.run_time.saturating_sub(started.elapsed());
+            if let Some(cancellation) = context.cancellation() {
+                return Err(ExecuteError::failed(format!("command {number}: {}", cancellation.cause.message())));
+            }
+            if remaining.is_zero() {
+                let time_limit = time_limit(prepared);
+                return Err(ExecuteError::failed(format!("command {number}: stopped after {time_limit}")));
+            }
+            let run = self.run_one(number, argv, prepared, remaining, context).await?;
+            execute_result(number, &run.end, prepared)?;
+            run.report.check_reply(&format!("command {number}"))?;
+        }
+        Ok(())
+    }
+
+    async fn run_one(
+        &self,
+        number: usize,
+        argv: &[String],
+        prepared: &PreparedCommands,
+        run_time: Duration,
+        context: &Context,
+    ) -> Result<ProgramRun, ExecuteError> {
+        let log = context.log();
+        let quoted = shlex::try_join(argv.iter().map(String::as_str)).unwrap_or_default();
+        log.write_note(&format!("executing command {number}: {quoted}"));
+        let started = Instant::now();
+        let launch = Launch::new(argv, &prepared.env, context);
+        let limits = RunLimits { run_time: Some(run_time), termination_grace: self.config.termination_grace.0 };
+        let run = run_command(launch, limits, context).await.map_err(|error| start_error(number, &error))?;
+        let elapsed = format_seconds(started.elapsed());
+        log.write_note(&format!("command {number}: {}, after {elapsed}", run.end.status));
+        Ok(run)
+    }
+}
+
+fn time_limit(prepared: &PreparedCommands) -> String {
+    format!("maxRunTime, {} s", prepared.run_time.as_secs())
+}
+
+fn execute_result(number: usize, end: &ProcessEnd, prepared: &PreparedCommands) -> Result<(), ExecuteError> {
+    end.outcome(&format!("command {number}"), &time_limit(prepared), |code, message| match code {
+        0 => Ok(()),
+        code if prepared.on_exit_status.retry.contains(&code) => {
+            Err(ExecuteError::new(ExecuteFailure::Intermittent, format!("{message}, listed in onExitStatus.retry")))
+        }
+        _ => Err(ExecuteError::failed(message)),
+    })
+}
+
+/// A program that cannot be executed is the task's fault; a host out of resources, or a process scope that cannot be set up,
+/// is not.
+fn start_error(number: usize, error: &io::Error) -> ExecuteError {
+    let message = format!("cannot start command {number}: {error}");
+    let is_of_program = error.raw_os_error().is_some()
+        || matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied);
+    if is_of_program && !host_errors::is_host_error(error) {
+        ExecuteError::failed(message)
+    } else {
+        ExecuteError::new(ExecuteFailure::HostFault, message)
+    }
+}
+
+/// What a payload asks for and this handler lacks.
+fn unsupported(payload: &CommandPayload) -> Vec<String> {
+    let mut lacking = Vec::new();
+    let no_effect = ["liveLog", "backingLog"];
+    for (name, value) in payload.features.iter().filter(|(name, _)| !no_effect.contains(&name.as_str())) {
+        find_wanted(format!("payload/features/{name}"), value, &mut lacking);
+    }
+    for (name, value) in &payload.capabilities {
+        find_wanted(format!("payload/capabilities/{name}"), value, &mut lacking);
+    }
+    let lists = [("mounts", &payload.mounts), ("osGroups", &payload.os_groups)];
+    lacking.extend(lists.into_iter().filter(|(_, list)| !list.is_empty()).map(|(name, _)| format!("payload/{name}")));
+    let LogNames { live, backing } = &payload.logs;
+    for (key, wanted, name) in [("live", live, log::LIVE_NAME), ("backing", backing, log::BACKING_NAME)] {
+        if wanted.as_ref().is_some_and(|wanted| wanted != name) {
+            lacking.push(format!("payload/logs/{key}: another name than {name}"));
+        }
+    }
+    lacking.into_iter().map(|what| format!("{what}: not supported by this worker")).collect()
+}
+
+/// Finds what is neither false nor empty.
+fn find_wanted(path: String, value: &Value, wanted: &mut Vec<String>) {
+    match value {
+        Value::Null | Value::Bool(false) => {}
+        Value::Array(list) if list.is_empty() => {}
+        Value::Object(keys) => {
+            keys.iter().for_each(|(name, value)| find_wanted(format!("{path}/{name}"), value, wanted));
+        }
+        Value::Bool(true) | Value::Number(_) | Value::String(_) | Value::Array(_) => wanted.push(path),
+    }
+}
+
+pub(super) fn validate_artifacts(
+    artifacts: Vec<PayloadArtifact>,
+    context: &Context,
+    violations: &mut Vec<String>,
+) -> Vec<ArtifactDeclaration> {
+    // The artifacts are declared after the commands have run; this finds duplicate names and too many artifacts before.
+    let (trial, definition) = (Artifacts::new(), context.task().definition.json());
+    let mut declarations = Vec::new();
+    for (number, artifact) in artifacts.into_iter().enumerate() {
+        let declaration = to_declaration(artifact);
+        if let Err(error) = trial.declare(declaration.clone()) {
+            violations.push(format!("payload/artifacts/{number}: {error}"));
+        } else if declaration.expires.as_ref().is_some_and(|expires| expires_after_task(expires, definition)) {
+            violations.push(format!("payload/artifacts/{number}/expires: it is later than the task's own expires"));
+        }
+        declarations.push(declaration);
+    }
+    declarations
+}
+
+fn to_declaration(artifact: PayloadArtifact) -> ArtifactDeclaration {
+    let path = PathBuf::from(&artifact.path);
+    let kind = match artifact.kind {
+        PayloadArtifactType::File => ArtifactKind::File { path, content_type: artifact.content_type },
+        PayloadArtifactType::Directory => ArtifactKind::Directory { path },
+    };
+    let name = artifact.name.unwrap_or(artifact.path);
+    let optionality = if artifact.optional { Optionality::Optional } else { Optionality::Required };
+    ArtifactDeclaration { name, kind, expires: artifact.expires, optionality }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::io::Errno;
+
+    use super::*;
+
+    #[test]
+    fn an_exhausted_host_is_not_the_tasks_fault() {
+        let error = |errno: Errno| io::Error::from_raw_os_error(errno.raw_os_error());
+        let missing = io::Error::new(io::ErrorKind::NotFound, "x: no such file");
+        for (error, reason) in [
+            (error(Errno::MFILE), ExecuteFailure::HostFault),
+            (io::Error::other("no control group"), ExecuteFailure::HostFault),
+            (error(Errno::NOEXEC), ExecuteFailure::Failed),
+            (missing, ExecuteFailure::Failed),
+        ] {
+            assert_eq!(start_error(0, &error).reason, reason, "{error}");
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! The sections of handlers and hooks.
+
+use std::collections::BTreeMap;
+
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::http::config::HttpHandler;
+use super::kubernetes::config::KubernetesHandler;
+use journeyman_domain::limits::RUN_TIME_MIN_MS;
+use journeyman_platform::settings::values::{File, Span, built_in};
+
+/// A time that a task may run.
+pub type RunTime = Span<RUN_TIME_MIN_MS>;
+
+/// A handler that runs payloads.
+#[derive(Debug, Clone, Serialize)]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+#[cfg_attr(debug_assertions, schemars(extend("x-default-kind" = "program")))]
+pub enum Handler {
+    /// Runs the command lines of the task.
+    Command(CommandHandler),
+    /// Runs a program that reads the payload.
+    Program(ProgramHandler),
+    /// Forwards the task to an HTTP service.
+    Http(HttpHandler),
+    /// Runs the task as a pod.
+    Kubernetes(KubernetesHandler),
+}
+
+impl Default for Handler {
+    fn default() -> Self {
+        Self::Command(CommandHandler::default())
+    }
+}
+
+impl Handler {
+    /// The maximum run time of its tasks.
+    pub const fn max_run_time(&self) -> RunTime {
+        match self {
+            Self::Command(handler) => handler.max_run_time,
+            Self::Program(handler) => handler.max_run_time,
+            Self::Http(handler) => handler.max_run_time,
+            Self::Kubernetes(handler) => handler.max_run_time,
+        }
+    }
+}
+
+/// A handler that runs the command lines of the task.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct CommandHandler {
+    /// Variables of the worker's environment that a payload sees.
+    pub env_allow: Vec<String>,
+    /// Maximum run time of a task, whatever it asks for, and the run time of one that asks for none.
+    pub max_run_time: RunTime,
+    /// That of the worker.
+    #[serde(skip)]
+    pub termination_grace: Span,
+}
+
+impl Default for CommandHandler {
+    fn default() -> Self {
+        Self { env_allow: env_allow(), max_run_time: max_run_time(), termination_grace: termination_grace() }
+    }
+}
+
+/// A handler that runs a program.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct ProgramHandler {
+    /// The program and its arguments. With `http`, the worker starts it as a sidecar that serves `url`, checks its health and restarts it.
+    #[serde(deserialize_with = "program")]
+    pub exec: Vec<String>,
+    /// A program that validates a payload before it runs.
+    #[serde(default)]
+    pub check: Vec<String>,
+    /// File with the JSON Schema of the payloads.
+    pub schema: Option<File>,
+    /// Variables of the worker's environment that a payload sees.
+    #[serde(default = "env_allow")]
+    pub env_allow: Vec<String>,
+    /// Maximum run time of a task, whatever it asks for.
+    #[serde(default = "max_run_time")]
+    pub max_run_time: RunTime,
+    /// The program launches work elsewhere: it is called to start it, to look at it later, and to end it.
+    pub staged: Option<StagedProgram>,
+    /// That of the worker.
+    #[serde(skip, default = "termination_grace")]
+    pub termination_grace: Span,
+}
+
+impl ProgramHandler {
+    /// A handler of this program with the built-in values.
+    pub fn new(exec: Vec<String>) -> Self {
+        Self {
+            exec,
+            check: Vec::new(),
+            schema: None,
+            env_allow: env_allow(),
+            max_run_time: max_run_time(),
+            staged: None,
+            termination_grace: termination_grace(),
+        }
+    }
+}
+
+/// Work that a program launches elsewhere.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct StagedProgram {
+    /// Interval of its `verify` calls, unless the program says otherwise, at least 1 s.
+    #[serde(default = "staged_check_interval")]
+    pub check_interval: Span<1000>,
+    /// How long phases may last, by their names [built-in: for ever].
+    #[serde(default)]
+    pub phases: BTreeMap<String, Span>,
+    /// How often the work is launched again after it was lost.
+    #[serde(default = "staged_retries")]
+    pub retries: u32,
+}
+
+fn staged_check_interval() -> Span<1000> {
+    built_in("30s")
+}
+
+pub(super) const fn staged_retries() -> u32 {
+    3
+}
+
+/// Reads a program with its arguments, which needs the program at least.
+fn program<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+    let arguments = Vec::<String>::deserialize(from)?;
+    if arguments.is_empty() { Err(D::Error::custom("a program and its arguments")) } else { Ok(arguments) }
+}
+
+/// Programs that run before and after each task.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct Hooks {
+    /// Program and arguments to run before a payload [built-in: none]. If it fails, the payload does not run, and the task is released as for a fault of this host.
+    pub pre_task: Vec<String>,
+    /// Program and arguments to run after a payload, or after `pre_task` failed, whatever the outcome [built-in: none].
+    pub post_task: Vec<String>,
+    /// Program and arguments to run before `post_task` if a task did not succeed, and for a payload that is rejected [built-in: none].
+    pub error: Vec<String>,
+    /// Maximum run time of a hook.
+    pub timeout: RunTime,
+}
+
+impl Default for Hooks {
+    fn default() -> Self {
+        Self { pre_task: Vec::new(), post_task: Vec::new(), error: Vec::new(), timeout: built_in("1m") }
+    }
+}
+
+pub fn env_allow() -> Vec<String> {
+    ["PATH", "LANG", "TZ"].map(str::to_owned).to_vec()
+}
+
+pub(crate) fn max_run_time() -> RunTime {
+    built_in("24h")
+}
+
+pub fn termination_grace() -> Span {
+    built_in("10s")
+}

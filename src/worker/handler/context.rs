@@ -1,0 +1,429 @@
+//! The context of a running task: its definition, task directory, log, artifacts, replies and cancellation.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::{mpsc, watch};
+
+use crate::task::{Definition, Reply, ReplyError, Results, cannot_pause};
+use journeyman_domain::claim::CancelCause;
+use journeyman_domain::id::{LocalToken, Run, TaskId};
+use journeyman_domain::lease::{Granted, Lease};
+use journeyman_domain::limits::PROGRESS_CHARS_MAX;
+use journeyman_domain::refusal::{CallError, Refusal};
+use journeyman_domain::time::Instant;
+use journeyman_domain::trace_context::TraceParent;
+use journeyman_platform::host::clock::{Clock, or_pending};
+use journeyman_platform::host::containment::ProcessScope;
+use journeyman_platform::host::work_dir::{self, WorkDirLock};
+use journeyman_platform::redact;
+
+use super::artifact::Artifacts;
+use super::log::{LogLimits, TaskLog};
+
+/// The lease that a handler sees without a claim.
+const NO_LEASE: Duration = Duration::from_secs(20 * 60);
+
+/// The task as a handler sees it.
+#[derive(Debug, Clone)]
+pub struct TaskInfo {
+    /// The task and its run.
+    pub run: Run,
+    /// The name of the source in the configuration.
+    pub source: String,
+    /// The whole task definition, payload included.
+    pub definition: Definition,
+    /// Variables that the source adds to the environment of payload processes.
+    pub env: Arc<BTreeMap<String, String>>,
+    /// The trace that the payload continues, in `TRACEPARENT`.
+    pub trace: Option<TraceParent>,
+}
+
+/// A request to end the payload early.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cancellation {
+    /// Why the payload has to end.
+    pub cause: CancelCause,
+    /// The time at which the worker kills the payload, on the worker's clock.
+    pub deadline: Instant,
+    /// The time between the request and the deadline.
+    pub termination_grace: Duration,
+}
+
+impl Cancellation {
+    /// Ends a payload within its grace, for a shutdown.
+    pub fn shutdown(termination_grace: Duration, clock: Clock) -> Self {
+        Self { cause: CancelCause::Shutdown, deadline: clock.now().plus(termination_grace), termination_grace }
+    }
+}
+
+/// The context in which a handler runs a payload. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Context {
+    inner: Arc<ContextInner>,
+    scope: ProcessScope,
+    results: Option<Results>,
+}
+
+#[derive(Debug)]
+struct ContextInner {
+    task: TaskInfo,
+    /// Set, or named on first use: most requests have no files.
+    files: OnceLock<TaskFiles>,
+    names: Option<FileNames>,
+    /// The result of creating the task directory; empty until the first use.
+    workdir_result: OnceLock<io::Result<()>>,
+    /// Held while files of the task are removed.
+    removal: Mutex<()>,
+    artifacts: OnceLock<Artifacts>,
+    progress: Mutex<Option<String>>,
+    cancel: watch::Receiver<Option<Cancellation>>,
+    lease: watch::Receiver<Option<Lease>>,
+    clock: Clock,
+}
+
+#[derive(Debug)]
+struct TaskFiles {
+    workdir: PathBuf,
+    log: TaskLog,
+}
+
+/// Names the files of a claim. The names are unique: two services may use equal ids, and the directory of an earlier claim may still
+/// be being removed.
+#[derive(Debug)]
+pub(crate) struct FileNames {
+    pub(crate) claim: LocalToken,
+    pub(crate) work_dir: WorkDirLock,
+    pub(crate) log_limits: LogLimits,
+    /// Told when its work runs elsewhere.
+    pub(crate) launched: mpsc::Sender<LocalToken>,
+}
+
+impl FileNames {
+    fn files(&self, run: &Run) -> TaskFiles {
+        let workdir = self.work_dir.tasks_dir().join(format!("{}_{}_{}", run.task, run.run, self.claim.0));
+        let mut log = workdir.clone().into_os_string();
+        log.push(".log");
+        TaskFiles { workdir, log: TaskLog::in_work_dir(log.into(), self.log_limits, Some(self.work_dir.clone())) }
+    }
+}
+
+impl ContextInner {
+    fn files(&self) -> &TaskFiles {
+        self.files.get_or_init(|| {
+            let Some(names) = &self.names else { unreachable!("a context has files or their names") };
+            names.files(&self.task.run)
+        })
+    }
+}
+
+impl Context {
+    /// Creates a context. `workdir` is created when it is first used.
+    #[must_use]
+    pub fn new(
+        task: TaskInfo,
+        workdir: PathBuf,
+        log: TaskLog,
+        cancel: watch::Receiver<Option<Cancellation>>,
+        lease: watch::Receiver<Option<Lease>>,
+        clock: Clock,
+    ) -> Self {
+        let files = OnceLock::from(TaskFiles { workdir, log });
+        Self::with_files(task, files, None, ProcessScope::without_cookie(), cancel, lease, clock)
+    }
+
+    /// The context of a claim.
+    pub(crate) fn of_claim(
+        task: TaskInfo,
+        names: FileNames,
+        scope: ProcessScope,
+        cancel: watch::Receiver<Option<Cancellation>>,
+        lease: watch::Receiver<Option<Lease>>,
+        clock: Clock,
+    ) -> Self {
+        Self::with_files(task, OnceLock::new(), Some(names), scope, cancel, lease, clock)
+    }
+
+    fn with_files(
+        task: TaskInfo,
+        files: OnceLock<TaskFiles>,
+        names: Option<FileNames>,
+        scope: ProcessScope,
+        cancel: watch::Receiver<Option<Cancellation>>,
+        lease: watch::Receiver<Option<Lease>>,
+        clock: Clock,
+    ) -> Self {
+        let inner = ContextInner {
+            task,
+            files,
+            names,
+            workdir_result: OnceLock::new(),
+            removal: Mutex::default(),
+            artifacts: OnceLock::new(),
+            progress: Mutex::default(),
+            cancel,
+            lease,
+            clock,
+        };
+        Self { inner: Arc::new(inner), scope, results: None }
+    }
+
+    /// Creates a context without a claim, and what cancels it.
+    pub(crate) fn without_claim(
+        name: &str,
+        definition: Definition,
+        workdir: PathBuf,
+        log: TaskLog,
+        clock: Clock,
+    ) -> io::Result<(Self, watch::Sender<Option<Cancellation>>)> {
+        let task = TaskId::parse(name).ok_or_else(|| io::Error::other("invalid task id"))?;
+        let run = Run { task, run: 0 };
+        let task = TaskInfo { run, source: name.to_owned(), definition, env: Arc::default(), trace: None };
+        let (cancel, canceled) = watch::channel(None);
+        // Without a claim there is no lease, so the sender is dropped.
+        let lease = Lease::new(Granted { sent_at: clock.now(), length: NO_LEASE }, Duration::ZERO);
+        let (_, lease) = watch::channel(Some(lease));
+        Ok((Self::new(task, workdir, log, canceled, lease, clock), cancel))
+    }
+
+    /// The same task, for what runs after its payload was stopped.
+    pub(super) fn without_cancellation(&self) -> Self {
+        let ContextInner { task, lease, clock, .. } = &*self.inner;
+        let (workdir, never) = (self.workdir_path().to_owned(), watch::channel(None).1);
+        Self::new(task.clone(), workdir, self.log().clone(), never, lease.clone(), *clock).in_scope(self.scope.clone())
+    }
+
+    /// Removes the task directory and the log file, if they exist. Blocks. Removes nothing if the worker has lost its work
+    /// directory, because the files at these paths belong to another worker.
+    ///
+    /// # Errors
+    ///
+    /// The last error of the file system; the other files are removed.
+    pub(crate) fn clean_up(self) -> io::Result<()> {
+        let dir = self.remove_folder();
+        let keeps_log = self.log().is_empty() || self.log().verify_work_dir().is_err();
+        let log = if keeps_log { Ok(()) } else { self.log().remove() };
+        dir.and(log)
+    }
+
+    /// Removes what the task directory contains besides declared artifacts. Blocks.
+    pub(crate) fn remove_all_but_artifacts(&self) -> io::Result<()> {
+        self.log().verify_work_dir().map_or(Ok(()), |()| self.remove_all_but(&self.artifacts().paths()))
+    }
+
+    /// Removes the task directory, as [`Context::clean_up`] does.
+    pub(crate) fn remove_folder(&self) -> io::Result<()> {
+        self.log().verify_work_dir().map_or(Ok(()), |()| self.remove_all_but(&[]))
+    }
+
+    fn remove_all_but(&self, keep: &[PathBuf]) -> io::Result<()> {
+        let _one_at_a_time = self.inner.removal.lock();
+        let dir = self.workdir_path();
+        // What is removed early needs no second look at the mount table.
+        match self.workdir_result() {
+            Some(Ok(())) if !keep.is_empty() => work_dir::remove_all_but(dir, keep),
+            Some(_) if dir.symlink_metadata().is_ok() => work_dir::remove_tree(dir),
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// Runs the task's processes in `scope`.
+    #[must_use]
+    pub fn in_scope(self, scope: ProcessScope) -> Self {
+        Self { scope, ..self }
+    }
+
+    /// Sends replies to `results`, for a task that is a request.
+    #[must_use]
+    pub fn with_results(self, results: Option<Results>) -> Self {
+        Self { results, ..self }
+    }
+
+    /// Returns where replies go; `None` if the task is not a request.
+    #[must_use]
+    pub const fn results(&self) -> Option<&Results> {
+        self.results.as_ref()
+    }
+
+    /// Sets the final reply to a request; a later call replaces it. Does nothing for a task that is not a request.
+    ///
+    /// The worker sends the reply after the payload succeeded. A reply whose status is not `ok` is sent after a failure as
+    /// well. Without a reply the worker sends `null` after success and an error after failure.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the reply is too large; the reply set before stays.
+    pub fn set_reply(&self, reply: Reply) -> Result<(), ReplyError> {
+        self.results.as_ref().map_or(Ok(()), |results| results.set_final(reply))
+    }
+
+    /// Sends a partial reply to a request and returns when the broker has confirmed it. Does nothing for a task that is not
+    /// a request.
+    ///
+    /// # Errors
+    ///
+    /// [`Gone`](Refusal::Gone) if the client no longer waits; a streaming handler may stop then.
+    /// Other errors may be retried.
+    pub async fn send_partial_reply(&self, reply: Reply) -> Result<(), CallError> {
+        match &self.results {
+            Some(results) => results.send_partial(reply).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Pauses the task and returns once it was resumed. Only builds of a Zuul can be paused: the scheduler gets the data of
+    /// the reply set so far, runs the jobs that depend on the build, and resumes it after them. Time limits go on meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// [`Gone`](Refusal::Gone) if the queue cannot pause a task, or the payload has to end; `Rejected` if the task is paused
+    /// already.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future resumes nothing: the task stays paused until the scheduler resumes it or it ends.
+    pub async fn pause(&self) -> Result<(), CallError> {
+        let results = self.results.as_ref().ok_or_else(cannot_pause)?;
+        let earlier = self.progress();
+        self.set_progress("paused");
+        let resumed = tokio::select! {
+            resumed = results.pause() => resumed,
+            Cancellation { cause, .. } = self.canceled() => {
+                Err(CallError { refusal: Refusal::Gone, message: cause.message().to_owned() })
+            }
+        };
+        *self.inner.progress.lock() = earlier;
+        resumed
+    }
+
+    /// Returns the task.
+    #[must_use]
+    pub fn task(&self) -> &TaskInfo {
+        &self.inner.task
+    }
+
+    /// Returns the task directory. It is empty at the start and removed at the end.
+    ///
+    /// The first call creates it. If that fails, the worker releases the task, whatever the handler returns.
+    #[must_use]
+    pub fn workdir(&self) -> &Path {
+        self.inner.workdir_result.get_or_init(|| work_dir::create_task_dir(self.workdir_path()));
+        self.workdir_path()
+    }
+
+    /// The path of the task directory, which may not exist.
+    pub(crate) fn workdir_path(&self) -> &Path {
+        &self.inner.files().workdir
+    }
+
+    /// The log, if it was ever used.
+    pub(crate) fn used_log(&self) -> Option<&TaskLog> {
+        self.inner.files.get().map(|files| &files.log)
+    }
+
+    pub(crate) fn has_artifacts(&self) -> bool {
+        self.inner.artifacts.get().is_some_and(|artifacts| !artifacts.is_empty())
+    }
+
+    /// Returns the scope that contains the task's processes; by default only their process groups.
+    #[must_use]
+    pub const fn scope(&self) -> &ProcessScope {
+        &self.scope
+    }
+
+    /// `None` if the task directory was never used.
+    pub(crate) fn workdir_result(&self) -> Option<&io::Result<()>> {
+        self.inner.workdir_result.get()
+    }
+
+    /// Returns the task's log.
+    #[must_use]
+    pub fn log(&self) -> &TaskLog {
+        &self.inner.files().log
+    }
+
+    /// Returns the task's artifacts. The worker uploads them after the payload has ended.
+    #[must_use]
+    pub fn artifacts(&self) -> &Artifacts {
+        self.inner.artifacts.get_or_init(Artifacts::new)
+    }
+
+    /// Sets the progress text that `journeyman status` shows, cut to [`PROGRESS_CHARS_MAX`] characters.
+    pub fn set_progress(&self, text: &str) {
+        let secrets = self.used_log().and_then(TaskLog::task_secrets);
+        let text = redact::bytes(text.as_bytes(), secrets.as_deref());
+        let text: String =
+            String::from_utf8_lossy(&text).chars().filter(|char| !char.is_control()).take(PROGRESS_CHARS_MAX).collect();
+        *self.inner.progress.lock() = Some(text);
+    }
+
+    /// Returns the last progress text.
+    #[must_use]
+    pub fn progress(&self) -> Option<String> {
+        self.inner.progress.lock().clone()
+    }
+
+    /// Returns when the claim expires unless it is reclaimed, on the worker's clock.
+    #[must_use]
+    pub fn expires_at(&self) -> Instant {
+        self.inner.lease.borrow().map_or(Instant::ORIGIN, |lease| lease.expires_at())
+    }
+
+    /// Returns the time until `deadline`; zero if it has passed.
+    #[must_use]
+    pub fn time_until(&self, deadline: Instant) -> Duration {
+        deadline.since(self.inner.clock.now())
+    }
+
+    /// Tells the worker that nothing of the task runs here, so that it takes another one.
+    pub(super) async fn launched(&self) {
+        if let Some(names) = &self.inner.names {
+            // A worker that has ended needs no other task.
+            _ = names.launched.send(names.claim).await;
+        }
+    }
+
+    pub(super) fn clock(&self) -> Clock {
+        self.inner.clock
+    }
+
+    /// Returns the request to end early, if there is one.
+    #[must_use]
+    pub fn cancellation(&self) -> Option<Cancellation> {
+        *self.inner.cancel.borrow()
+    }
+
+    /// Resolves when the payload must be killed: at the deadline of the cancellation, which a later cancellation may bring
+    /// forward. Pending forever without a cancellation.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn kill_due(&self) {
+        let mut cancel = self.inner.cancel.clone();
+        loop {
+            let deadline = cancel.borrow_and_update().map(|cancellation| cancellation.deadline);
+            tokio::select! {
+                () = or_pending(deadline.map(|deadline| self.inner.clock.sleep_until(deadline))) => return,
+                Ok(()) = cancel.changed() => {}
+            }
+        }
+    }
+
+    /// Resolves when the payload has to end early.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn canceled(&self) -> Cancellation {
+        let mut cancel = self.inner.cancel.clone();
+        match cancel.wait_for(Option::is_some).await.map(|cancellation| *cancellation) {
+            Ok(Some(cancellation)) => cancellation,
+            Ok(None) | Err(_) => std::future::pending().await,
+        }
+    }
+}
