@@ -15,8 +15,6 @@
 )]
 
 mod groups;
-mod lanes;
-mod staged;
 
 use std::time::Duration;
 
