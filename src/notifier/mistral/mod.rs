@@ -22,9 +22,8 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use self::message::UrlKey;
 use self::queues::QueueConsumer;
-pub(super) use self::targets::is_target;
+pub(crate) use self::targets::{UrlKey, is_target};
 use super::intake::Intake;
 use crate::retry::retry_sessions;
 use journeyman_domain::limits::{
