@@ -18,6 +18,7 @@ use super::status::{
     BlockedReason, ClaimStatus, HostStatus, LifecycleState, Note, NoticeStatus, RecentResult, RecoverySummary,
     SidecarSummary, SourceError, SourceStatus, WorkerStatus,
 };
+use super::timeline::seconds_between;
 
 /// A source that fails for longer gets a hint.
 const TROUBLE_HINT_SECONDS: f64 = 5.0;
@@ -361,8 +362,4 @@ fn hints(
         hints.push(format!("{} claims were lost in the last hour; the log says why", hour.lost));
     }
     hints
-}
-
-pub(super) fn seconds_between(from: Instant, to: Instant) -> f64 {
-    (to.since(from).as_secs_f64() * 1000.0).round() / 1000.0
 }
