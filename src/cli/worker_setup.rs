@@ -15,6 +15,7 @@ use crate::handler::http::config::HttpHandler;
 use crate::handler::kubernetes::config::KubernetesHandler;
 use crate::handler::log::LogLimits;
 use crate::handler::{self, DynHandler, command, environment, hooks, http, program};
+use crate::observe::log::dropped_lines;
 use crate::settings::Environment;
 use crate::source::taskcluster::Api;
 use crate::task::COMMAND;
@@ -97,6 +98,7 @@ pub(super) fn worker_config(config: &Config) -> WorkerConfig {
         min_resources: MinResources { disk: config.host.min_free_disk.0, memory: config.host.min_free_memory.0 },
         log: log_limits(config.log.task_log_max.0),
         containment: containment_requirement(config),
+        dropped_log_lines: dropped_lines,
         ..WorkerConfig::default()
     }
 }
