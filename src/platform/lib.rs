@@ -1,6 +1,7 @@
 //! What the roles of journeyman stand on: this machine, what the configuration is made of, clients of protocols, servers, stores, the removal of secrets.
 
 pub mod amqp;
+pub mod crypto_provider;
 pub mod histogram;
 pub mod host;
 pub mod http;

@@ -1,6 +1,6 @@
 //! Checks the connection to a ZooKeeper and the queues of a source. `journeyman zk doctor` checks more.
 
-use super::Check;
+use crate::cli::checks::Check;
 use crate::source::zookeeper::ZooKeeperQueue;
 use crate::source::zookeeper::config::ZooKeeperSource;
 use journeyman_platform::zookeeper::Session;
