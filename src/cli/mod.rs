@@ -3,6 +3,7 @@
 mod amqp_setup;
 mod bridge;
 mod call;
+mod checks;
 mod config;
 pub mod config_args;
 mod control;

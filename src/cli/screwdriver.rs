@@ -3,7 +3,7 @@
 use clap::{Args, Subcommand};
 
 use super::amqp_setup::{build_broker, build_management};
-use super::doctor::{Check, report};
+use super::checks::{Check, report};
 use super::exit::{Exit, ExitResult, Failure};
 use super::source_args::SourceArgs;
 use crate::config::schema::{Config, Source};

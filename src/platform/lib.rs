@@ -2,6 +2,7 @@
 
 pub mod amqp;
 pub mod committed_schema;
+pub mod crypto_provider;
 pub mod histogram;
 pub mod host;
 pub mod http;

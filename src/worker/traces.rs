@@ -113,7 +113,7 @@ impl Export {
         worker_group: &str,
     ) -> Result<Self, String> {
         hide_headers(environment);
-        journeyman_platform::host::crypto_provider::install_crypto_provider();
+        journeyman_platform::crypto_provider::install_crypto_provider();
         // A redirect would send the headers, often a token, to another host.
         let client = reqwest::Client::builder()
             .redirect(reqwest::redirect::Policy::none())

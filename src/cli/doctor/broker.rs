@@ -1,7 +1,7 @@
 //! Checks the connection to a broker and the request queue of a source.
 
-use super::Check;
 use crate::cli::amqp_setup;
+use crate::cli::checks::Check;
 use crate::config::schema::Config;
 use journeyman_domain::limits::AMQP_CLOSE_TIMEOUT;
 use journeyman_domain::refusal::{CallError, Refusal};

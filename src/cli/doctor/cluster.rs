@@ -1,6 +1,6 @@
 //! Checks that a cluster answers, and that this host may list its pods.
 
-use super::Check;
+use crate::cli::checks::Check;
 use journeyman_platform::kubernetes::{KubernetesClient, KubernetesError, PODS, Pod};
 use journeyman_platform::settings::values::File;
 

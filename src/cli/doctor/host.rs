@@ -7,7 +7,7 @@ use rustix::fs::{StatVfsMountFlags, statvfs};
 use rustix::process::{Resource, getrlimit};
 use tokio::time::timeout;
 
-use super::Check;
+use crate::cli::checks::Check;
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::termination_watch;
 use crate::config::schema::Config;
@@ -199,7 +199,7 @@ pub(super) async fn check_cloud(host: &Host) -> Vec<Check> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::doctor::State;
+    use crate::cli::checks::State;
     use serde_json::json;
 
     #[test]

@@ -8,17 +8,15 @@ pub(super) mod host;
 mod taskcluster;
 pub(super) mod zookeeper;
 
-use std::fmt::Write as _;
-
 use clap::Args;
 use futures_util::future::{BoxFuture, join_all};
-use serde::Serialize;
 use tokio::time::timeout;
 
+use super::checks::{Check, report};
 use super::config_args::{ConfigArgs, NoFlags};
-use super::exit::{Exit, ExitResult};
+use super::exit::ExitResult;
 use super::file_checks;
-use super::output::{self, Format};
+use super::output::Format;
 use super::screwdriver;
 use super::worker::control_socket;
 use super::worker_identity::WorkerIdentity;
@@ -26,7 +24,6 @@ use super::worker_setup;
 use crate::config::LoadedConfig;
 use crate::config::schema::{Config, Source};
 use journeyman_domain::limits::DOCTOR_CHECK_TIMEOUT;
-use journeyman_platform::redact;
 use journeyman_platform::settings::Environment;
 use journeyman_platform::settings::values::File;
 use journeyman_worker::handler::config::Handler;
@@ -38,42 +35,6 @@ pub(super) struct DoctorArgs {
     output: Format,
     #[command(flatten)]
     settings: ConfigArgs<NoFlags>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum State {
-    Ok,
-    Warning,
-    Failed,
-}
-
-#[derive(Debug, Clone, Serialize)]
-pub(super) struct Check {
-    name: String,
-    state: State,
-    result: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    fix: Option<String>,
-}
-
-impl Check {
-    pub(super) fn ok(name: impl Into<String>, result: impl Into<String>) -> Self {
-        Self { name: name.into(), state: State::Ok, result: redacted(result.into()), fix: None }
-    }
-
-    pub(super) fn warning(name: impl Into<String>, result: impl Into<String>, fix: impl Into<String>) -> Self {
-        let fix = Some(redacted(fix.into()));
-        Self { name: name.into(), state: State::Warning, result: redacted(result.into()), fix }
-    }
-
-    pub(super) fn failed(name: impl Into<String>, result: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self { state: State::Failed, ..Self::warning(name, result, fix) }
-    }
-}
-
-fn redacted(text: String) -> String {
-    redact::text(&text).into_owned()
 }
 
 pub(super) async fn run(arguments: DoctorArgs, environment: &Environment) -> ExitResult {
@@ -89,45 +50,6 @@ pub(super) async fn run(arguments: DoctorArgs, environment: &Environment) -> Exi
         }
     };
     report(&checks, arguments.output)
-}
-
-/// Prints checks; the exit status says whether one failed.
-pub(super) fn report(checks: &[Check], format: Format) -> ExitResult {
-    let (warnings, failed) = (count(checks, State::Warning), count(checks, State::Failed));
-    match format {
-        Format::Table => output::print(&render(checks))?,
-        Format::Json => {
-            output::json(&serde_json::json!({ "checks": checks, "warnings": warnings, "failed": failed }))?;
-        }
-    }
-    Ok(if failed == 0 { Exit::Success } else { Exit::Failed })
-}
-
-fn count(checks: &[Check], state: State) -> usize {
-    checks.iter().filter(|check| check.state == state).count()
-}
-
-fn render(checks: &[Check]) -> String {
-    let width = checks.iter().map(|check| check.name.chars().count()).max().unwrap_or(0);
-    let mut out = String::new();
-    for check in checks {
-        let (color, state) = match check.state {
-            State::Ok => ("\x1b[32m", "ok"),
-            State::Warning => ("\x1b[33m", "warning"),
-            State::Failed => ("\x1b[31m", "failed"),
-        };
-        let indent = format!("\n{:7}  {:width$}  ", "", "");
-        let mut text = check.result.trim_end().replace('\n', &indent);
-        if let Some(fix) = check.fix.as_ref().filter(|fix| !fix.is_empty()) {
-            // Writing to a String cannot fail.
-            _ = write!(text, "{indent}> {}", fix.trim_end().replace('\n', &format!("{indent}  ")));
-        }
-        _ = writeln!(out, "{color}{state:<7}\x1b[0m  {:width$}  {text}", check.name);
-    }
-    let (warnings, failed) = (count(checks, State::Warning), count(checks, State::Failed));
-    let noun = if warnings == 1 { "warning" } else { "warnings" };
-    _ = writeln!(out, "\n{} ok, {warnings} {noun}, {failed} failed", checks.len() - warnings - failed);
-    out
 }
 
 fn check_configuration(loaded: &LoadedConfig, environment: &Environment) -> Vec<Check> {
@@ -219,30 +141,4 @@ fn clusters(config: &Config) -> impl Iterator<Item = (&str, Option<&File>, &str)
         Source::Taskcluster(_) | Source::Zookeeper(_) | Source::Amqp(_) => None,
     });
     handlers.chain(sources)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lines_are_aligned_and_an_empty_fix_is_not_shown() {
-        let checks = [
-            Check::ok("a", "one line"),
-            Check::failed("a longer name", "two\nlines", "mend\nboth"),
-            Check::warning("b", "found", ""),
-        ];
-        let plain = anstream::adapter::strip_str(&render(&checks)).to_string();
-        let expected = "\
-ok       a              one line
-failed   a longer name  two
-                        lines
-                        > mend
-                          both
-warning  b              found
-
-1 ok, 1 warning, 1 failed
-";
-        assert_eq!(plain, expected);
-    }
 }

@@ -2,7 +2,7 @@
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::Check;
+use crate::cli::checks::Check;
 use crate::cli::taskcluster_setup;
 use crate::cli::worker_identity::WorkerIdentity;
 use crate::queue::scopes::satisfies;

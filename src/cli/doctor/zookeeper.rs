@@ -1,6 +1,6 @@
 //! Checks the connection to a ZooKeeper and the queues of a source. `journeyman zk doctor` checks more.
 
-use super::Check;
+use crate::cli::checks::Check;
 use journeyman_platform::zookeeper::Session;
 use journeyman_worker::source::zookeeper::ZooKeeperQueue;
 use journeyman_worker::source::zookeeper::config::ZooKeeperSource;

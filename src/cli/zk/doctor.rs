@@ -9,8 +9,8 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::find_source;
+use crate::cli::checks::{Check, report};
 use crate::cli::doctor::zookeeper::connect;
-use crate::cli::doctor::{Check, report};
 use crate::cli::exit::ExitResult;
 use crate::cli::source_args::SourceArgs;
 use journeyman_domain::limits::{

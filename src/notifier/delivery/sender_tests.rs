@@ -20,7 +20,7 @@ use tokio_rustls::TlsAcceptor;
 use super::sender::*;
 use journeyman_domain::lane::{Control, ErrorClass};
 use journeyman_domain::limits::WEBHOOK_ANSWER_BYTES_MAX;
-use journeyman_platform::host::crypto_provider::install_crypto_provider;
+use journeyman_platform::crypto_provider::install_crypto_provider;
 use journeyman_platform::http::resolver::Lookup;
 
 const LONG: Duration = Duration::from_secs(30);

@@ -23,7 +23,7 @@ pub(crate) struct AmqpConfig {
     pub(crate) topology: Topology,
 }
 
-pub(in crate::notifier) struct AmqpIntake {
+pub(crate) struct AmqpIntake {
     config: AmqpConfig,
     intake: Arc<Intake>,
 }
@@ -35,12 +35,12 @@ struct Shard {
 }
 
 impl AmqpIntake {
-    pub(in crate::notifier) fn new(config: AmqpConfig, intake: Arc<Intake>) -> Self {
+    pub(crate) fn new(config: AmqpConfig, intake: Arc<Intake>) -> Self {
         Self { config, intake }
     }
 
     /// Takes events until `stop`. After an error it connects again.
-    pub(in crate::notifier) async fn run(self, stop: CancellationToken) {
+    pub(crate) async fn run(self, stop: CancellationToken) {
         retry_sessions("cannot take events from RabbitMQ", &stop, async || self.run_session(&stop).await).await;
     }
 

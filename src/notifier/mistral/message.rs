@@ -5,45 +5,13 @@
 
 use std::collections::BTreeMap;
 
-use hmac::{Hmac, KeyInit as _, Mac as _};
 use lapin::BasicProperties;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use sha2::{Digest as _, Sha256};
 
-use super::targets::Target;
+use super::targets::{KEY_BYTES, Target, UrlKey};
 use journeyman_worker::notify::Event;
-
-/// The bytes that are kept of the HMAC, so that the queue of any URL has a short name.
-const KEY_BYTES: usize = 16;
-
-/// The secret that publishers and the notifier share.
-#[derive(Clone)]
-pub(crate) struct UrlKey(Hmac<Sha256>);
-
-impl UrlKey {
-    /// # Errors
-    ///
-    /// Fails if it is empty.
-    pub(crate) fn new(secret: &str) -> Result<Self, &'static str> {
-        match Hmac::new_from_slice(secret.as_bytes()) {
-            Ok(mac) if !secret.is_empty() => Ok(Self(mac)),
-            Ok(_) | Err(_) => Err("the key is empty"),
-        }
-    }
-
-    pub(super) fn of(&self, parts: &[&str]) -> String {
-        let mut mac = self.0.clone();
-        for (index, part) in parts.iter().enumerate() {
-            if index > 0 {
-                mac.update(&[0]);
-            }
-            mac.update(part.as_bytes());
-        }
-        let digest = mac.finalize().into_bytes();
-        hex::encode(digest.get(..KEY_BYTES).unwrap_or_default())
-    }
-}
 
 /// The execution of a queue, if it is one of Mistral's, and the key of its URL.
 pub(super) fn parse_queue(name: &str) -> Option<(&str, &str)> {

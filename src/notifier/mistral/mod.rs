@@ -22,9 +22,8 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use self::message::UrlKey;
 use self::queues::QueueConsumer;
-pub(super) use self::targets::is_target;
+pub(crate) use self::targets::{UrlKey, is_target};
 use super::intake::Intake;
 use journeyman_domain::limits::{
     AMQP_CLOSE_TIMEOUT, NOTIFIER_DELIVERY_LIMIT, NOTIFIER_MISTRAL_DISCOVERY_INTERVAL, NOTIFIER_MISTRAL_PREFETCH,

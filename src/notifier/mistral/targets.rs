@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::message::UrlKey;
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use sha2::Sha256;
+
 use crate::notifier::format::Format;
 use crate::notifier::intake::{EndpointError, Intake};
 use crate::notifier::registry::{EndpointSettings, InvalidEndpoint};
@@ -14,8 +16,39 @@ use journeyman_domain::limits::{NOTIFIER_TARGET_TIMEOUT, NOTIFIER_TARGETS_MAX};
 pub(super) const PREFIX: &str = "mistral-";
 
 /// True for an endpoint that a message has named.
-pub(in crate::notifier) fn is_target(endpoint: &str) -> bool {
+pub(crate) fn is_target(endpoint: &str) -> bool {
     endpoint.starts_with(PREFIX)
+}
+
+/// The bytes that are kept of the HMAC, so that the queue of any URL has a short name.
+pub(super) const KEY_BYTES: usize = 16;
+
+/// The secret that publishers and the notifier share.
+#[derive(Clone)]
+pub(crate) struct UrlKey(Hmac<Sha256>);
+
+impl UrlKey {
+    /// # Errors
+    ///
+    /// Fails if it is empty.
+    pub(crate) fn new(secret: &str) -> Result<Self, &'static str> {
+        match Hmac::new_from_slice(secret.as_bytes()) {
+            Ok(mac) if !secret.is_empty() => Ok(Self(mac)),
+            Ok(_) | Err(_) => Err("the key is empty"),
+        }
+    }
+
+    pub(super) fn of(&self, parts: &[&str]) -> String {
+        let mut mac = self.0.clone();
+        for (index, part) in parts.iter().enumerate() {
+            if index > 0 {
+                mac.update(&[0]);
+            }
+            mac.update(part.as_bytes());
+        }
+        let digest = mac.finalize().into_bytes();
+        hex::encode(digest.get(..KEY_BYTES).unwrap_or_default())
+    }
 }
 
 /// The address to which a publisher wants an event to be delivered.

@@ -3,7 +3,6 @@
 pub mod clock;
 pub mod containment;
 pub mod crash_points;
-pub mod crypto_provider;
 pub mod file_lock;
 pub mod host_errors;
 pub mod journal;

@@ -14,7 +14,7 @@ pub struct InvalidTls(String);
 
 /// Reads the files. A CA replaces the system's; the own certificate comes with its key.
 pub fn client_config(ca: Option<&Path>, own: Option<(&Path, &Path)>) -> Result<ClientConfig, InvalidTls> {
-    super::crypto_provider::install_crypto_provider();
+    crate::crypto_provider::install_crypto_provider();
     let builder = match ca {
         Some(path) => {
             let mut roots = RootCertStore::empty();

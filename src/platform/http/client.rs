@@ -7,7 +7,7 @@ use reqwest::header::{HeaderMap, RETRY_AFTER};
 use reqwest::redirect::Policy;
 use reqwest::{Client, ClientBuilder, Response};
 
-use crate::host::crypto_provider::install_crypto_provider;
+use crate::crypto_provider::install_crypto_provider;
 use journeyman_domain::staged::Stamp;
 
 /// A client that sends each request once, and to no other host than that of its URL.

@@ -205,7 +205,7 @@ async fn a_server_with_a_certificate_of_its_own_is_verified_by_authority_and_nam
     };
     let (own, other) = (issue(&["api.example"]), issue(&["api.example"]));
     let key = rustls::pki_types::PrivateKeyDer::try_from(own.signing_key.serialize_der()).unwrap();
-    crate::host::crypto_provider::install_crypto_provider();
+    crate::crypto_provider::install_crypto_provider();
     let tls = rustls::ServerConfig::builder().with_no_client_auth().with_single_cert(vec![own.cert.der().clone()], key);
     let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(tls.unwrap()));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -5,16 +5,10 @@
 
 use super::REPLACEMENT;
 use super::patterns::{self, MatchTail, PatternMatch};
-use super::secret_set::{MatchExtent, SecretSet};
+use super::secret_set::{MatchExtent, SecretSet, StreamEnd};
 
 /// How many bytes before a position are needed to match there.
 const LOOKBEHIND_BYTES: usize = 8;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum StreamEnd {
-    Yes,
-    No,
-}
 
 #[derive(Debug, Default)]
 pub struct RedactFilter {

@@ -10,8 +10,8 @@ use regex_automata::Anchored;
 use regex_automata::dfa::{Automaton as _, dense};
 use regex_automata::util::{primitives::StateID, start};
 
-use super::filter::StreamEnd;
 use super::pattern_list::{Covers, PATTERNS};
+use super::secret_set::StreamEnd;
 use journeyman_domain::limits::{REDACT_KEY_BLOCK_BYTES_MAX, REDACT_PATTERN_BYTES_MAX};
 
 /// Compiled by the build script: at start it would take 3 MB and 6 ms.

@@ -6,10 +6,15 @@
 use std::collections::BTreeMap;
 
 use super::encodings::{self, EncodedSecret};
-use super::filter::StreamEnd;
 
 /// How many characters of an encoding are looked up.
 const PREFIX_BYTES: usize = 4;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum StreamEnd {
+    Yes,
+    No,
+}
 
 /// Identifies an added secret, and where its encodings are.
 pub struct SecretId {

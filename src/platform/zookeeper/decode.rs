@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::client::Stat;
-use super::job_queue::JobError;
+use super::job_error::JobError;
 use super::shards::decompress;
 use super::{Error, Session};
 use journeyman_domain::limits::{ZOOKEEPER_NODE_BYTES_MAX, ZOOKEEPER_SHARDED_BYTES_MAX};

@@ -5,9 +5,8 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value};
 
 use super::client::CreateMode;
-use super::janitor::is_leftover;
-use super::job_queue::JobError;
-use super::{Error, Session};
+use super::job_error::JobError;
+use super::{Error, Session, is_leftover};
 use journeyman_domain::limits::{ZOOKEEPER_EVENT_BYTES_MAX, ZOOKEEPER_EVENTS_QUEUED_MAX};
 
 const TENANTS: &str = "/zuul/events/tenant";

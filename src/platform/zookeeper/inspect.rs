@@ -6,9 +6,9 @@ use futures_util::{StreamExt as _, stream};
 
 use super::client as zk;
 use super::client::Stat;
-use super::janitor::{OWNERS, is_leftover};
+use super::janitor::OWNERS;
 use super::lock::{LockMode, may_hold};
-use super::{Error, Session};
+use super::{Error, Session, is_leftover};
 use journeyman_domain::limits::ZOOKEEPER_READS_CONCURRENT_MAX;
 
 /// The nodes that were seen.

@@ -10,12 +10,11 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::Dialect;
-use super::client::Stat;
 use super::event_queue::{EventQueue, clean_results};
 use super::job_queue::{JobError, JobQueue, JobRequest, MERGE_COMPLETED, RequestState, merge_event_kind};
 use super::lock::{HeldLock, LockMode};
-use super::{Error, Session};
-use journeyman_domain::limits::{ZOOKEEPER_CLEAN_INTERVAL, ZOOKEEPER_LEFTOVER_AGE, ZOOKEEPER_SECOND_LOOK_DELAY};
+use super::{Error, Session, is_leftover};
+use journeyman_domain::limits::{ZOOKEEPER_CLEAN_INTERVAL, ZOOKEEPER_SECOND_LOOK_DELAY};
 
 /// Folders of a queue whose nodes are removed when that of their owner is gone.
 pub(super) const OWNERS: [(&str, &str); 4] =
@@ -175,11 +174,6 @@ impl Janitor {
         }
         Ok(self.queue.remove(session, &request.id).await?)
     }
-}
-
-/// What is young may belong to something that is still being written.
-pub(super) fn is_leftover(stat: &Stat, now_ms: i64) -> bool {
-    u128::try_from(now_ms.saturating_sub(stat.ctime)).unwrap_or(0) > ZOOKEEPER_LEFTOVER_AGE.as_millis()
 }
 
 async fn remove_if_old(session: &Session, path: String, now_ms: i64, cleaned: &mut Cleaned) -> Result<(), Error> {

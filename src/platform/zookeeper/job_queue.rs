@@ -10,13 +10,13 @@ use serde_json::{Map, Value};
 use super::client as zk;
 use super::client::CreateMode;
 use super::event_queue::EventQueue;
+pub use super::job_error::JobError;
 use super::json_object::JsonObject;
 use super::lock::{HeldLock, LockMode};
 use super::semaphore::Places;
 use super::shards::ShardError;
 use super::{Error, Session, Write};
 use crate::host::crash_points::crash_point;
-use journeyman_domain::refusal::{CallError, Refusal};
 
 const FOLDERS: [&str; 6] = ["requests", "locks", "params", "result-data", "results", "waiters"];
 
@@ -36,45 +36,6 @@ pub enum RequestState {
     Paused,
     /// It has ended; its submitter removes it.
     Completed,
-}
-
-/// Why a request or its data cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum JobError {
-    /// A call failed.
-    #[error(transparent)]
-    Call(#[from] Error),
-    /// Sharded data cannot be read or written.
-    #[error(transparent)]
-    Shards(ShardError),
-    /// A node does not hold what it should.
-    #[error("{path} cannot be read: {message}")]
-    Unreadable {
-        /// The node.
-        path: String,
-        /// What is wrong, without its content.
-        message: String,
-    },
-}
-
-impl From<JobError> for CallError {
-    fn from(error: JobError) -> Self {
-        match error {
-            JobError::Call(error) => error.into(),
-            other @ (JobError::Shards(_) | JobError::Unreadable { .. }) => {
-                Self { refusal: Refusal::Rejected, message: other.to_string() }
-            }
-        }
-    }
-}
-
-impl From<ShardError> for JobError {
-    fn from(error: ShardError) -> Self {
-        match error {
-            ShardError::Call(error) => Self::Call(error),
-            other @ (ShardError::NotCompressed { .. } | ShardError::TooLarge(_)) => Self::Shards(other),
-        }
-    }
 }
 
 /// A request, with every key that this program does not know.

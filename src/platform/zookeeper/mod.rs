@@ -10,6 +10,7 @@ pub mod decode;
 pub mod event_queue;
 pub mod inspect;
 pub mod janitor;
+mod job_error;
 pub mod job_queue;
 pub mod json_object;
 pub mod lock;
@@ -30,6 +31,7 @@ pub use client::{CreateMode, Stat, Write};
 
 use crate::host::tls_config::client_config;
 use client as zk;
+use journeyman_domain::limits::ZOOKEEPER_LEFTOVER_AGE;
 
 /// Whose layout a queue has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -138,6 +140,11 @@ impl Session {
     pub async fn ended(&self) {
         self.client.ended().await;
     }
+}
+
+/// What is young may belong to something that is still being written.
+fn is_leftover(stat: &Stat, now_ms: i64) -> bool {
+    u128::try_from(now_ms.saturating_sub(stat.ctime)).unwrap_or(0) > ZOOKEEPER_LEFTOVER_AGE.as_millis()
 }
 
 async fn read_tls(files: TlsFiles) -> Result<rustls::ClientConfig, zk::Error> {

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::Session;
 use super::client as zk;
 use super::client::CreateMode;
-use super::job_queue::JobError;
+use super::job_error::JobError;
 
 /// Who holds a semaphore.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

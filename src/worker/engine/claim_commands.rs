@@ -7,11 +7,11 @@ use journeyman_domain::time::Instant;
 use journeyman_domain::worker::Event;
 use journeyman_platform::host::containment::ProcessScope;
 
+use super::claim_runtime::ClaimCommand;
 use super::event_loop::Engine;
-use super::snapshot::seconds_between;
 use super::status::{ClaimCommandStatus, ClaimDetail, Note, PhaseStatus};
 use super::task_lookup::{self, TaskLookupError};
-use super::timeline::PhaseTiming;
+use super::timeline::{PhaseTiming, seconds_between};
 
 /// A claim, with the scope of its processes.
 #[derive(Debug)]
@@ -29,22 +29,6 @@ pub struct CommandResult {
     pub run: String,
     /// What follows from the command.
     pub result: CancelResult,
-}
-
-#[derive(Debug, Clone)]
-pub(super) struct ClaimCommand {
-    command: CancelCommand,
-    note: Note,
-    at: Instant,
-}
-
-impl ClaimCommand {
-    pub(super) fn log_line(&self) -> String {
-        let Note { by, text } = &self.note;
-        let why = if text.is_empty() { String::new() } else { format!(": {text}") };
-        // The note is free text, and a log has lines.
-        format!("{} by operator {by}{why}", self.command.past_tense()).replace(char::is_control, " ")
-    }
 }
 
 impl Engine {

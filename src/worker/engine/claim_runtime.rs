@@ -12,14 +12,14 @@ use crate::handler::context::FileNames;
 use crate::handler::{Cancellation, Context, PreparedPayload, TaskInfo};
 use crate::source::{Claim, Grant, Message, Results};
 use crate::task::Definition;
-use journeyman_domain::claim::CancelCause;
+use journeyman_domain::claim::{CancelCause, CancelCommand};
 use journeyman_domain::id::{LocalToken, Run, SourceId};
 use journeyman_domain::lease::Lease;
 use journeyman_domain::time::Instant;
 use journeyman_domain::trace_context::TraceParent;
 
-use super::claim_commands::ClaimCommand;
 use super::live_log::LiveLog;
+use super::status::Note;
 use super::timeline::{ClaimPhase, Timeline};
 use super::trace_recorder::SpanContext;
 use super::{SourceBinding, WorkerConfig};
@@ -30,6 +30,22 @@ use journeyman_platform::host::work_dir::WorkDirLock;
 pub(super) struct PolledMessage {
     pub(super) source: SourceId,
     pub(super) message: Arc<Message>,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct ClaimCommand {
+    pub(super) command: CancelCommand,
+    pub(super) note: Note,
+    pub(super) at: Instant,
+}
+
+impl ClaimCommand {
+    pub(super) fn log_line(&self) -> String {
+        let Note { by, text } = &self.note;
+        let why = if text.is_empty() { String::new() } else { format!(": {text}") };
+        // The note is free text, and a log has lines.
+        format!("{} by operator {by}{why}", self.command.past_tense()).replace(char::is_control, " ")
+    }
 }
 
 pub(super) struct ClaimRuntime {

@@ -18,6 +18,7 @@ use super::status::{
     BlockedReason, ClaimStatus, HostStatus, LifecycleState, Note, NoticeStatus, RecentResult, RecoverySummary,
     SidecarSummary, SourceError, SourceStatus, WorkerStatus,
 };
+use super::timeline::seconds_between;
 
 /// A source that fails for longer gets a hint.
 const TROUBLE_HINT_SECONDS: f64 = 5.0;
@@ -57,7 +58,7 @@ impl Engine {
         let sidecars = self.sidecars.summaries();
         let cleanup_pending: Vec<String> = self.rules.cleanup_pending().map(ToString::to_string).collect();
         let (state, reason, message) = self.claiming_status(&sidecars);
-        let mut hints = hints(claiming, &sources, last_hour, &sidecars);
+        let mut hints = hints(claiming, &sources, last_hour, &sidecars, (self.config.dropped_log_lines)());
         hints.extend(pending_cleanup_hint(&cleanup_pending));
         hints.extend(self.containment().unenforced_limits_hint());
         let status = WorkerStatus {
@@ -317,6 +318,7 @@ fn hints(
     sources: &[SourceStatus],
     hour: OutcomeCounts,
     services: &[SidecarSummary],
+    dropped: u64,
 ) -> Vec<String> {
     let mut hints = Vec::new();
     // The status line has it already.
@@ -353,7 +355,6 @@ fn hints(
             hints.push(format!("{}: polls return no tasks; none may be pending for this worker", source.name));
         }
     }
-    let dropped = journeyman_platform::log::dropped_lines();
     if dropped > 0 {
         hints.push(format!("{dropped} lines of this worker's log were dropped: its reader is too slow"));
     }
@@ -361,8 +362,4 @@ fn hints(
         hints.push(format!("{} claims were lost in the last hour; the log says why", hour.lost));
     }
     hints
-}
-
-pub(super) fn seconds_between(from: Instant, to: Instant) -> f64 {
-    (to.since(from).as_secs_f64() * 1000.0).round() / 1000.0
 }

@@ -5,8 +5,8 @@ use parking_lot::Mutex;
 use journeyman_domain::limits::STORAGE_WARNING_INTERVAL;
 use journeyman_domain::time::Instant;
 
-use super::snapshot::seconds_between;
 use super::status::SourceError;
+use super::timeline::seconds_between;
 
 #[derive(Debug, Default)]
 pub(super) struct StorageHealth(Mutex<Option<Outage>>);

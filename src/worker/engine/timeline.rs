@@ -97,6 +97,10 @@ impl Timeline {
     }
 }
 
+pub(super) fn seconds_between(from: Instant, to: Instant) -> f64 {
+    (to.since(from).as_secs_f64() * 1000.0).round() / 1000.0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,18 +2,22 @@
 //! build before its end, its status and its pauses.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::job_source::SourceInner;
+use super::Dialect;
 use super::queue_watch::{HoldGuard, QueueWatch};
 use crate::source::{Artifact, CallError, Claim, Granted, LossReason, SourceFuture, cannot_defer};
 use crate::task::{PartialReplySink, Reply, ReplyFuture, ReplyLimits, Results, cannot_pause};
 use journeyman_domain::id::Run;
 use journeyman_domain::outcome::Outcome;
 use journeyman_domain::refusal::Refusal;
+use journeyman_platform::host::clock::Clock;
 
 /// How a dialect settles what it holds. Each call may be repeated.
 pub(super) trait Held: Send + 'static {
@@ -45,10 +49,38 @@ pub(super) trait Held: Send + 'static {
     }
 }
 
+/// What the claims of a source share.
+pub(super) struct SourceContext {
+    pub(super) dialect: Dialect,
+    pub(super) worker_id: String,
+    pub(super) clock: Clock,
+    /// Watching, pauses, and giving up locks of claims without a report.
+    pub(super) tasks: Mutex<JoinSet<()>>,
+    /// Where the source is polled: a handler that pauses or drops its claim runs on threads that end earlier.
+    runtime: OnceLock<Handle>,
+}
+
+impl SourceContext {
+    pub(super) fn new(dialect: Dialect, worker_id: String) -> Self {
+        let (tasks, runtime) = (Mutex::default(), OnceLock::new());
+        Self { dialect, worker_id, clock: Clock::boot(), tasks, runtime }
+    }
+
+    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let mut tasks = self.tasks.lock();
+        while let Some(ended) = tasks.try_join_next() {
+            if let Err(error) = ended {
+                tracing::error!(%error, "a task of a ZooKeeper source panicked; its locks end with the session");
+            }
+        }
+        tasks.spawn_on(task, self.runtime.get_or_init(Handle::current));
+    }
+}
+
 /// A request that a handler runs.
 pub(super) struct JobClaim {
     run: Run,
-    source: Arc<SourceInner>,
+    source: Arc<SourceContext>,
     watch: Arc<QueueWatch>,
     lock_path: String,
     results: Results,
@@ -70,7 +102,7 @@ struct ClaimState {
 impl JobClaim {
     pub(super) fn new(
         run: Run,
-        source: &Arc<SourceInner>,
+        source: &Arc<SourceContext>,
         watch: &Arc<QueueWatch>,
         hold: HoldGuard,
         held: Box<dyn Held>,

@@ -1,14 +1,11 @@
 //! The source itself: polls that wait for a free request and claim it.
 
 use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use futures_util::future::join_all;
-use parking_lot::Mutex;
 use serde_json::json;
-use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc};
-use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::source::{
@@ -17,10 +14,10 @@ use crate::source::{
 use journeyman_domain::id::PriorityQueue;
 use journeyman_domain::limits::{ZOOKEEPER_CLOSE_TIMEOUT, ZOOKEEPER_EVENTS_MAX, ZOOKEEPER_LONG_POLL_WAIT};
 use journeyman_domain::refusal::Refusal;
-use journeyman_platform::host::clock::Clock;
 use journeyman_platform::zookeeper::components::{self, Component, ComponentState, Registration};
 use journeyman_platform::zookeeper::{ConnectConfig, Session};
 
+use super::claim::SourceContext;
 use super::queue_watch::QueueWatch;
 use super::{Dialect, inspection, native, zuul};
 
@@ -56,19 +53,15 @@ pub struct ZooKeeperSource {
     events: tokio::sync::Mutex<mpsc::Receiver<SourceEvent>>,
 }
 
-pub(super) struct SourceInner {
-    pub(super) config: ZooKeeperSourceConfig,
-    pub(super) clock: Clock,
+struct SourceInner {
+    config: ZooKeeperSourceConfig,
+    context: Arc<SourceContext>,
     /// The queues as the current session sees them.
     watched: tokio::sync::Mutex<Option<Arc<Watched>>>,
     events: mpsc::Sender<SourceEvent>,
     paused: Notify,
     /// This worker among the processes of a Zuul, once for each zone.
     registrations: tokio::sync::Mutex<Vec<Registration>>,
-    /// Watching, pauses, and giving up locks of claims without a report.
-    tasks: Mutex<JoinSet<()>>,
-    /// Where the source is polled: a handler that pauses or drops its claim runs on threads that end earlier.
-    runtime: OnceLock<Handle>,
 }
 
 struct Watched {
@@ -97,30 +90,18 @@ impl ZooKeeperSource {
     pub fn new(config: ZooKeeperSourceConfig) -> Self {
         let (events, receiver) = mpsc::channel(ZOOKEEPER_EVENTS_MAX);
         let inner = SourceInner {
+            context: Arc::new(SourceContext::new(config.dialect, config.worker_id.clone())),
             config,
-            clock: Clock::boot(),
             watched: tokio::sync::Mutex::default(),
             events,
             paused: Notify::new(),
             registrations: tokio::sync::Mutex::default(),
-            tasks: Mutex::default(),
-            runtime: OnceLock::new(),
         };
         Self { inner: Arc::new(inner), events: tokio::sync::Mutex::new(receiver) }
     }
 }
 
 impl SourceInner {
-    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let mut tasks = self.tasks.lock();
-        while let Some(ended) = tasks.try_join_next() {
-            if let Err(error) = ended {
-                tracing::error!(%error, "a task of a ZooKeeper source panicked; its locks end with the session");
-            }
-        }
-        tasks.spawn_on(task, self.runtime.get_or_init(Handle::current));
-    }
-
     async fn watch(self: &Arc<Self>) -> Result<Arc<Watched>, CallError> {
         let mut current = self.watched.lock().await;
         if let Some(watched) = current.as_ref().filter(|watched| !watched.session.is_ended()) {
@@ -143,10 +124,10 @@ impl SourceInner {
         *self.registrations.lock().await = registrations;
         for watch in &queues {
             let (watching, events) = (Arc::clone(watch), self.events.clone());
-            self.spawn(async move { watching.run(events).await });
+            self.context.spawn(async move { watching.run(events).await });
             if self.config.janitor {
                 let cleaning = Arc::clone(watch);
-                self.spawn(async move { cleaning.clean_up().await });
+                self.context.spawn(async move { cleaning.clean_up().await });
             }
         }
         Ok(Arc::clone(current.insert(Arc::new(Watched { session, queues, arrived }))))
@@ -228,8 +209,8 @@ impl SourceInner {
 
     async fn claim(self: &Arc<Self>, watch: &Arc<QueueWatch>, id: &str) -> Result<Option<Grant>, CallError> {
         let claimed = match self.config.dialect {
-            Dialect::ZuulMerger | Dialect::ZuulExecutor => zuul::claim(self, watch, id).await,
-            Dialect::Native => native::claim(self, watch, id).await,
+            Dialect::ZuulMerger | Dialect::ZuulExecutor => zuul::claim(&self.context, watch, id).await,
+            Dialect::Native => native::claim(&self.context, watch, id).await,
         };
         if let Ok(claimed) = &claimed {
             watch.on_claim(claimed.as_ref());
@@ -255,7 +236,7 @@ impl SourceInner {
 
 impl Drop for ZooKeeperSource {
     fn drop(&mut self) {
-        self.inner.tasks.lock().abort_all();
+        self.inner.context.tasks.lock().abort_all();
     }
 }
 
@@ -309,14 +290,14 @@ impl Source for ZooKeeperSource {
     fn pause(&self) {
         self.inner.paused.notify_waiters();
         let inner = Arc::clone(&self.inner);
-        self.inner.spawn(async move { inner.set_accepting(false).await });
+        self.inner.context.spawn(async move { inner.set_accepting(false).await });
     }
 
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(async {
             let Some(watched) = self.inner.watched.lock().await.take() else { return };
             watched.queues.iter().for_each(|watch| watch.stop());
-            let mut tasks = std::mem::take(&mut *self.inner.tasks.lock());
+            let mut tasks = std::mem::take(&mut *self.inner.context.tasks.lock());
             let ending = async { while tasks.join_next().await.is_some() {} };
             if timeout(ZOOKEEPER_CLOSE_TIMEOUT, ending).await.is_err() {
                 tracing::warn!("locks are left until the session with ZooKeeper expires");

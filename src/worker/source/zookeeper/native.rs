@@ -8,8 +8,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::claim::{Held, JobClaim};
-use super::job_source::SourceInner;
+use super::claim::{Held, JobClaim, SourceContext};
 use super::queue_watch::QueueWatch;
 use crate::source::{CallError, Grant, Granted, RunTerms, SourceFuture};
 use crate::task::Results;
@@ -31,7 +30,7 @@ struct HeldTask {
 }
 
 pub(super) async fn claim(
-    source: &Arc<SourceInner>,
+    source: &Arc<SourceContext>,
     watch: &Arc<QueueWatch>,
     id: &str,
 ) -> Result<Option<Grant>, CallError> {
@@ -51,7 +50,7 @@ pub(super) async fn claim(
         |error: serde_json::Error| CallError { refusal: Refusal::Rejected, message: format!("{task_path}: {error}") };
     json.set("attempts", &attempts).map_err(invalid)?;
     let data = json.to_bytes().map_err(invalid)?;
-    let worker = json!({ "worker": source.config.worker_id }).to_string();
+    let worker = json!({ "worker": source.worker_id }).to_string();
     let lock = Write::Create { path: &lock_path, data: worker.as_bytes(), mode: CreateMode::Ephemeral };
     let count = Write::Set { path: &task_path, data: &data, version: Some(stat.version) };
     match session.multi(&[lock, count]).await {

@@ -8,8 +8,7 @@ use serde_json::{Map, Value, json};
 use tokio::time::sleep;
 
 use super::Dialect;
-use super::claim::{self, Held, JobClaim};
-use super::job_source::SourceInner;
+use super::claim::{self, Held, JobClaim, SourceContext};
 use super::queue_watch::QueueWatch;
 use crate::source::{CallError, Grant, Granted, RunTerms, SourceFuture};
 use crate::task::{Reply, Results, cannot_pause};
@@ -33,16 +32,16 @@ struct HeldJob {
 }
 
 pub(super) async fn claim(
-    source: &Arc<SourceInner>,
+    source: &Arc<SourceContext>,
     watch: &Arc<QueueWatch>,
     id: &str,
 ) -> Result<Option<Grant>, CallError> {
     let Some(task) = TaskId::parse(id) else { return Ok(None) };
     let sent_at = source.clock.now();
-    let dialect = source.config.dialect;
+    let dialect = source.dialect;
     let run = Run { task, run: 0 };
     let Some(hold) = watch.hold(&run) else { return Ok(None) };
-    let info = json!({ "hostname": source.config.worker_id, "log_port": null, "zone": watch.zone });
+    let info = json!({ "hostname": source.worker_id, "log_port": null, "zone": watch.zone });
     let info = (dialect == Dialect::ZuulExecutor).then_some(&info);
     let claimed = match watch.queue.claim(&watch.session, id, info).await? {
         ClaimAttempt::Claimed(claimed) => *claimed,
