@@ -41,6 +41,7 @@ mod i27_orphans_are_killed_first;
 mod i28_nothing_is_resumed;
 mod i33_an_unhealthy_host_pauses;
 mod i34_a_command_is_about_one_claim;
+mod imports;
 mod lifecycle;
 mod metadata_services;
 mod sidecar;
