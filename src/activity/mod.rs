@@ -8,7 +8,6 @@ use std::sync::Arc;
 use lapin::options::BasicPublishOptions;
 use lapin::{BasicProperties, Channel, Connection};
 
-use crate::retry::Retry;
 use crate::worker::liveness::Liveness;
 use crate::worker::status;
 use journeyman_domain::activity::{ActivityReport, ActivityReporter, Event};
@@ -16,6 +15,7 @@ use journeyman_domain::limits::{ACTIVITY_REPEAT_INTERVAL, AMQP_CLOSE_TIMEOUT};
 use journeyman_domain::poll::POLL_RETRY;
 use journeyman_platform::amqp::{self, Broker};
 use journeyman_platform::host::clock::{Clock, or_pending};
+use journeyman_platform::retry::Retry;
 
 /// The exchange and routing key to which reports are published.
 #[derive(Debug, Clone)]

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::histogram::Histogram;
+use journeyman_platform::histogram::Histogram;
 
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 

@@ -7,9 +7,9 @@ use parking_lot::Mutex;
 
 use super::delivery::AttemptResult;
 use super::store::Head;
-use crate::histogram::Histogram;
 use journeyman_domain::lane::retry::{HeadVerdict, MessageOutcome};
 use journeyman_domain::staged::Stamp;
+use journeyman_platform::histogram::Histogram;
 
 /// The upper bounds of the buckets; one without a bound follows.
 pub(crate) const BOUNDS_SECONDS: [f64; 9] = [0.05, 0.25, 1.0, 5.0, 20.0, 60.0, 600.0, 3_600.0, 86_400.0];

@@ -9,11 +9,11 @@ use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
 
 use super::clock::QueueClock;
-use crate::settings::values::{File, Listen, SecretFile, Span, Url, built_in};
 use journeyman_domain::limits::{
     CLAIM_TIMEOUT_MIN_MS, QUEUE_ARTIFACT_BYTES_MAX, QUEUE_CLAIM_DELAY, QUEUE_CLAIM_TIMEOUT, QUEUE_LONG_POLL_WAIT,
     QUEUE_VISIBILITY_TIMEOUT,
 };
+use journeyman_platform::settings::values::{File, Listen, SecretFile, Span, Url, built_in};
 use journeyman_platform::sqlite::Db;
 
 /// Start from [`Config::new`] and change what differs.
@@ -65,7 +65,7 @@ impl Config {
 
 /// Whether callers of the embedded queue have to sign their calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Auth {
     /// A client signs every call.
@@ -87,7 +87,7 @@ pub struct RegisteredClient {
 
 /// The embedded queue.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Queue {
     /// Database file. The content of artifacts is in the directory of the same name with `-artifacts` appended.
@@ -119,7 +119,7 @@ impl Default for Queue {
 
 /// A client of the embedded queue.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Client {
     /// File with the client's access token, readable by its owner only.

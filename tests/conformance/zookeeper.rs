@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use journeyman::source::Source;
 use journeyman::source::zookeeper::{Dialect, ZooKeeperQueue, ZooKeeperSource, ZooKeeperSourceConfig};
-use journeyman::zookeeper::job_queue::JobQueue;
-use journeyman::zookeeper::submit::Submission;
-use journeyman::zookeeper::{ConnectConfig, Session};
 use journeyman_domain::id::{Run, TaskId};
+use journeyman_platform::zookeeper::job_queue::JobQueue;
+use journeyman_platform::zookeeper::submit::Submission;
+use journeyman_platform::zookeeper::{ConnectConfig, Session};
 use serde_json::Value;
 
 use crate::conformance::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};

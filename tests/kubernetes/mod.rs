@@ -1,5 +1,4 @@
 //! Work in pods, against a Kubernetes API server in the test's process.
 
 mod pods;
-mod stand_in;
 mod worker;

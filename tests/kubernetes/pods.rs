@@ -68,7 +68,7 @@ fn name(pod: &Value) -> &str {
 }
 
 fn status(code: u16, message: &str) -> How {
-    How::Status { code, reason: "Because", message: message.to_owned(), retry_after: None }
+    How::Status { code, message: message.to_owned() }
 }
 
 fn payload() -> Value {

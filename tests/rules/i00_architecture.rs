@@ -36,9 +36,3 @@ fn i00_every_invariant_in_force_is_cited_in_the_code_and_has_a_test() {
         assert!(tests.contains(&format!("fn i{number:02}_")), "no test carries the number of I{number}");
     }
 }
-
-#[test]
-fn i00_a_citation_is_a_number_in_a_comment_and_nothing_else() {
-    let text = "let I7 = 1;\n// I12, and I3: why\n/// (I4)\n//! HI5 I6x\n";
-    assert_eq!(cited(text), BTreeSet::from([3, 4, 12]));
-}

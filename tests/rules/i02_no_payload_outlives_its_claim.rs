@@ -1,32 +1,22 @@
 //! I2: a payload is stopped early enough to end before its claim does.
 
-use journeyman_domain::claim::{CancelCause, ClaimAction, ClaimEvent, LossReason};
-use journeyman_domain::lease::Granted;
+use journeyman_domain::claim::{CancelCause, ClaimAction, ClaimEnd, ClaimEvent, LossReason};
 use journeyman_domain::lease::clock_error;
 use journeyman_domain::refusal::Refusal;
 
-use crate::rules::support::{GRACE, LEASE, One, RELEASE_CLAIM, RETRY, Reclaims, at};
+use crate::rules::support::{FAILED, GRACE, LEASE, One, RELEASE_CLAIM, RETRY, Reclaims, at};
 
 #[test]
 fn i02_a_payload_is_killed_when_no_extension_was_granted_in_time() {
     for reclaims in [Reclaims::Silent, Reclaims::Refused(RETRY), Reclaims::Refused(Refusal::Denied)] {
-        let mut one = One::executing();
-        let acts = one.pass_to(one.abandon_at(), reclaims);
-        let expected = ClaimAction::Kill { cause: CancelCause::ClaimLost(LossReason::LeaseExpired), grace: GRACE };
-        assert_eq!(acts.last(), Some(&expected), "{acts:?}");
-        let gone_at = one.now.plus(GRACE).plus(clock_error(LEASE));
-        assert!(gone_at < one.machine.lease().expect("granted").granted_until());
+        for mut one in [One::preparing(), One::executing()] {
+            let acts = one.pass_to(one.abandon_at(), reclaims);
+            let expected = ClaimAction::Kill { cause: CancelCause::ClaimLost(LossReason::LeaseExpired), grace: GRACE };
+            assert_eq!(acts.last(), Some(&expected), "{acts:?}");
+            let gone_at = one.now.plus(GRACE).plus(clock_error(LEASE));
+            assert!(gone_at < one.machine.lease().expect("granted").granted_until());
+        }
     }
-}
-
-#[test]
-fn i02_what_is_being_prepared_is_killed_as_well() {
-    let mut one = One::preparing();
-    let acts = one.pass_to(one.abandon_at(), Reclaims::Silent);
-    assert!(
-        matches!(acts.last(), Some(ClaimAction::Kill { cause: CancelCause::ClaimLost(LossReason::LeaseExpired), .. })),
-        "{acts:?}"
-    );
 }
 
 #[test]
@@ -48,6 +38,8 @@ fn i02_a_payload_that_ends_on_order_is_hurried_when_the_lease_ends_meanwhile() {
         acts.contains(&ClaimAction::Kill { cause: CancelCause::ClaimLost(LossReason::LeaseExpired), grace: GRACE }),
         "{acts:?}"
     );
+    let end = ClaimEnd::Lost(LossReason::LeaseExpired);
+    assert_eq!(one.happens(FAILED), [ClaimAction::Close(end)], "I1: nothing is reported");
 }
 
 #[test]
@@ -56,21 +48,4 @@ fn i02_a_claim_is_not_closed_before_its_payload_is_gone() {
     one.pass_to(at(10 * LEASE.as_secs()), Reclaims::Silent);
     assert!(!one.machine.is_closed());
     assert_eq!(one.machine.state_name(), "stopping");
-}
-
-#[test]
-fn i02_an_extended_claim_is_not_killed() {
-    let mut one = One::executing();
-    let acts = one.pass_to(at(10 * LEASE.as_secs()), Reclaims::Granted);
-    assert!(!acts.iter().any(|act| matches!(act, ClaimAction::Kill { .. } | ClaimAction::Close(_))), "{acts:?}");
-}
-
-#[test]
-fn i02_an_extension_never_shortens_a_claim() {
-    let mut one = One::executing();
-    let before = one.abandon_at();
-    one.happens(ClaimEvent::Reclaimed(Ok(Granted { sent_at: at(0), length: LEASE / 2 })));
-    assert_eq!(one.abandon_at(), before);
-    one.happens(ClaimEvent::Reclaimed(Ok(Granted { sent_at: at(5), length: LEASE })));
-    assert_eq!(one.abandon_at(), before.plus(at(5).since_origin()));
 }

@@ -1,6 +1,6 @@
 //! I5: a transient error of a reclaim never ends a run; a definite refusal always does.
 
-use journeyman_domain::claim::{CancelCause, ClaimAction, ClaimEvent, LossReason};
+use journeyman_domain::claim::{ClaimAction, ClaimEvent};
 use journeyman_domain::lease::Granted;
 use journeyman_domain::refusal::Refusal;
 use journeyman_domain::worker::{Alert, Effect};
@@ -20,17 +20,6 @@ fn i05_a_run_survives_trouble_up_to_its_lease_and_an_extension_heals_it() {
         one.happens(ClaimEvent::Reclaimed(Ok(Granted { sent_at: one.now, length: LEASE })));
         let later = one.now.plus(LEASE / 2);
         assert!(one.pass_to(later, Reclaims::Silent).is_empty());
-    }
-}
-
-#[test]
-fn i05_a_definite_refusal_ends_the_run() {
-    for mut one in [One::preparing(), One::executing()] {
-        let acts = one.happens(ClaimEvent::Reclaimed(Err(Refusal::Gone)));
-        assert!(
-            matches!(acts[..], [ClaimAction::Kill { cause: CancelCause::ClaimLost(LossReason::Revoked), .. }]),
-            "{acts:?}"
-        );
     }
 }
 

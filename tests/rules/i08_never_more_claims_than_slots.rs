@@ -4,7 +4,7 @@ use journeyman_domain::claim::ClaimAction;
 use journeyman_domain::id::SourceId;
 use journeyman_domain::worker::{Alert, Effect, PollResult};
 
-use crate::rules::support::{Bench, CLAIMS, MESSAGES, RETRY, claims, policy, polls, run, secs};
+use crate::rules::support::{Bench, CLAIMS, MESSAGES, RETRY, claims, deletes, policy, polls, run, secs};
 
 #[test]
 fn i08_a_poll_asks_for_the_free_slots_and_for_no_more_than_32() {
@@ -39,9 +39,11 @@ fn i08_a_claim_that_is_never_answered_definitely_is_given_up_after_six_requests(
     while claims(&effects) > 0 {
         effects = bench.claimed(claim, Err(RETRY));
         effects.extend(bench.pass(secs(15)));
+        assert_eq!(deletes(&effects), 0, "I12: no answer is definite");
         requests += claims(&effects);
     }
     assert_eq!(requests, 6);
+    assert!(effects.contains(&Effect::DropMessage(claim)), "others may claim it: {effects:?}");
     assert_eq!(bench.worker.claims().count(), 0);
 }
 
@@ -80,13 +82,4 @@ fn i08_a_claim_that_nobody_asked_for_is_handed_back_and_not_started() {
             .iter()
             .any(|effect| matches!(effect, Effect::Claim(claim, ClaimAction::Report { .. }) if *claim == token))
     );
-}
-
-#[test]
-fn i08_a_finished_run_makes_room_for_the_next_poll() {
-    let mut bench = Bench::messages(1, 1);
-    let claim = bench.executing("m1", "T");
-    assert_eq!(polls(&bench.pass(secs(600))), 0);
-    let effects = bench.completes(claim);
-    assert_eq!(polls(&effects), 1, "{effects:?}");
 }

@@ -1,6 +1,6 @@
 //! I9: the worker stops sending after the first definite answer to its report.
 
-use journeyman_domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, LossReason};
+use journeyman_domain::claim::{ClaimAction, ClaimEnd, ClaimEvent};
 use journeyman_domain::lease::Granted;
 use journeyman_domain::outcome::Outcome;
 use journeyman_domain::refusal::Refusal;
@@ -71,14 +71,4 @@ fn i09_a_second_answer_is_ignored() {
     let mut one = One::reporting();
     one.happens(ClaimEvent::Reported(Err(RETRY)));
     assert_eq!(one.happens(ClaimEvent::Reported(Err(Refusal::Gone))), [], "no report is on its way");
-}
-
-#[test]
-fn i09_a_loss_after_a_report_that_was_not_answered_is_not_said_to_have_reported_nothing() {
-    let mut one = One::reporting();
-    one.happens(ClaimEvent::Reported(Err(RETRY)));
-    // The report was accepted and its answer lost: the queue says of the next reclaim that the run is over.
-    let acts = one.happens(ClaimEvent::Reclaimed(Err(Refusal::Gone)));
-    let end = ClaimEnd::Unconfirmed { outcome: Outcome::Completed, loss: LossReason::Revoked };
-    assert_eq!(acts, [ClaimAction::Close(end)]);
 }

@@ -1,10 +1,9 @@
 //! I12: a message is deleted only after a definite answer to its claim request.
 
-use journeyman_domain::claim::ClaimAction;
 use journeyman_domain::refusal::Refusal;
 use journeyman_domain::worker::{Effect, ExitReason};
 
-use crate::rules::support::{Bench, DRAIN, LEASE, RETRY, claims, deletes, has, secs};
+use crate::rules::support::{Bench, LEASE, RETRY, claims, deletes, has, secs};
 
 /// The answer to the claim, on a worker that has had one granted before.
 fn answered(answer: Result<std::time::Duration, Refusal>) -> (Vec<Effect>, Bench) {
@@ -46,20 +45,6 @@ fn i12_no_definite_answer_keeps_the_message_and_asks_again() {
 }
 
 #[test]
-fn i12_a_message_whose_claim_never_got_an_answer_is_left_to_others() {
-    let (mut effects, mut bench) = answered(Err(RETRY));
-    let mut all = Vec::new();
-    while let Some(Effect::Claim(claim, ClaimAction::Request)) =
-        effects.iter().chain(&bench.pass(secs(15))).find(|e| claims(std::slice::from_ref(e)) == 1)
-    {
-        effects = bench.claimed(*claim, Err(RETRY));
-        all.extend(effects.clone());
-    }
-    assert_eq!(deletes(&all), 0);
-    assert_eq!(all.iter().filter(|effect| matches!(effect, Effect::DropMessage(_))).count(), 1);
-}
-
-#[test]
 fn i12_a_bad_request_before_any_claim_was_granted_deletes_nothing_and_ends_the_worker() {
     let mut bench = Bench::messages(2, 1);
     let (first, second) = (bench.seen("m0", "T0"), bench.seen("m1", "T1"));
@@ -97,12 +82,4 @@ fn i12_a_run_that_was_granted_here_and_is_over_settles_its_message_without_anoth
     let (token, effects) = bench.receive("m2", "T");
     assert_eq!(claims(&effects), 0, "{effects:?}");
     assert!(effects.contains(&Effect::Delete(token)), "{effects:?}");
-}
-
-#[test]
-fn i12_during_a_drain_a_new_message_is_left_alone() {
-    let mut bench = Bench::messages(1, 1);
-    bench.happens(DRAIN);
-    let (token, effects) = bench.receive("m1", "T");
-    assert_eq!(effects, [Effect::DropMessage(token), Effect::Exit(ExitReason::Drained)]);
 }

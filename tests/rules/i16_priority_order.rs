@@ -41,12 +41,6 @@ fn i16_lanes_passed_over_for_want_of_a_slot_are_asked_from_the_top_later() {
 }
 
 #[test]
-fn i16_one_poll_at_a_time_for_a_source() {
-    let mut bench = Bench::messages(4, 3);
-    assert_eq!(polls(&bench.pass(secs(3600))), 0, "the first one is not answered yet");
-}
-
-#[test]
 fn i16_a_held_poll_has_slept_already() {
     let mut bench = Bench::claims(1);
     bench.now = bench.now.plus(secs(20));

@@ -24,16 +24,6 @@ fn i17_the_rest_of_the_batch_is_claimed_and_the_unreadable_message_deleted() {
 }
 
 #[test]
-fn i17_a_batch_of_nothing_else_does_not_stop_the_poller() {
-    let mut bench = Bench::messages(2, 1);
-    let mut seen: Vec<_> = (0..32).map(|n| bench.seen(&format!("m{n}"), "T")).collect();
-    seen.iter_mut().for_each(|seen| seen.run = None);
-    let effects = bench.hit(seen);
-    assert_eq!(polls(&effects), 1, "{effects:?}");
-    assert_eq!(bench.worker.claims().count(), 0);
-}
-
-#[test]
 fn i17_claims_that_cannot_be_read_are_said_looked_for_and_not_asked_for_at_full_speed() {
     let mut bench = Bench::claims(2);
     let (mut lost, mut waits, mut effects) = (0, Vec::new(), Vec::new());

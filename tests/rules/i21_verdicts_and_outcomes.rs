@@ -103,18 +103,3 @@ fn i21_log_and_artifacts_come_before_the_outcome_and_on_a_hurried_way_out_after_
     assert!(matches!(one.happens(FAILED)[..], [ClaimAction::Report { .. }]));
     assert_eq!(one.happens(REPORTED), [ClaimAction::Upload]);
 }
-
-#[test]
-fn i21_the_queue_spells_the_reasons_so() {
-    let spelled = [
-        (ExceptionReason::WorkerShutdown, "worker-shutdown"),
-        (ExceptionReason::MalformedPayload, "malformed-payload"),
-        (ExceptionReason::ResourceUnavailable, "resource-unavailable"),
-        (ExceptionReason::InternalError, "internal-error"),
-        (ExceptionReason::IntermittentTask, "intermittent-task"),
-    ];
-    for (reason, text) in spelled {
-        assert_eq!(reason.as_str(), text);
-        assert_eq!(Outcome::Exception(reason).to_string(), format!("exception ({text})"));
-    }
-}

@@ -122,16 +122,6 @@ fn b7_what_has_not_started_and_has_no_retries_starts_within_the_notice() {
 }
 
 #[test]
-fn i22_what_a_long_poll_brings_after_the_notice_is_handed_back() {
-    let mut bench = Bench::claims(4);
-    bench.happens(goes_at(120));
-    let (claim, effects) = bench.granted("T");
-    assert_eq!(reported(&effects, claim), Some(SHUTDOWN), "{effects:?}");
-    let effects = bench.tell(claim, REPORTED);
-    assert_eq!(effects.last(), Some(&Effect::Exit(ExitReason::HostTerminating)));
-}
-
-#[test]
 fn i22_what_has_not_started_waits_for_the_long_poll_that_would_take_it_again() {
     let mut bench = Bench::opened_with(policy(4), &[CLAIMS]);
     bench.recovered(0, Ok(Vec::new()));

@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use journeyman_domain::claim::{
-    CancelCause, ClaimAction, ClaimEnd, ClaimEvent, LossReason, POLL_WAIT_MAX, REPORT_RESERVE, RunTerms,
-    SHUTDOWN_UPLOAD_MAX,
+    CancelCause, ClaimAction, ClaimEnd, ClaimEvent, LossReason, POLL_WAIT_MAX, RunTerms, SHUTDOWN_UPLOAD_MAX,
 };
 use journeyman_domain::lease::Granted;
 use journeyman_domain::outcome::Outcome;
@@ -18,22 +17,6 @@ use crate::rules::support::{
 
 fn notice(secs: u64) -> ClaimEvent {
     ClaimEvent::Release { deadline: Some(at(secs)) }
-}
-
-#[test]
-fn i22_with_time_enough_a_payload_is_ended_and_reported() {
-    for mut one in [One::preparing(), One::executing()] {
-        assert_eq!(one.happens(notice(120)), [ClaimAction::Kill { cause: CancelCause::Shutdown, grace: GRACE }]);
-        let acts = one.happens(FAILED);
-        assert!(matches!(acts[..], [ClaimAction::Report { outcome: SHUTDOWN, .. }]), "{acts:?}");
-    }
-}
-
-#[test]
-fn i22_the_grace_shrinks_with_the_notice() {
-    let mut one = One::executing();
-    let grace = secs(8) - REPORT_RESERVE;
-    assert_eq!(one.happens(notice(8)), [ClaimAction::Kill { cause: CancelCause::Shutdown, grace }]);
 }
 
 #[test]
@@ -224,16 +207,16 @@ fn i22_a_drain_that_takes_too_long_hands_back() {
 
 #[test]
 fn i22_a_long_poll_under_way_is_waited_for_and_what_it_brings_is_handed_back() {
-    let mut bench = Bench::claims(2);
-    assert_eq!(bench.happens(DRAIN), []);
-    let (claim, effects) = bench.granted("T");
-    let [Effect::Alert(Alert::LateGrant { .. }), Effect::Claim(_, ClaimAction::Report { outcome: SHUTDOWN, .. })] =
-        effects[..]
-    else {
-        panic!("{effects:?}")
-    };
-    let effects = bench.tell(claim, REPORTED);
-    assert_eq!(effects.last(), Some(&Effect::Exit(ExitReason::Drained)));
+    let notice = Event::TerminationNotice { deadline: Some(at(120)) };
+    for (order, exit) in [(DRAIN, ExitReason::Drained), (notice, ExitReason::HostTerminating)] {
+        let mut bench = Bench::claims(2);
+        assert_eq!(bench.happens(order), []);
+        let (claim, effects) = bench.granted("T");
+        let late = Effect::Alert(Alert::LateGrant { run: run("T") });
+        assert!(effects.contains(&late), "{effects:?}");
+        assert!(acts!(effects, ClaimAction::Report { outcome: SHUTDOWN, .. }), "{effects:?}");
+        assert_eq!(bench.tell(claim, REPORTED).last(), Some(&Effect::Exit(exit)));
+    }
 }
 
 #[test]
@@ -337,15 +320,6 @@ fn i22_artifacts_stored_while_the_hurried_report_is_under_way_leave_nothing_to_w
     one.pass_to(at(57), Reclaims::Silent);
     assert_eq!(one.happens(UPLOADED), []);
     assert_eq!(one.happens(REPORTED), [ClaimAction::Close(ClaimEnd::Reported(SHUTDOWN))]);
-}
-
-#[test]
-fn i22_a_hand_back_waits_for_the_poll_that_would_take_the_task_again() {
-    let mut one = One::executing();
-    one.happens(ClaimEvent::PollStarted);
-    one.happens(RELEASE_CLAIM);
-    assert_eq!(one.happens(FAILED), []);
-    assert!(matches!(one.happens(ClaimEvent::PollEnded)[..], [ClaimAction::Report { .. }]));
 }
 
 #[test]

@@ -40,26 +40,6 @@ fn i23_at_the_end_of_a_notice_all_payloads_are_told_at_once_and_have_their_grace
 }
 
 #[test]
-fn i23_all_payloads_are_told_at_once_and_each_one_is_reported_when_it_ends() {
-    let mut bench = Bench::messages(32, 1);
-    let held = thirty_two(&mut bench);
-    let effects = bench.happens(Event::Release { deadline: Some(at(120)) });
-    let kills = effects
-        .iter()
-        .filter(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Kill { grace: GRACE, .. })))
-        .count();
-    assert_eq!(kills, 32);
-    bench.now = bench.now.plus(GRACE);
-    for claim in held {
-        let effects = bench.tell(claim, FAILED);
-        assert!(
-            matches!(effects[..], [Effect::Claim(_, ClaimAction::Report { .. })]),
-            "reported at once, before its log: {effects:?}"
-        );
-    }
-}
-
-#[test]
 fn i23_storing_that_never_ends_holds_no_report_up_though_nobody_says_when_the_host_goes() {
     let mut one = One::settling();
     assert_eq!(one.happens(RELEASE_CLAIM), []);

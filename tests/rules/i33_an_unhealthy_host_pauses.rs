@@ -9,9 +9,7 @@ use journeyman_domain::id::LocalToken;
 use journeyman_domain::outcome::{ExecuteFailure, PrepareFailure};
 use journeyman_domain::worker::{Alert, ClaimingBlocked, ClaimingState, Effect, Event, PollResult};
 
-use crate::rules::support::{
-    Bench, DRAIN, LEASE, PREPARED, REPORTED, SHUTDOWN, UPLOADED, acts, claims, has, polls, run, secs,
-};
+use crate::rules::support::{Bench, LEASE, PREPARED, REPORTED, SHUTDOWN, UPLOADED, acts, claims, polls, run, secs};
 
 fn prepared_on_a_sick_host(bench: &mut Bench, claim: LocalToken) -> Vec<Effect> {
     let mut all = bench.tell(claim, ClaimEvent::Prepared(Err(PrepareFailure::HostFault)));
@@ -153,13 +151,4 @@ fn i33_what_is_handed_back_waits_for_the_poll_that_would_bring_it_straight_back(
     let effects = bench.polled(0, Ok(PollResult::default()));
     assert!(acts!(effects, ClaimAction::Report { outcome: SHUTDOWN, .. }), "{effects:?}");
     assert_eq!(polls(&effects), 0);
-}
-
-#[test]
-fn i33_an_unfit_host_still_leaves_when_it_is_told_to() {
-    let mut bench = Bench::messages(1, 1);
-    let claim = bench.preparing("m1", "T");
-    bench.deleted(claim, Ok(()));
-    handed_back(&mut bench, claim);
-    assert!(has!(bench.happens(DRAIN), Effect::Exit(_)));
 }

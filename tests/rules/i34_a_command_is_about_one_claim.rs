@@ -47,15 +47,6 @@ fn i34_what_runs_is_told_to_end_and_reported_once_nothing_of_it_is_left() {
 }
 
 #[test]
-fn i34_the_lease_of_what_is_being_ended_is_still_extended() {
-    let mut one = One::executing();
-    ordered(&mut one, CancelCommand::Release);
-    let acts = one.pass_to(at(2 * LEASE.as_secs()), Reclaims::Granted);
-    assert!(acts.iter().any(|act| matches!(act, ClaimAction::Reclaim { .. })), "{acts:?}");
-    assert_eq!(reports(&one.happens(FAILED)), [SHUTDOWN]);
-}
-
-#[test]
 fn i34_a_claim_that_is_being_asked_for_is_reported_when_it_is_granted_and_never_prepared() {
     let granted = ClaimEvent::Claimed(Ok(Granted { sent_at: at(0), length: LEASE }));
     let mut one = One::requested();
@@ -159,18 +150,6 @@ fn i34_a_lost_claim_is_reported_for_no_order() {
             "{acts:?}"
         );
         assert_eq!(one.happens(FAILED), [ClaimAction::Close(ClaimEnd::Lost(LossReason::Revoked))]);
-    }
-}
-
-#[test]
-fn i34_of_two_orders_a_cancel_counts_in_either_order() {
-    for orders in [[CancelCommand::Release, CancelCommand::Cancel], [CancelCommand::Cancel, CancelCommand::Release]] {
-        let mut one = One::executing();
-        for order in orders {
-            one.happens(ClaimEvent::Command(order));
-        }
-        assert_eq!(one.machine.preview_cancel(CancelCommand::Release), CancelResult::Stopping(INTERNAL));
-        assert_eq!(reports(&one.happens(COMPLETED)), [INTERNAL], "{orders:?}");
     }
 }
 

@@ -5,7 +5,6 @@ use std::time::Duration;
 use journeyman_domain::termination_notice::{
     NOTICE_MIN, NOTICE_RETRY, NoticeEvent, NoticeReading, NoticeTracker, PollSchedule, Termination,
 };
-use journeyman_domain::time::Instant;
 
 use crate::rules::support::at;
 
@@ -88,16 +87,4 @@ fn a_reply_that_takes_longer_than_the_interval_is_not_followed_by_a_burst() {
     assert_eq!(tracker.next_at(), at(17));
     tracker.on_reading(NOTHING, at(17), at(18));
     assert_eq!(tracker.next_at(), at(22));
-}
-
-#[test]
-fn the_next_request_is_never_due_before_the_last_reply() {
-    let mut tracker = NoticeTracker::new(FIVE, 7);
-    for (sent_at, now) in [(0, 0), (5, 9), (9, 30)] {
-        for answer in [NOTHING, None, terminating(1)] {
-            tracker.on_reading(answer, at(sent_at), at(now));
-            assert!(tracker.next_at() >= at(now), "{answer:?}");
-        }
-    }
-    assert_ne!(tracker.next_at(), Instant::ORIGIN);
 }

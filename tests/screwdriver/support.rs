@@ -424,5 +424,5 @@ pub(crate) fn is_of(pod: &Value, build_id: u64) -> bool {
 }
 
 pub(crate) fn status(code: u16, message: &str) -> How {
-    How::Status { code, reason: "Because", message: message.to_owned(), retry_after: None }
+    How::Status { code, message: message.to_owned() }
 }

@@ -1,5 +1,6 @@
 //! A Kubernetes API server in the test's process, over HTTP on a free port of the loopback address: pods with their
-//! subresources, Secrets, ConfigMaps and Events, watches and logs. The test is scheduler, kubelet and the source of faults.
+//! status, Secrets and Events, watches and logs: the calls of the worker and of Screwdriver's executor, with the checks that pods must pass.
+//! The test is scheduler, kubelet and the source of faults.
 //!
 //! Nothing happens by itself, but that what belongs to an object goes with it.
 
@@ -42,7 +43,7 @@ pub(crate) struct Fault {
 #[derive(Debug, Clone)]
 pub(crate) enum How {
     /// Not performed.
-    Status { code: u16, reason: &'static str, message: String, retry_after: Option<u64> },
+    Status { code: u16, message: String },
     /// Performed, and the connection closed without an answer.
     LoseAnswer,
     /// The connection is closed, and nothing performed.
@@ -73,13 +74,11 @@ struct State {
     store: Store,
     calls: Vec<Call>,
     faults: Vec<Fault>,
-    down: bool,
     silent: bool,
     /// How many watches are open.
     watches: usize,
     watch_cuts: usize,
     log_cuts: usize,
-    bookmarks: usize,
 }
 
 /// A running stand-in. It ends when it is dropped.
@@ -144,10 +143,6 @@ impl Cluster {
 
     pub(crate) fn secrets(&self) -> Vec<Value> {
         self.objects("secrets")
-    }
-
-    pub(crate) fn config_maps(&self) -> Vec<Value> {
-        self.objects("configmaps")
     }
 
     fn find_pod(&self, mut wanted: impl FnMut(&Value) -> bool) -> Option<Value> {
@@ -243,7 +238,10 @@ impl Cluster {
     }
 
     pub(crate) fn schedule(&self, name: &str, node: &str) {
-        self.edit(name, |pod, now| bind(pod, node, now));
+        self.edit(name, |pod, now| {
+            pod["spec"]["nodeName"] = json!(node);
+            set_condition(pod, ("PodScheduled", "True"), ("", ""), now);
+        });
     }
 
     pub(crate) fn unschedulable(&self, name: &str, message: &str) {
@@ -320,7 +318,7 @@ impl Cluster {
             let (key, pod) = find_pod(&state.store, name);
             let (about, now) = (&pod["metadata"], state.store.stamp());
             let event = json!({
-                "metadata": { "generateName": format!("{name}.") }, "type": kind, "reason": reason, "message": message,
+                "metadata": { "name": format!("{name}.{}", state.store.version) }, "type": kind, "reason": reason, "message": message,
                 "involvedObject": { "kind": "Pod", "apiVersion": "v1", "name": name, "namespace": about["namespace"], "uid": about["uid"] },
                 "firstTimestamp": now, "lastTimestamp": now, "count": 1, "source": { "component": "kubelet" },
             });
@@ -334,18 +332,8 @@ fn find_pod(store: &Store, name: &str) -> (Key, Value) {
     found.map(|(key, pod)| (key.clone(), pod.as_ref().clone())).unwrap_or_else(|| panic!("there is no pod {name}"))
 }
 
-/// The name of a container's log before its last start.
-fn previous(container: &str) -> String {
-    format!("{container} before")
-}
-
 fn uid(object: &Value) -> String {
     object["metadata"]["uid"].as_str().unwrap_or_default().to_owned()
-}
-
-fn bind(pod: &mut Value, node: &str, now: &str) {
-    pod["spec"]["nodeName"] = json!(node);
-    set_condition(pod, ("PodScheduled", "True"), ("", ""), now);
 }
 
 fn set_condition(pod: &mut Value, (kind, status): (&str, &str), (reason, message): (&str, &str), now: &str) {

@@ -1,12 +1,12 @@
 //! Each mechanism beside Zuul's own class.
 
 use journeyman::source::zookeeper::Dialect;
-use journeyman::zookeeper::CreateMode;
-use journeyman::zookeeper::components::{self, Component, ComponentState, Registration};
-use journeyman::zookeeper::event_queue::EventQueue;
-use journeyman::zookeeper::lock::{HeldLock, LockMode};
-use journeyman::zookeeper::queue_counts::QueueCounts;
-use journeyman::zookeeper::semaphore::{Holder, Places, Semaphore};
+use journeyman_platform::zookeeper::CreateMode;
+use journeyman_platform::zookeeper::components::{self, Component, ComponentState, Registration};
+use journeyman_platform::zookeeper::event_queue::EventQueue;
+use journeyman_platform::zookeeper::lock::{HeldLock, LockMode};
+use journeyman_platform::zookeeper::queue_counts::QueueCounts;
+use journeyman_platform::zookeeper::semaphore::{Holder, Places, Semaphore};
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
 

@@ -8,10 +8,10 @@ use journeyman::console::http::worker::serve;
 use journeyman::control::WorkerStatusReply;
 use journeyman::source::Source;
 use journeyman::source::zookeeper::{Dialect, ZooKeeperSource};
-use journeyman::zookeeper::CreateMode;
-use journeyman::zookeeper::semaphore::{Holder, Places, Semaphore};
-use journeyman::zookeeper::submit::Submission;
 use journeyman_platform::http::{Exposure, HttpListener};
+use journeyman_platform::zookeeper::CreateMode;
+use journeyman_platform::zookeeper::semaphore::{Holder, Places, Semaphore};
+use journeyman_platform::zookeeper::submit::Submission;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 

@@ -25,13 +25,13 @@ use tokio_util::sync::CancellationToken;
 use self::queues::QueueConsumer;
 pub(crate) use self::targets::{UrlKey, is_target};
 use super::intake::Intake;
-use crate::retry::retry_sessions;
 use journeyman_domain::limits::{
     AMQP_CLOSE_TIMEOUT, NOTIFIER_DELIVERY_LIMIT, NOTIFIER_MISTRAL_DISCOVERY_INTERVAL, NOTIFIER_MISTRAL_PREFETCH,
     NOTIFIER_MISTRAL_QUEUES_MAX, NOTIFIER_MISTRAL_STANDBY_INTERVAL, NOTIFIER_PREFETCH,
 };
 use journeyman_platform::amqp::management::{BrokerPolicy, Management, ManagementError};
 use journeyman_platform::amqp::{self, Broker, header_table, headers};
+use journeyman_platform::retry::retry_sessions;
 
 /// The queue for messages that are no events.
 const DEAD: &str = "journeyman.dead";

@@ -11,11 +11,11 @@ use tokio::time::{Instant, sleep_until, timeout};
 use crate::source::{
     CallError, Capabilities, Grant, InspectionTable, OpenResult, PollBatch, Source, SourceEvent, SourceFuture, next_of,
 };
-use crate::zookeeper::components::{self, Component, ComponentState, Registration};
-use crate::zookeeper::{ConnectConfig, Session};
 use journeyman_domain::id::PriorityQueue;
 use journeyman_domain::limits::{ZOOKEEPER_CLOSE_TIMEOUT, ZOOKEEPER_EVENTS_MAX, ZOOKEEPER_LONG_POLL_WAIT};
 use journeyman_domain::refusal::Refusal;
+use journeyman_platform::zookeeper::components::{self, Component, ComponentState, Registration};
+use journeyman_platform::zookeeper::{ConnectConfig, Session};
 
 use super::claim::SourceContext;
 use super::queue_watch::QueueWatch;

@@ -4,9 +4,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use journeyman::source::zookeeper::Dialect;
-use journeyman::zookeeper::job_queue::JobQueue;
-use journeyman::zookeeper::submit::Submission;
-use journeyman::zookeeper::{ConnectConfig, Session};
+use journeyman_platform::zookeeper::job_queue::JobQueue;
+use journeyman_platform::zookeeper::submit::Submission;
+use journeyman_platform::zookeeper::{ConnectConfig, Session};
 use serde_json::{Value, json};
 
 use super::seen::{status, until};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes, to_bytes};
-use axum::http::{Method, Request, Response, header};
+use axum::http::{Request, Response, header};
 use futures_util::{TryStreamExt as _, stream};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -33,15 +33,9 @@ pub(super) async fn serve(listener: TcpListener, shared: Arc<Shared>) {
 
 async fn serve_connection(stream: TcpStream, shared: Arc<Shared>) {
     stream.set_nodelay(true).expect("an open socket");
-    let mut changed = shared.changed.subscribe();
     let service = service_fn(|request| answer(request, Arc::clone(&shared)));
-    let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
-    let down = changed.wait_for(|()| shared.state.lock().down);
-    tokio::select! {
-        biased;
-        _ = down => {}
-        _ = connection => {}
-    }
+    // A fault closes it.
+    drop(http1::Builder::new().serve_connection(TokioIo::new(stream), service).await);
 }
 
 /// Why a connection is closed without an answer.
@@ -58,7 +52,6 @@ pub(super) struct Asked {
     query: BTreeMap<String, String>,
     /// Only the metadata of objects is wanted.
     is_partial: bool,
-    content_type: String,
     body: Value,
 }
 
@@ -81,8 +74,8 @@ impl Asked {
         shown
     }
 
-    fn selector(&self) -> Result<Selector, Refused> {
-        Selector::parse(self.kind, self.query("labelSelector"), self.query("fieldSelector"))
+    fn selector(&self) -> Selector {
+        Selector::parse(self.query("labelSelector"), self.query("fieldSelector"))
     }
 }
 
@@ -90,15 +83,11 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Result<Respo
     let (head, body) = request.into_parts();
     let bearer = head.headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     if bearer.and_then(|value| value.strip_prefix("Bearer ")) != Some(TOKEN) {
-        return Ok(failure(&shared, &Refused::new(401, "Unauthorized", "Unauthorized", Value::Null)));
-    }
-    if head.uri.path() == "/version" {
-        let version = json!({ "major": "1", "minor": "33", "gitVersion": "v1.33.0", "platform": "linux/amd64" });
-        return Ok(success(&shared, 200, &version));
+        return Ok(failure(&shared, &Refused::new(401, "Unauthorized", "Unauthorized")));
     }
     let asked = match to_bytes(Body::new(body), BODY_BYTES_MAX).await {
         Ok(body) => parse(&head, &body),
-        Err(_) => Err(Refused::new(413, "RequestEntityTooLarge", "limit is 3145728", Value::Null)),
+        Err(_) => Err(Refused::new(413, "RequestEntityTooLarge", "limit is 3145728")),
     };
     let asked = match asked {
         Ok(asked) => asked,
@@ -106,9 +95,8 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Result<Respo
     };
     let fault = shared.note(&asked);
     match &fault {
-        Some(How::Status { code, reason, message, retry_after }) => {
-            let details = retry_after.map_or(Value::Null, |seconds| json!({ "retryAfterSeconds": seconds }));
-            return Ok(failure(&shared, &Refused::new(*code, reason, message.as_str(), details)));
+        Some(How::Status { code, message }) => {
+            return Ok(failure(&shared, &Refused::new(*code, "Because", message.as_str())));
         }
         Some(How::Refuse) => return Err(Closed),
         Some(How::Hold(gate)) => gate.acquire().await.expect("it is not closed").forget(),
@@ -168,14 +156,12 @@ fn parse(head: &axum::http::request::Parts, body: &[u8]) -> Result<Asked, Refuse
         ("GET", true) if is_watch => "watch",
         ("GET", true) => "list",
         ("GET", false) => "get",
-        ("POST", _) => "create",
-        ("PUT", false) => "update",
-        ("PATCH", false) => "patch",
+        ("POST", true) => "create",
         ("DELETE", true) => "deletecollection",
         ("DELETE", false) => "delete",
         _ => {
             let why = "the server does not allow this method on the requested resource";
-            return Err(Refused::new(405, "MethodNotAllowed", why, Value::Null));
+            return Err(Refused::new(405, "MethodNotAllowed", why));
         }
     };
     let text = |name| head.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
@@ -183,9 +169,8 @@ fn parse(head: &axum::http::request::Parts, body: &[u8]) -> Result<Asked, Refuse
         [] => Value::Null,
         body => serde_json::from_slice(body).map_err(|error| Refused::bad_request(error.to_string()))?,
     };
-    let content_type = text(header::CONTENT_TYPE).split(';').next().unwrap_or_default().to_owned();
-    if head.method != Method::PATCH && !body.is_null() && content_type != "application/json" {
-        return Err(unsupported(&content_type));
+    if !body.is_null() && text(header::CONTENT_TYPE).split(';').next() != Some("application/json") {
+        return Err(Refused::new(415, "UnsupportedMediaType", "the body of the request was in an unknown format"));
     }
     Ok(Asked {
         verb,
@@ -194,15 +179,8 @@ fn parse(head: &axum::http::request::Parts, body: &[u8]) -> Result<Asked, Refuse
         subresource: rest.get(1).copied().unwrap_or_default().to_owned(),
         query,
         is_partial: text(header::ACCEPT).contains("as=PartialObjectMetadata"),
-        content_type,
         body,
     })
-}
-
-fn unsupported(content_type: &str) -> Refused {
-    let message =
-        format!("the body of the request was in an unknown format - {content_type} is not accepted by the stand-in");
-    Refused::new(415, "UnsupportedMediaType", message, Value::Null)
 }
 
 fn perform(asked: Asked, shared: &Arc<Shared>) -> Result<Response<Body>, Refused> {
@@ -217,24 +195,12 @@ fn perform(asked: Asked, shared: &Arc<Shared>) -> Result<Response<Body>, Refused
         }
         ("watch", "") => {
             drop(state);
-            return watch(asked, shared);
+            return Ok(watch(asked, shared));
         }
-        ("create", "") if key.name.is_empty() => {
-            (201, asked.show(&*store.create(asked.kind, &key.namespace, asked.body.clone())?))
-        }
-        ("create", "binding") if is_pod => (201, bind(store, key, &asked.body)?),
-        ("create", "eviction") if is_pod => (201, evict(store, key, &asked.body)?),
+        ("create", "") => (201, asked.show(&*store.create(asked.kind, &key.namespace, asked.body.clone())?)),
         ("get", "") => (200, asked.show(store.get(key)?)),
         ("get", "status") if is_pod => (200, asked.show(store.get(key)?)),
-        ("list", "") => (200, list(&asked, store, &asked.selector()?)),
-        ("update", "") => (200, asked.show(&*store.replace(key, asked.body.clone(), false)?)),
-        ("update", "status") if is_pod => (200, asked.show(&*store.replace(key, asked.body.clone(), true)?)),
-        ("patch", sub) if sub.is_empty() || is_pod && sub == "status" => {
-            if asked.content_type != "application/merge-patch+json" {
-                return Err(unsupported(&asked.content_type));
-            }
-            (200, asked.show(&*store.patch(key, &asked.body, sub == "status")?))
-        }
+        ("list", "") => (200, list(&asked, store, &asked.selector())),
         ("delete", "") => {
             let grace = asked.query("gracePeriodSeconds").parse::<i64>();
             let mut options = asked.body.clone();
@@ -246,7 +212,7 @@ fn perform(asked: Asked, shared: &Arc<Shared>) -> Result<Response<Body>, Refused
             (200, if is_pod { asked.show(&gone) } else { done(&details) })
         }
         ("deletecollection", "") => {
-            let selector = asked.selector()?;
+            let selector = asked.selector();
             let answer = list(&asked, store, &selector);
             let chosen = store.list(key.resource, &key.namespace).filter(|(_, object)| selector.matches(object));
             let chosen: Vec<_> = chosen.map(|(key, _)| key.clone()).collect();
@@ -275,29 +241,6 @@ fn list(asked: &Asked, store: &Store, selector: &Selector) -> Value {
     }
     let items: Vec<_> = found.map(|(_, object)| object).collect();
     json!({ "kind": format!("{}List", asked.kind.kind), "apiVersion": "v1", "metadata": metadata, "items": items })
-}
-
-fn bind(store: &mut Store, key: &Key, binding: &Value) -> Result<Value, Refused> {
-    let mut pod = store.get(key)?.clone();
-    let Some(node) = binding["target"]["name"].as_str() else {
-        return Err(Refused::bad_request("Binding \"\" is invalid: target.name: Required value"));
-    };
-    if let Some(other) = pod["spec"]["nodeName"].as_str() {
-        let why = format!("pod {} is already assigned to node \"{other}\"", key.name);
-        return Err(Refused::conflict("pods/binding", &key.name, &why));
-    }
-    super::bind(&mut pod, node, &store.stamp());
-    store.put(key, pod);
-    Ok(done(&Value::Null))
-}
-
-fn evict(store: &mut Store, key: &Key, eviction: &Value) -> Result<Value, Refused> {
-    let mut pod = store.get(key)?.clone();
-    let (reason, message) = ("EvictionByEvictionAPI", "Eviction API: evicting");
-    super::set_condition(&mut pod, ("DisruptionTarget", "True"), (reason, message), &store.stamp());
-    store.put(key, pod);
-    store.delete(key, &eviction["deleteOptions"])?;
-    Ok(done(&Value::Null))
 }
 
 /// What an open answer does next.
@@ -349,13 +292,13 @@ impl Drop for OpenWatch {
     }
 }
 
-fn watch(asked: Asked, shared: &Arc<Shared>) -> Result<Response<Body>, Refused> {
-    let selector = asked.selector()?;
+fn watch(asked: Asked, shared: &Arc<Shared>) -> Response<Body> {
+    let selector = asked.selector();
     let from = asked.query("resourceVersion").parse().unwrap_or(0);
     let ends_at = Instant::now() + Duration::from_secs(asked.query("timeoutSeconds").parse().unwrap_or(3600));
     let state = shared.state.lock();
     let is_expired = from != 0 && from < state.store.compacted;
-    let (cuts, mut bookmarks, mut seen) = (state.watch_cuts, state.bookmarks, from);
+    let (cuts, mut seen) = (state.watch_cuts, from);
     let mut lines = String::new();
     if from == 0 {
         let found = state.store.list(asked.key.resource, &asked.key.namespace);
@@ -394,48 +337,32 @@ fn watch(asked: Asked, shared: &Arc<Shared>) -> Result<Response<Body>, Refused> 
         }
         seen = state.store.version;
         let is_over = Instant::now() >= ends_at;
-        if asked.is_set("allowWatchBookmarks") && (is_over || state.bookmarks > bookmarks) {
+        if asked.is_set("allowWatchBookmarks") && is_over {
             let mark = json!({ "metadata": { "resourceVersion": seen.to_string(), "creationTimestamp": null } });
             lines += &event("BOOKMARK", &asked.show(&mark));
         }
-        bookmarks = state.bookmarks;
         match lines.is_empty() {
             _ if is_over => Next::Last(lines),
             false => Next::Say(lines),
             true => Next::Wait,
         }
     });
-    Ok(stamped(shared, 200, "application/json", body))
+    stamped(shared, 200, "application/json", body)
 }
 
 fn event(kind: &str, object: &Value) -> String {
     json!({ "type": kind, "object": object }).to_string() + "\n"
 }
 
-/// Which container's log is meant, if it has one.
+/// The container whose log is read.
 fn log_container(pod: &Value, asked: &Asked) -> Result<String, Refused> {
-    let name = &asked.key.name;
-    let [containers, init] = ["containers", "initContainers"].map(|list| super::names(pod, list));
-    let all = [containers, init].concat();
-    let container = match (asked.query("container"), all.as_slice()) {
-        ("", [only]) => only.clone(),
-        ("", _) => {
-            let choices = all.join(" ");
-            let why = format!("a container name must be specified for pod {name}, choose one of: [{choices}]");
-            return Err(Refused::bad_request(why));
-        }
-        (given, _) => given.to_owned(),
-    };
-    if !all.contains(&container) {
+    let (name, container) = (&asked.key.name, asked.query("container"));
+    let mut all = ["containers", "initContainers"].into_iter().flat_map(|list| super::names(pod, list));
+    if !all.any(|one| one == container) {
         return Err(Refused::bad_request(format!("container {container} is not valid for pod {name}")));
     }
-    let status = super::container_status(pod, &container).unwrap_or(&Value::Null);
-    if asked.is_set("previous") {
-        if status["lastState"]["terminated"].is_null() {
-            let why = format!("previous terminated container \"{container}\" in pod \"{name}\" not found");
-            return Err(Refused::bad_request(why));
-        }
-    } else if !pod["spec"]["nodeName"].is_null()
+    let status = super::container_status(pod, container).unwrap_or(&Value::Null);
+    if !pod["spec"]["nodeName"].is_null()
         && status["state"]["running"].is_null()
         && status["state"]["terminated"].is_null()
     {
@@ -443,7 +370,7 @@ fn log_container(pod: &Value, asked: &Asked) -> Result<String, Refused> {
         let why = format!("container \"{container}\" in pod \"{name}\" is waiting to start: {reason}");
         return Err(Refused::bad_request(why));
     }
-    Ok(container)
+    Ok(container.to_owned())
 }
 
 fn log(asked: Asked, shared: &Arc<Shared>) -> Result<Response<Body>, Refused> {
@@ -458,13 +385,10 @@ fn log(asked: Asked, shared: &Arc<Shared>) -> Result<Response<Body>, Refused> {
             Err(error) => return Err(Refused::bad_request(error.to_string())),
         },
     };
-    let of_previous = asked.is_set("previous");
-    let of = (super::uid(pod), if of_previous { super::previous(&container) } else { container.clone() });
-    let tail = asked.query("tailLines").parse::<usize>();
-    let mut sent = tail.map_or(0, |tail| state.store.log(&of, since).len().saturating_sub(tail));
+    let of = (super::uid(pod), container.clone());
     // Before a pod has a node there is no log to follow.
-    let follows = asked.is_set("follow") && !of_previous && !pod["spec"]["nodeName"].is_null();
-    let cuts = state.log_cuts;
+    let follows = asked.is_set("follow") && !pod["spec"]["nodeName"].is_null();
+    let (cuts, mut sent) = (state.log_cuts, 0);
     drop(state);
     let body = growing(shared, None, move |state| {
         if state.log_cuts > cuts {
@@ -498,11 +422,7 @@ async fn cut() -> io::Error {
 }
 
 fn failure(shared: &Shared, Refused(code, status): &Refused) -> Response<Body> {
-    let mut response = success(shared, *code, status);
-    if let Some(seconds) = status["details"]["retryAfterSeconds"].as_u64() {
-        response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
-    }
-    response
+    success(shared, *code, status)
 }
 
 fn success(shared: &Shared, code: u16, body: &Value) -> Response<Body> {

@@ -11,19 +11,12 @@ use serde_json::{Value, json};
 pub(super) struct Kind {
     pub(super) resource: &'static str,
     pub(super) kind: &'static str,
-    /// What a field selector may name beside the name and the namespace.
-    fields: &'static [&'static str],
 }
 
-const POD_FIELDS: &[&str] = &["spec.nodeName", "spec.restartPolicy", "spec.serviceAccountName", "status.phase"];
-const EVENT_FIELDS: &[&str] =
-    &["involvedObject.kind", "involvedObject.name", "involvedObject.namespace", "involvedObject.uid", "reason", "type"];
-
-static KINDS: [Kind; 4] = [
-    Kind { resource: "pods", kind: "Pod", fields: POD_FIELDS },
-    Kind { resource: "secrets", kind: "Secret", fields: &["type"] },
-    Kind { resource: "configmaps", kind: "ConfigMap", fields: &[] },
-    Kind { resource: "events", kind: "Event", fields: EVENT_FIELDS },
+static KINDS: [Kind; 3] = [
+    Kind { resource: "pods", kind: "Pod" },
+    Kind { resource: "secrets", kind: "Secret" },
+    Kind { resource: "events", kind: "Event" },
 ];
 
 pub(super) fn kind_of(resource: &str) -> Option<&'static Kind> {
@@ -42,40 +35,33 @@ pub(super) struct Key {
 pub(super) struct Refused(pub(super) u16, pub(super) Value);
 
 impl Refused {
-    pub(super) fn new(code: u16, reason: &str, message: impl Into<String>, details: Value) -> Self {
+    pub(super) fn new(code: u16, reason: &str, message: impl Into<String>) -> Self {
         let status = json!({
             "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": code, "reason": reason,
-            "message": message.into(), "details": details,
+            "message": message.into(),
         });
         Self(code, status)
     }
 
     fn of(code: u16, reason: &str, key: &Key, why: &str) -> Self {
-        let message = format!("{} \"{}\" {why}", key.resource, key.name);
-        Self::new(code, reason, message, json!({ "name": key.name, "kind": key.resource }))
+        Self::new(code, reason, format!("{} \"{}\" {why}", key.resource, key.name))
     }
 
     pub(super) fn no_such_route() -> Self {
-        Self::new(404, "NotFound", "the server could not find the requested resource", Value::Null)
+        Self::new(404, "NotFound", "the server could not find the requested resource")
     }
 
     pub(super) fn bad_request(message: impl Into<String>) -> Self {
-        Self::new(400, "BadRequest", message, Value::Null)
-    }
-
-    pub(super) fn conflict(resource: &str, name: &str, why: &str) -> Self {
-        let message = format!("Operation cannot be fulfilled on {resource} \"{name}\": {why}");
-        Self::new(409, "Conflict", message, json!({ "name": name, "kind": resource }))
+        Self::new(400, "BadRequest", message)
     }
 
     fn invalid(kind: &Kind, name: &str, field: &str, why: &str) -> Self {
         let message = format!("{} \"{name}\" is invalid: {field}: {why}", kind.kind);
-        let causes = json!([{ "message": why, "field": field }]);
-        Self::new(422, "Invalid", message, json!({ "name": name, "kind": kind.kind, "causes": causes }))
+        Self::new(422, "Invalid", message)
     }
 
     pub(super) fn expired(asked: u64, oldest: u64) -> Self {
-        Self::new(410, "Expired", format!("too old resource version: {asked} ({oldest})"), Value::Null)
+        Self::new(410, "Expired", format!("too old resource version: {asked} ({oldest})"))
     }
 }
 
@@ -167,17 +153,6 @@ impl Store {
             let why = "the namespace of the provided object does not match the namespace sent on the request";
             return Err(Refused::bad_request(why));
         }
-        if object["metadata"]["name"].is_null() {
-            let Some(prefix) = object["metadata"]["generateName"].as_str() else {
-                return Err(Refused::invalid(
-                    kind,
-                    "",
-                    "metadata.name",
-                    "Required value: name or generateName is required",
-                ));
-            };
-            object["metadata"]["name"] = json!(format!("{prefix}{:05}", self.version + 1));
-        }
         let key = Key {
             resource: kind.resource,
             namespace: namespace.to_owned(),
@@ -214,58 +189,9 @@ impl Store {
         Ok(made)
     }
 
-    /// Replaces an object, or with `is_status` its status, as far as the API server lets it be changed.
-    pub(super) fn replace(&mut self, key: &Key, mut new: Value, is_status: bool) -> Result<Arc<Value>, Refused> {
-        let kind = kind_of(key.resource).expect("a known resource");
-        new = decode(kind, new)?;
-        let old = self.get(key)?.clone();
-        let version = new["metadata"]["resourceVersion"].as_str();
-        if version.is_some_and(|version| Some(version) != old["metadata"]["resourceVersion"].as_str()) {
-            return Err(Refused::conflict(key.resource, &key.name, MODIFIED));
-        }
-        for fixed in ["uid", "namespace", "name", "creationTimestamp", "resourceVersion", "deletionTimestamp"] {
-            if old["metadata"][fixed] != new["metadata"][fixed] {
-                new["metadata"][fixed] = old["metadata"][fixed].clone();
-            }
-        }
-        validate(kind, &key.name, &new)?;
-        if is_status {
-            new["spec"] = old["spec"].clone();
-        } else if kind.kind == "Pod" {
-            new["status"] = old["status"].clone();
-            if fixed_spec(&old) != fixed_spec(&new) {
-                let why = "Forbidden: pod updates may not change fields other than `spec.containers[*].image`, \
-                           `spec.initContainers[*].image`, `spec.activeDeadlineSeconds` or `spec.tolerations` (only additions to \
-                           existing tolerations)";
-                return Err(Refused::invalid(kind, &key.name, "spec", why));
-            }
-        }
-        encode_string_data(&mut new);
-        Ok(self.put(key, new))
-    }
-
-    pub(super) fn patch(&mut self, key: &Key, patch: &Value, is_status: bool) -> Result<Arc<Value>, Refused> {
-        let mut new = self.get(key)?.clone();
-        merge(&mut new, patch);
-        self.replace(key, new, is_status)
-    }
-
     /// Deletes an object. A pod on a node gets its grace period first.
     pub(super) fn delete(&mut self, key: &Key, options: &Value) -> Result<Value, Refused> {
         let mut object = self.get(key)?.clone();
-        for field in ["uid", "resourceVersion"] {
-            let (wanted, found) = (&options["preconditions"][field], &object["metadata"][field]);
-            if !wanted.is_null() && wanted != found {
-                let name = if field == "uid" { "UID" } else { "ResourceVersion" };
-                let why = format!(
-                    "the {name} in the precondition ({}) does not match the {name} in record ({}). The object might have been \
-                     deleted and then recreated",
-                    wanted.as_str().unwrap_or_default(),
-                    found.as_str().unwrap_or_default()
-                );
-                return Err(Refused::conflict(key.resource, &key.name, &why));
-            }
-        }
         let is_over = ["Succeeded", "Failed"].map(|phase| object["status"]["phase"] == phase).contains(&true);
         let grace = [&options["gracePeriodSeconds"], &object["spec"]["terminationGracePeriodSeconds"]]
             .into_iter()
@@ -287,8 +213,6 @@ impl Store {
         Ok(object)
     }
 }
-
-const MODIFIED: &str = "the object has been modified; please apply your changes to the latest version and try again";
 
 pub(super) fn seconds(time: Timestamp) -> String {
     time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
@@ -363,20 +287,6 @@ fn encode_string_data(object: &mut Value) {
     }
 }
 
-/// The spec without what may be changed.
-fn fixed_spec(pod: &Value) -> Value {
-    let mut spec = pod["spec"].clone();
-    for field in ["activeDeadlineSeconds", "tolerations"] {
-        spec[field] = Value::Null;
-    }
-    for list in ["containers", "initContainers"] {
-        for container in spec[list].as_array_mut().into_iter().flatten() {
-            container["image"] = Value::Null;
-        }
-    }
-    spec
-}
-
 fn validate(kind: &Kind, name: &str, object: &Value) -> Result<(), Refused> {
     let invalid = |field: &str, value: &str, why: &str| {
         Refused::invalid(kind, name, field, &format!("Invalid value: \"{value}\": {why}"))
@@ -401,11 +311,6 @@ fn validate(kind: &Kind, name: &str, object: &Value) -> Result<(), Refused> {
                        start and end with an alphanumeric character; must be no more than 63 characters";
             return Err(invalid("metadata.labels", value, why));
         }
-    }
-    let notes = object["metadata"]["annotations"].as_object().into_iter().flatten();
-    let size: usize = notes.map(|(note, value)| note.len() + value.as_str().unwrap_or_default().len()).sum();
-    if size > 256 << 10 {
-        return Err(Refused::invalid(kind, name, "metadata.annotations", "Too long: must have at most 262144 bytes"));
     }
     if kind.kind != "Pod" {
         return Ok(());
@@ -450,107 +355,35 @@ fn is_label_value(text: &str) -> bool {
     text.len() <= 63 && text.bytes().all(is_inner) && is_end(text.bytes().next()) && is_end(text.bytes().last())
 }
 
-/// RFC 7386.
-fn merge(target: &mut Value, patch: &Value) {
-    let Some(fields) = patch.as_object() else {
-        *target = patch.clone();
-        return;
-    };
-    if !target.is_object() {
-        *target = json!({});
-    }
-    for (field, value) in fields {
-        if value.is_null() {
-            target.as_object_mut().expect("an object").remove(field);
-        } else {
-            merge(&mut target[field], value);
-        }
-    }
-}
+/// A field selector and a label selector: what an object has, or has not.
+pub(super) struct Selector(Vec<Requirement>);
 
-/// A field selector and a label selector.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Selector(Vec<(Source, Test)>);
-
-#[derive(Debug, Clone)]
-enum Source {
-    Label(String),
-    Field(String),
-}
-
-#[derive(Debug, Clone)]
-enum Test {
-    In(Vec<String>),
-    NotIn(Vec<String>),
-    Exists,
-    Missing,
+struct Requirement {
+    /// The names that lead to the value.
+    path: Vec<String>,
+    value: String,
+    is_equal: bool,
 }
 
 impl Selector {
-    pub(super) fn parse(kind: &Kind, labels: &str, fields: &str) -> Result<Self, Refused> {
-        let mut all = Vec::new();
-        for requirement in split_outside_brackets(labels) {
-            let (label, test) = parse_requirement(requirement);
-            if label.is_empty() || label.contains([' ', '(', '=']) {
-                let why = format!("unable to parse requirement: {requirement}");
-                return Err(Refused::bad_request(why));
-            }
-            all.push((Source::Label(label.to_owned()), test));
-        }
-        for requirement in split_outside_brackets(fields) {
-            let (field, test) = parse_requirement(requirement);
-            if !kind.fields.contains(&field) && !["metadata.name", "metadata.namespace"].contains(&field) {
-                return Err(Refused::bad_request(format!("field label not supported: {field}")));
-            }
-            all.push((Source::Field(field.to_owned()), test));
-        }
-        Ok(Self(all))
+    pub(super) fn parse(labels: &str, fields: &str) -> Self {
+        let requirements = |text: &str, path: fn(&str) -> Vec<String>| -> Vec<Requirement> {
+            let all = text.split(',').filter_map(|one| {
+                let (name, value) = one.split_once('=')?;
+                let is_equal = !name.ends_with('!');
+                Some(Requirement { path: path(name.trim_end_matches('!')), value: value.to_owned(), is_equal })
+            });
+            all.collect()
+        };
+        let mut all = requirements(labels, |label| ["metadata", "labels", label].map(str::to_owned).to_vec());
+        all.extend(requirements(fields, |field| field.split('.').map(str::to_owned).collect()));
+        Self(all)
     }
 
     pub(super) fn matches(&self, object: &Value) -> bool {
-        self.0.iter().all(|(source, test)| {
-            let value = match source {
-                Source::Label(label) => object["metadata"]["labels"][label].as_str(),
-                // A field that is not set is empty.
-                Source::Field(field) => {
-                    let found = field.split('.').fold(object, |value, name| &value[name]);
-                    Some(found.as_str().unwrap_or_default())
-                }
-            };
-            let is_one = |of: &[String]| value.is_some_and(|value| of.iter().any(|one| one == value));
-            match test {
-                Test::In(of) => is_one(of),
-                Test::NotIn(of) => !is_one(of),
-                Test::Exists => value.is_some(),
-                Test::Missing => value.is_none(),
-            }
+        self.0.iter().all(|one| {
+            let found = one.path.iter().fold(object, |value, name| &value[name]);
+            (found.as_str() == Some(one.value.as_str())) == one.is_equal
         })
-    }
-}
-
-fn split_outside_brackets(text: &str) -> impl Iterator<Item = &str> {
-    let mut depth = 0_i32;
-    let parts = text.split(move |letter| {
-        depth += i32::from(letter == '(') - i32::from(letter == ')');
-        letter == ',' && depth == 0
-    });
-    parts.map(str::trim).filter(|part| !part.is_empty())
-}
-
-fn parse_requirement(text: &str) -> (&str, Test) {
-    let one = |value: &str| vec![value.trim().to_owned()];
-    let several = |list: &str| list.trim().trim_matches(['(', ')']).split(',').flat_map(one).collect();
-    if let Some((name, list)) = text.split_once(" notin ") {
-        (name.trim(), Test::NotIn(several(list)))
-    } else if let Some((name, list)) = text.split_once(" in ") {
-        (name.trim(), Test::In(several(list)))
-    } else if let Some((name, value)) = text.split_once("!=") {
-        (name.trim(), Test::NotIn(one(value)))
-    } else if let Some((name, value)) = text.split_once("==").or_else(|| text.split_once('=')) {
-        (name.trim(), Test::In(one(value)))
-    } else if let Some(name) = text.strip_prefix('!') {
-        (name.trim(), Test::Missing)
-    } else {
-        (text, Test::Exists)
     }
 }
