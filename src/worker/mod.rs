@@ -24,7 +24,6 @@ pub mod live_log;
 pub mod liveness;
 mod log_artifacts;
 mod recent_outcomes;
-mod request_summary;
 mod restart_recovery;
 mod running_calls;
 mod sidecars;
