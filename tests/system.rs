@@ -22,8 +22,6 @@ mod fuzz;
 mod handler;
 mod host;
 mod kubernetes;
-#[path = "../examples/memory_queue/mod.rs"]
-mod memory_queue;
 mod notifier;
 mod observe;
 mod queue;
@@ -33,3 +31,5 @@ mod source;
 mod support;
 mod worker;
 mod zookeeper;
+
+use handler::examples::example::memory_queue;

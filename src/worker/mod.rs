@@ -119,6 +119,9 @@ pub struct WorkerConfig {
     /// Tells a notifier which claims have ended. Default: none.
     #[doc(hidden)]
     pub announcer: Option<Announcer>,
+    /// Counts the lines that the process's log has dropped, for a hint. Default: none.
+    #[doc(hidden)]
+    pub dropped_log_lines: fn() -> u64,
     /// The worker's clock.
     pub clock: Clock,
 }
@@ -143,6 +146,7 @@ impl Default for WorkerConfig {
             recorder: None,
             live_logs: None,
             announcer: None,
+            dropped_log_lines: || 0,
             clock: Clock::boot(),
         }
     }

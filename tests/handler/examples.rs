@@ -2,7 +2,7 @@
 
 #[path = "../../examples/greet.rs"]
 #[expect(dead_code, reason = "its main is run by `cargo run --example greet`")]
-mod example;
+pub(crate) mod example;
 
 use std::os::unix::fs::FileExt as _;
 

@@ -5,7 +5,7 @@ pub(crate) mod bench;
 mod checks;
 mod commands;
 mod erased;
-mod examples;
+pub(crate) mod examples;
 mod hooks;
 mod logs;
 mod processes;

@@ -23,15 +23,6 @@ pub enum JobError {
     },
 }
 
-impl From<ShardError> for JobError {
-    fn from(error: ShardError) -> Self {
-        match error {
-            ShardError::Call(error) => Self::Call(error),
-            other @ (ShardError::NotCompressed { .. } | ShardError::TooLarge(_)) => Self::Shards(other),
-        }
-    }
-}
-
 impl From<JobError> for CallError {
     fn from(error: JobError) -> Self {
         match error {
@@ -39,6 +30,15 @@ impl From<JobError> for CallError {
             other @ (JobError::Shards(_) | JobError::Unreadable { .. }) => {
                 Self { refusal: Refusal::Rejected, message: other.to_string() }
             }
+        }
+    }
+}
+
+impl From<ShardError> for JobError {
+    fn from(error: ShardError) -> Self {
+        match error {
+            ShardError::Call(error) => Self::Call(error),
+            other @ (ShardError::NotCompressed { .. } | ShardError::TooLarge(_)) => Self::Shards(other),
         }
     }
 }
