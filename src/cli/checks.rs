@@ -19,8 +19,8 @@ pub(super) enum State {
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Check {
     pub(super) name: String,
-    state: State,
-    result: String,
+    pub(super) state: State,
+    pub(super) result: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     fix: Option<String>,
 }

@@ -13,7 +13,6 @@ use crate::config::schema::{Config, Source};
 use journeyman_platform::host::containment::{ContainmentConfig, ResourceLimits};
 use journeyman_platform::host::program_path::find_program;
 use journeyman_platform::host::resources;
-use journeyman_platform::log::dropped_lines;
 use journeyman_platform::redact;
 use journeyman_platform::settings::Environment;
 use journeyman_worker::engine::{ExitPolicy, MinResources, Worker, WorkerConfig};
@@ -98,7 +97,6 @@ pub(super) fn worker_config(config: &Config) -> WorkerConfig {
         min_resources: MinResources { disk: config.host.min_free_disk.0, memory: config.host.min_free_memory.0 },
         log: log_limits(config.log.task_log_max.0),
         containment: containment_requirement(config),
-        dropped_log_lines: dropped_lines,
         ..WorkerConfig::default()
     }
 }

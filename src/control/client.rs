@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
-use super::poison_api::{Inventories, PoisonActionRequest};
+use super::controller_api::{Inventories, PoisonActionRequest};
 use super::{CommandReply, WorkerStatusReply, controller_api, short_socket_path};
 use crate::controller::poison_queue::PoisonOutcome;
 use journeyman_domain::limits::{CONTROL_ANSWER_BYTES_MAX, CONTROL_TIMEOUT, CONTROLLER_POISON_TIMEOUT};

@@ -1,23 +1,24 @@
 //! Control socket of the controller: status, commands and the poison queue. The HTTP server uses the same [`PoolHandles`].
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 
 use axum::body::Bytes;
-use axum::extract::{FromRef, State};
+use axum::extract::{FromRef, Query, State};
 use axum::http::StatusCode;
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
-use super::poison_api;
 use super::worker_api::{ApiError, ReloadSender, Socket, request_reload};
 use super::{CommandReply, WorkerCommand, WorkerCommandRequest};
 use crate::controller::ControllerHandle;
 use crate::controller::commands::{CommandError, PoolCommand};
+use crate::controller::poison_queue::{PoisonAction, PoisonList, PoisonOutcome, PoisonSelection};
 use crate::controller::status::PoolStatus;
-use journeyman_domain::limits::CONTROL_TIMEOUT;
+use journeyman_domain::limits::{CONTROL_TIMEOUT, CONTROLLER_POISON_TIMEOUT};
 use journeyman_domain::time::Instant;
 use journeyman_platform::host::clock::Clock;
 use journeyman_worker::engine::Note;
@@ -140,9 +141,7 @@ pub fn command_routes(pools: PoolHandles) -> Router {
 }
 
 fn shared_routes() -> Router<AppState> {
-    Router::new()
-        .route("/v1/commands", post(handle_command))
-        .route("/v1/poison", get(poison_api::handle_list).post(poison_api::handle_action))
+    Router::new().route("/v1/commands", post(handle_command)).route("/v1/poison", get(list_poison).post(act_on_poison))
 }
 
 /// Serves until dropped, then removes the socket.
@@ -185,4 +184,63 @@ async fn handle_command(
         return request_reload(reloads.as_ref()).await;
     }
     Ok(Json(pools.apply(PoolCommandRequest::parse(&body)?).await?))
+}
+
+pub type Inventories = BTreeMap<String, PoisonList>;
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PoisonActionRequest {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
+    pub selection: PoisonSelection,
+    pub action: PoisonAction,
+    pub by: String,
+}
+
+impl PoisonActionRequest {
+    pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
+        serde_json::from_slice(body).map_err(|error| {
+            let text = format!(
+                "not a poison request: `selection` is \"all\" or {{\"ids\": [ID, …]}}, `action` is \"requeue\" or \"discard\": {error}"
+            );
+            ApiError(StatusCode::BAD_REQUEST, text)
+        })
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PoolQuery {
+    pool: Option<String>,
+}
+
+async fn list_poison(
+    State(pools): State<PoolHandles>,
+    Query(query): Query<PoolQuery>,
+) -> Result<Json<Inventories>, ApiError> {
+    let mut inventories = Inventories::new();
+    for handle in pools.select(query.pool.as_deref())? {
+        inventories.insert(handle.pool.clone(), with_timeout(handle.poison.list()).await?);
+    }
+    Ok(Json(inventories))
+}
+
+async fn act_on_poison(State(pools): State<PoolHandles>, body: Bytes) -> Result<Json<PoisonOutcome>, ApiError> {
+    let PoisonActionRequest { pool, selection, action, by } = PoisonActionRequest::parse(&body)?;
+    let handle = pools.select_one(pool.as_deref())?;
+    let poison = handle.poison.clone();
+    // Otherwise a request that is copied and not acknowledged would run twice.
+    #[expect(clippy::disallowed_methods, reason = "it continues when its caller has left")]
+    let resolving = tokio::spawn(async move { poison.resolve(&selection, action, &by).await });
+    with_timeout(async { resolving.await.unwrap_or_else(|error| Err(error.to_string())) }).await.map(Json)
+}
+
+async fn with_timeout<T>(request: impl Future<Output = Result<T, String>>) -> Result<T, ApiError> {
+    match timeout(CONTROLLER_POISON_TIMEOUT * 2, request).await {
+        Ok(result) => result.map_err(|why| ApiError(StatusCode::BAD_GATEWAY, why)),
+        Err(_) => {
+            Err(ApiError(StatusCode::GATEWAY_TIMEOUT, "the poison queue could not be scanned in time".to_owned()))
+        }
+    }
 }

@@ -4,7 +4,6 @@
 
 pub mod client;
 pub mod controller_api;
-pub mod poison_api;
 mod socket;
 pub mod worker_api;
 

@@ -10,8 +10,9 @@ use axum::routing::{get as get_route, post as post_route};
 use axum::{Json, Router};
 use journeyman::console::controller::{poison_section, report};
 use journeyman::console::page::{Commands, section, status_page};
-use journeyman::control::controller_api::{ControllerStatusReply, PoolCommandRequest};
-use journeyman::control::poison_api::{Inventories, PoisonActionRequest};
+use journeyman::control::controller_api::{
+    ControllerStatusReply, Inventories, PoisonActionRequest, PoolCommandRequest,
+};
 use journeyman::control::worker_api::ApiError;
 use journeyman_platform::http::BearerToken;
 use serde_json::{Value, json};

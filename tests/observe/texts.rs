@@ -1,7 +1,7 @@
 //! What commands print: a file of `tests/observe/texts` for each state of a worker and a controller.
 
 use journeyman::console::{controller, text, worker};
-use journeyman::control::poison_api::Inventories;
+use journeyman::control::controller_api::Inventories;
 use journeyman::worker::status::ClaimDetail;
 use serde_json::json;
 

@@ -10,7 +10,7 @@ type Arrows = BTreeMap<PathBuf, BTreeSet<PathBuf>>;
 /// The paths from `crate`, `super` or `self` in a text, with those in the braces of an import.
 fn paths(text: &str) -> Vec<String> {
     let (mut found, mut prefixes, mut word) = (Vec::new(), Vec::new(), String::new());
-    let text = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
+    let text = text.split("\nmod tests {").next().unwrap_or_default();
     let is_read = |line: &&str| !["//", "pub use ", "pub(in "].iter().any(|start| line.trim().starts_with(start));
     for c in text.lines().filter(is_read).flat_map(|line| line.chars().chain(['\n'])) {
         if c.is_alphanumeric() || c == '_' || c == ':' {

@@ -9,7 +9,7 @@ use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::output::{self, Format};
 use crate::console::controller;
 use crate::console::text::{self, strip_control_chars};
-use crate::control::poison_api::PoisonActionRequest;
+use crate::control::controller_api::PoisonActionRequest;
 use crate::controller::poison_queue::{self, PoisonAction, PoisonOutcome};
 use journeyman_platform::settings::Environment;
 

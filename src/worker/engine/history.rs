@@ -9,8 +9,7 @@ use journeyman_domain::time::Instant;
 
 use super::counters::{SourceCounts, WorkerCounters};
 use super::durations::TaskDurations;
-use super::recent_outcomes::RecentOutcomes;
-use super::request_summary::RequestSummary;
+use super::recent_outcomes::{RecentOutcomes, RequestSummary};
 use super::status::Note;
 use super::storage_health::StorageHealth;
 use journeyman_domain::limits::RECENT_RESULTS_MAX;

@@ -25,7 +25,6 @@ pub mod live_log;
 pub mod liveness;
 mod log_artifacts;
 mod recent_outcomes;
-mod request_summary;
 mod restart_recovery;
 mod running_calls;
 mod sidecars;
@@ -121,9 +120,6 @@ pub struct WorkerConfig {
     /// Tells a notifier which claims have ended. Default: none.
     #[doc(hidden)]
     pub announcer: Option<Announcer>,
-    /// Counts the lines that the process's log has dropped, for a hint. Default: none.
-    #[doc(hidden)]
-    pub dropped_log_lines: fn() -> u64,
     /// The worker's clock.
     pub clock: Clock,
 }
@@ -148,7 +144,6 @@ impl Default for WorkerConfig {
             recorder: None,
             live_logs: None,
             announcer: None,
-            dropped_log_lines: || 0,
             clock: Clock::boot(),
         }
     }

@@ -58,7 +58,7 @@ impl Engine {
         let sidecars = self.sidecars.summaries();
         let cleanup_pending: Vec<String> = self.rules.cleanup_pending().map(ToString::to_string).collect();
         let (state, reason, message) = self.claiming_status(&sidecars);
-        let mut hints = hints(claiming, &sources, last_hour, &sidecars, (self.config.dropped_log_lines)());
+        let mut hints = hints(claiming, &sources, last_hour, &sidecars);
         hints.extend(pending_cleanup_hint(&cleanup_pending));
         hints.extend(self.containment().unenforced_limits_hint());
         let status = WorkerStatus {
@@ -318,7 +318,6 @@ fn hints(
     sources: &[SourceStatus],
     hour: OutcomeCounts,
     services: &[SidecarSummary],
-    dropped: u64,
 ) -> Vec<String> {
     let mut hints = Vec::new();
     // The status line has it already.
@@ -355,6 +354,7 @@ fn hints(
             hints.push(format!("{}: polls return no tasks; none may be pending for this worker", source.name));
         }
     }
+    let dropped = journeyman_platform::log::dropped_lines();
     if dropped > 0 {
         hints.push(format!("{dropped} lines of this worker's log were dropped: its reader is too slow"));
     }
