@@ -2,17 +2,21 @@
 //!
 //! The queue is in memory. The same handler works with any other source.
 
+#[allow(dead_code, reason = "tests use what the example does not")]
+pub(crate) mod memory_queue;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use journeyman::clock::Clock;
 use journeyman::handler::{Context, ExecuteError, PayloadHandler, PrepareError, erase};
 use journeyman::id::TaskId;
-use journeyman::source::memory::{Config as QueueSettings, MemoryQueue, PollStyle, RunState};
 use journeyman::worker::{SourceBinding, Worker, WorkerConfig};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use tokio::sync::Notify;
+
+use memory_queue::{Config as QueueSettings, MemoryQueue, PollStyle, RunState};
 
 /// The payload of a task.
 #[derive(Deserialize, JsonSchema)]

@@ -1,5 +1,5 @@
-//! JSON Schemas that are committed beside the types they describe. Only tests derive them: the derived code would be a
-//! large part of the program.
+//! JSON Schemas that are committed beside the types they describe. The development profile derives them, because `cfg(test)`
+//! does not reach the other crates; the release profile does not, because the derived code would be a large part of the program.
 
 use serde_json::Value;
 
@@ -10,6 +10,7 @@ pub(crate) fn parse(file: &str) -> Value {
 }
 
 #[cfg(test)]
+#[cfg(debug_assertions)]
 mod tests {
     use schemars::generate::SchemaSettings;
     use schemars::{Schema, schema_for};

@@ -21,26 +21,18 @@ pub mod control;
 pub mod controller;
 pub mod guide;
 pub mod handler;
-#[doc(hidden)]
-pub mod histogram;
-mod kubernetes;
 mod notifier;
 mod notify;
 #[doc(hidden)]
 pub mod observe;
 #[doc(hidden)]
 pub mod queue;
-mod retry;
 mod screwdriver;
-#[doc(hidden)]
-pub mod settings;
 pub mod source;
 pub mod task;
 pub mod worker;
 #[doc(hidden)]
 pub mod worker_runner;
-#[doc(hidden)]
-pub mod zookeeper;
 
 pub use journeyman_domain::{id, outcome, time};
 pub use journeyman_platform::host::clock;

@@ -22,6 +22,8 @@ mod fuzz;
 mod handler;
 mod host;
 mod kubernetes;
+#[path = "../examples/memory_queue/mod.rs"]
+mod memory_queue;
 mod notifier;
 mod observe;
 mod queue;

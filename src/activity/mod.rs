@@ -6,10 +6,8 @@
 use std::sync::Arc;
 
 use lapin::options::BasicPublishOptions;
-use lapin::types::{AMQPValue, LongString};
 use lapin::{BasicProperties, Channel, Connection};
 
-use crate::retry::Retry;
 use crate::worker::liveness::Liveness;
 use crate::worker::status;
 use journeyman_domain::activity::{ActivityReport, ActivityReporter, Event};
@@ -17,6 +15,7 @@ use journeyman_domain::limits::{ACTIVITY_REPEAT_INTERVAL, AMQP_CLOSE_TIMEOUT};
 use journeyman_domain::poll::POLL_RETRY;
 use journeyman_platform::amqp::{self, Broker};
 use journeyman_platform::host::clock::{Clock, or_pending};
+use journeyman_platform::retry::Retry;
 
 /// The exchange and routing key to which reports are published.
 #[derive(Debug, Clone)]
@@ -120,8 +119,8 @@ fn observe_liveness(reporter: &mut ActivityReporter, liveness: &Liveness, clock:
 }
 
 async fn publish(settings: &Config, channel: &Channel, report: ActivityReport) -> Result<(), String> {
-    let text = |text: &str| AMQPValue::LongString(LongString::from(text));
-    let headers = amqp::header_table([("x-event", text(report.as_str())), ("x-worker-id", text(&settings.worker_id))]);
+    let (event, id) = (amqp::text_value(report.as_str()), amqp::text_value(&settings.worker_id));
+    let headers = amqp::header_table([("x-event", event), ("x-worker-id", id)]);
     let exchange =
         amqp::to_short_string("the name of the exchange", &settings.exchange).map_err(|error| error.to_string())?;
     let key = amqp::to_short_string("the key", &settings.key).map_err(|error| error.to_string())?;

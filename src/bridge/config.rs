@@ -3,11 +3,11 @@
 use serde::{Deserialize, Serialize};
 
 use crate::handler::RunTime;
-use crate::settings::values::built_in;
+use journeyman_platform::settings::values::built_in;
 
 /// A bridge from one source to another.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Bridge {
     /// Name of the source whose tasks or requests are claimed.

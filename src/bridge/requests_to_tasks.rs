@@ -13,8 +13,6 @@ use sha2::{Digest as _, Sha256};
 use crate::handler::{
     CancelCause, CancelCommand, Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError, Request,
 };
-use crate::retry::Retry;
-use crate::settings::values::Queue;
 use crate::source::CallError;
 use crate::source::taskcluster::Api;
 use crate::task::Reply;
@@ -26,6 +24,8 @@ use journeyman_domain::limits::{
     BRIDGE_TASK_RETENTION,
 };
 use journeyman_domain::refusal::Refusal;
+use journeyman_platform::retry::Retry;
+use journeyman_platform::settings::values::Queue;
 
 /// The artifact that becomes the reply.
 pub(super) const RESULT_ARTIFACT: &str = "public/result.json";

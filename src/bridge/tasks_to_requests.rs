@@ -13,9 +13,9 @@ use super::requests_to_tasks::RESULT_ARTIFACT;
 use crate::client::{RpcClient, RpcError, RpcReply, RpcRequest};
 use crate::handler::artifact::{ArtifactDeclaration, ArtifactKind};
 use crate::handler::{Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError};
-use crate::retry::Retry;
 use journeyman_domain::backoff::Policy;
 use journeyman_domain::limits::{BRIDGE_RETRY_MAX, BRIDGE_RETRY_MIN};
+use journeyman_platform::retry::Retry;
 
 /// The artifact for a reply that is not JSON.
 const RAW_RESULT_ARTIFACT: &str = "public/result";

@@ -15,13 +15,13 @@ use crate::config::schema;
 use crate::config::schema::Config;
 use crate::handler::DynHandler;
 use crate::handler::config::Handler;
-use crate::settings::{Environment, broker, secrets};
 use crate::source::amqp::config::RequestSource;
 use crate::source::amqp::{AmqpSource, AmqpSourceConfig, DeferralConfig, PayloadForm};
 use crate::worker::{Control, SourceBinding};
 use journeyman_domain::limits::{AMQP_LONG_POLL_WAIT, AMQP_SHARED_POLL_WAIT};
 use journeyman_platform::amqp::management::Management;
 use journeyman_platform::amqp::{self, Broker, ClientCertificate};
+use journeyman_platform::settings::{Environment, broker, secrets};
 
 /// Builds the broker.
 ///

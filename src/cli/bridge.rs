@@ -16,9 +16,9 @@ use crate::bridge::tasks_to_requests::TasksToRequests;
 use crate::client::RpcClient;
 use crate::config::schema::{Config, Source};
 use crate::handler::{self, DynHandler};
-use crate::settings::Environment;
 use crate::source::amqp;
 use crate::worker::{SourceBinding, Worker};
+use journeyman_platform::settings::Environment;
 
 /// Runs the command.
 ///

@@ -8,9 +8,9 @@ use super::config_args::{ConfigArgs, NoFlags};
 use super::exit::{Exit, ExitResult, Failure};
 use super::{amqp_setup, output};
 use crate::client::{ReplyPosition, RpcClient, RpcError, RpcRequest};
-use crate::settings::Environment;
-use crate::settings::values::Span;
 use journeyman_domain::limits::{CALL_BODY_BYTES_MAX, RPC_TIMEOUT_DEFAULT};
+use journeyman_platform::settings::Environment;
+use journeyman_platform::settings::values::Span;
 
 /// `journeyman call`
 #[derive(Debug, Args)]

@@ -11,7 +11,7 @@ use super::output::Format;
 use super::{file_checks, output};
 use crate::config::show::{self, ShowOrigins};
 use crate::config::{Problems, SCHEMA, reference};
-use crate::settings::Environment;
+use journeyman_platform::settings::Environment;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum ConfigCommand {

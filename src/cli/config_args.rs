@@ -8,11 +8,11 @@ use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint};
 
 use super::exit::{Exit, Failure};
 use crate::config::{self, Document, LoadedConfig, Problems, Setting, reference};
-use crate::settings::Environment;
-use crate::settings::environment::FILE_VARIABLE;
-use crate::settings::key::variable;
-use crate::settings::problem::{Problem, ValueOrigin};
 use journeyman_domain::limits::CONFIG_BYTES_MAX;
+use journeyman_platform::settings::Environment;
+use journeyman_platform::settings::environment::FILE_VARIABLE;
+use journeyman_platform::settings::key::variable;
+use journeyman_platform::settings::problem::{Problem, ValueOrigin};
 
 /// A flag and the key that it sets.
 #[derive(Debug, Clone, Copy)]

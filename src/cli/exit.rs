@@ -88,8 +88,8 @@ impl From<crate::config::Problems> for Failure {
     }
 }
 
-impl From<crate::settings::secrets::SecretError> for Failure {
-    fn from(error: crate::settings::secrets::SecretError) -> Self {
+impl From<journeyman_platform::settings::secrets::SecretError> for Failure {
+    fn from(error: journeyman_platform::settings::secrets::SecretError) -> Self {
         Self::from_error(Exit::Config, &error)
     }
 }

@@ -11,12 +11,12 @@ use crate::handler::config::Handler;
 use crate::handler::environment;
 use crate::handler::program;
 use crate::notifier::config::Notifier;
-use crate::settings::Environment;
-use crate::settings::problem::{Problem, ValueOrigin};
-use crate::settings::secrets;
-use crate::settings::values::{File, SecretFile};
 use crate::source::taskcluster::config::TaskclusterSource;
 use journeyman_platform::host::program_path::find_program;
+use journeyman_platform::settings::Environment;
+use journeyman_platform::settings::problem::{Problem, ValueOrigin};
+use journeyman_platform::settings::secrets;
+use journeyman_platform::settings::values::{File, SecretFile};
 
 pub(super) fn check_files(loaded: &LoadedConfig, environment: &Environment) -> Vec<Problem> {
     let mut checks = FileChecks { loaded, environment, problems: Vec::new() };

@@ -16,9 +16,9 @@ use super::{output, worker_setup};
 use crate::handler::config::{ProgramHandler, StagedProgram};
 use crate::handler::contract_test::{self, TestPlan};
 use crate::handler::program::Program;
-use crate::settings::Environment;
-use crate::settings::values::{File, Span};
 use crate::task::COMMAND;
+use journeyman_platform::settings::Environment;
+use journeyman_platform::settings::values::{File, Span};
 
 /// Between two `verify` calls of a test.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);

@@ -44,11 +44,11 @@ use clap::error::ContextKind;
 use clap::{CommandFactory as _, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
 
-use crate::observe::log;
-use crate::settings::Environment;
 use config_args::{ConfigArgs, QueueFlags, WorkerFlags};
 use exit::{Exit, ExitResult, Failure};
 use journeyman_domain::limits::ABORT_TIMEOUT;
+use journeyman_platform::log;
+use journeyman_platform::settings::Environment;
 
 #[derive(Debug, Parser)]
 #[command(

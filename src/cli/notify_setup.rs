@@ -3,7 +3,7 @@
 use super::exit::{Exit, Failure};
 use crate::config::schema;
 use crate::notify::{Announcer, Announcing, NotifierClient, NotifyConfig, Publisher, TypePattern};
-use crate::settings::Environment;
+use journeyman_platform::settings::Environment;
 
 /// `None` without a notifier.
 pub(super) fn notify_config(

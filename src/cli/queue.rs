@@ -9,10 +9,10 @@ use super::exit::{Exit, ExitResult, Failure};
 use super::notify_setup;
 use super::signals::ExitSignals;
 use crate::config::schema;
-use crate::observe::log;
 use crate::queue::{self, Auth, Db, RegisteredClient, StartError};
-use crate::settings::Environment;
 use journeyman_platform::host::clock::or_pending;
+use journeyman_platform::log;
+use journeyman_platform::settings::Environment;
 
 pub(super) async fn run(settings: ConfigArgs<QueueFlags>, environment: &Environment) -> ExitResult {
     let loaded = settings.load(&environment.without_controller_variables())?;

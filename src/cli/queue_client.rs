@@ -7,13 +7,13 @@ use clap::{Args, ValueHint};
 use super::dev::state_file::{DevState, state_dir};
 use super::exit::{Exit, Failure};
 use super::taskcluster_setup::build_credentials;
-use crate::settings::Environment;
-use crate::settings::secrets;
-use crate::settings::values::{Queue, Secret, Url};
 use crate::source::CallError;
 use crate::source::taskcluster::ClientCredentials;
 use crate::source::taskcluster::{Api, ApiConfig, Credentials};
 use journeyman_domain::refusal::Refusal;
+use journeyman_platform::settings::Environment;
+use journeyman_platform::settings::secrets;
+use journeyman_platform::settings::values::{Queue, Secret, Url};
 
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Queue")]

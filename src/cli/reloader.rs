@@ -14,11 +14,11 @@ use super::signals::subscribe;
 use super::worker_setup;
 use crate::config::schema::Config;
 use crate::control::worker_api::{ReloadRequest, ReloadSender};
-use crate::observe::log;
-use crate::settings::Environment;
 use crate::source::taskcluster::Api;
 use crate::worker::{Control, ReloadResult};
 use journeyman_platform::host::service_manager::ServiceManager;
+use journeyman_platform::log;
+use journeyman_platform::settings::Environment;
 
 /// What a reload changes.
 pub(super) trait ReloadTarget {

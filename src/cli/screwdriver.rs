@@ -9,11 +9,11 @@ use super::source_args::SourceArgs;
 use crate::config::schema::{Config, Source};
 use crate::screwdriver::config::ScrewdriverSource;
 use crate::screwdriver::topology::{self, Facts, Finding, Severity};
-use crate::settings::Environment;
-use crate::settings::broker::Amqp;
 use journeyman_domain::limits::AMQP_CLOSE_TIMEOUT;
 use journeyman_domain::refusal::{CallError, Refusal};
 use journeyman_platform::amqp;
+use journeyman_platform::settings::Environment;
+use journeyman_platform::settings::broker::Amqp;
 
 /// `journeyman screwdriver`
 #[derive(Debug, Subcommand)]

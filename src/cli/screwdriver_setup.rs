@@ -9,12 +9,12 @@ use crate::config::schema::Config;
 use crate::handler;
 use crate::screwdriver::config::ScrewdriverSource;
 use crate::screwdriver::{BuildChecks, ScrewdriverHandler};
-use crate::settings::Environment;
 use crate::source::amqp::{AmqpSource, AmqpSourceConfig, CheckRoute, DeferralConfig, OnRetry, PayloadForm};
 use crate::worker::SourceBinding;
 use journeyman_domain::limits::AMQP_SHARED_POLL_WAIT;
 use journeyman_platform::amqp;
 use journeyman_platform::amqp::delay::DelayQueues;
+use journeyman_platform::settings::Environment;
 
 /// Builds a source for each of its queues.
 ///

@@ -9,12 +9,12 @@ use secrecy::SecretString;
 use super::exit::{Exit, Failure};
 use super::worker_identity::WorkerIdentity;
 use crate::handler::DynHandler;
-use crate::settings::Environment;
-use crate::settings::values::Secret;
 use crate::source::taskcluster::ClientCredentials;
 use crate::source::taskcluster::config::TaskclusterSource;
 use crate::source::taskcluster::{self, Api, ApiConfig, Credentials, Taskcluster};
 use crate::worker::SourceBinding;
+use journeyman_platform::settings::Environment;
+use journeyman_platform::settings::values::Secret;
 
 pub(super) fn read_credentials(
     source: &TaskclusterSource,

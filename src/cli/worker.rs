@@ -21,9 +21,7 @@ use crate::console::http::{self, SnapshotFn};
 use crate::control::worker_api::{ReloadSender, ServedWorker, Socket};
 use crate::control::{WorkerStatusReply, socket_in, worker_api};
 use crate::notify::Announcing;
-use crate::observe::log;
 use crate::observe::traces::{self, Export};
-use crate::settings::Environment;
 use crate::source::Source;
 use crate::worker::live_log::LiveLogs;
 use crate::worker::{Control, ExitReason, Worker};
@@ -32,6 +30,8 @@ use journeyman_platform::host::clock::or_pending;
 use journeyman_platform::host::containment::{close_inherited_fds_on_exec, harden_process};
 use journeyman_platform::host::service_manager::ServiceManager;
 use journeyman_platform::http::{Exposure, HttpListener};
+use journeyman_platform::log;
+use journeyman_platform::settings::Environment;
 
 pub(super) async fn run(settings: ConfigArgs<WorkerFlags>, environment: &Environment) -> ExitResult {
     Box::pin(run_with(worker_setup::build_worker, settings, environment)).await

@@ -1,8 +1,8 @@
 //! The names of the worker in its queues.
 
 use crate::config::schema::{Config, Source};
-use crate::settings::values::{WORKER_NAME_CHARS_MAX, WORKER_NAME_CHARS_MAX_AZURE, WorkerName};
 use crate::source::taskcluster;
+use journeyman_platform::settings::values::{WORKER_NAME_CHARS_MAX, WORKER_NAME_CHARS_MAX_AZURE, WorkerName};
 
 /// The worker's names in its queues.
 #[derive(Debug, Clone, PartialEq, Eq)]

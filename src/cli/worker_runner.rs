@@ -14,8 +14,6 @@ use super::signals::ExitSignals;
 use super::{output, taskcluster_setup, worker, worker_setup};
 use crate::config::schema::Config;
 use crate::config::{self, Document};
-use crate::observe::log;
-use crate::settings::Environment;
 use crate::source::taskcluster::Api;
 use crate::source::taskcluster::ClientCredentials;
 use crate::worker::{Command, Control, Note};
@@ -24,6 +22,8 @@ use journeyman_domain::limits::{
     RUNNER_FILE_BYTES_MAX, RUNNER_LINE_BYTES_MAX, RUNNER_LINES_MAX, RUNNER_SEND_TIMEOUT, RUNNER_WELCOME_TIMEOUT,
 };
 use journeyman_platform::host::containment::{close_inherited_fds_on_exec, harden_process};
+use journeyman_platform::log;
+use journeyman_platform::settings::Environment;
 
 /// `journeyman run`
 #[derive(Debug, Args)]

@@ -15,7 +15,6 @@ use crate::handler::http::config::HttpHandler;
 use crate::handler::kubernetes::config::KubernetesHandler;
 use crate::handler::log::LogLimits;
 use crate::handler::{self, DynHandler, command, environment, hooks, http, program};
-use crate::settings::Environment;
 use crate::source::taskcluster::Api;
 use crate::task::COMMAND;
 use crate::worker::{ExitPolicy, MinResources, Worker, WorkerConfig};
@@ -23,6 +22,7 @@ use journeyman_platform::host::containment::{ContainmentConfig, ResourceLimits};
 use journeyman_platform::host::program_path::find_program;
 use journeyman_platform::host::resources;
 use journeyman_platform::redact;
+use journeyman_platform::settings::Environment;
 
 /// A worker, and its API clients: worker-runner may replace their credentials.
 pub(super) struct BuiltWorker {

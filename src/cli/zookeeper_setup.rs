@@ -28,6 +28,10 @@ pub(super) fn source_binding(
 }
 
 pub(super) fn demand_queue(_source_name: &str, config: &ZooKeeperSource) -> Result<DemandQueue, Failure> {
-    let queues = config.queues().iter().map(|queue| crate::zookeeper::job_queue::JobQueue::new(&queue.path)).collect();
+    let queues = config
+        .queues()
+        .iter()
+        .map(|queue| journeyman_platform::zookeeper::job_queue::JobQueue::new(&queue.path))
+        .collect();
     Ok(DemandQueue::Zookeeper { connect: config.connect_config(), queues, dialect: config.dialect })
 }

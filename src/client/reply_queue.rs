@@ -4,7 +4,7 @@
 //! to the next one, and a call that ends deletes the queue. Notes are transient, as requests are: a restart of the broker drops both.
 
 use futures_util::StreamExt as _;
-use lapin::options::{BasicConsumeOptions, BasicPublishOptions, QueueDeclareOptions, QueueDeleteOptions};
+use lapin::options::{BasicConsumeOptions, BasicPublishOptions, QueueDeleteOptions};
 use lapin::types::{AMQPValue, ShortString};
 use lapin::{BasicProperties, Channel, Connection, Consumer};
 use tokio::time::{Instant, timeout_at};
@@ -43,8 +43,7 @@ pub(super) async fn call(
 async fn open(connection: &Connection, queue: ShortString) -> lapin::Result<(Channel, Consumer)> {
     let channel = amqp::confirm_channel(connection).await?;
     let retention = AMQPValue::LongLongInt(REPLY_QUEUE_RETENTION.as_millis().try_into().unwrap_or(i64::MAX));
-    let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
-    channel.queue_declare(queue.clone(), durable, amqp::header_table([("x-expires", retention)])).await?;
+    amqp::declare_queue(&channel, queue.as_str(), amqp::header_table([("x-expires", retention)])).await?;
     // Refused until the broker has noticed that an earlier caller is gone, which holds what is in the queue.
     let options = BasicConsumeOptions { exclusive: true, ..BasicConsumeOptions::default() };
     let replies = amqp::consume(&channel, queue, "".into(), options).await?;

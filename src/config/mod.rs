@@ -14,12 +14,12 @@ use std::sync::LazyLock;
 use serde::Deserialize;
 use toml::Value;
 
-pub use crate::settings::{Document, Environment, Problem, Problems, Setting, ValueOrigin, values};
+pub use journeyman_platform::settings::{Document, Environment, Problem, Problems, Setting, ValueOrigin, values};
 pub use schema::Config;
 
-use crate::settings::broker::Assignment;
-use crate::settings::key::{NAME_EXPECTED, VARIABLE_EXPECTED, is_name, is_variable, join};
-use crate::settings::load::Loader;
+use journeyman_platform::settings::broker::Assignment;
+use journeyman_platform::settings::key::{NAME_EXPECTED, VARIABLE_EXPECTED, is_name, is_variable, join};
+use journeyman_platform::settings::load::Loader;
 use schema::{Handler, RequestSource, Source};
 
 use crate::committed_schema;

@@ -6,9 +6,9 @@ use std::sync::LazyLock;
 use serde_json::Value;
 
 use super::SCHEMA;
-use crate::settings::Environment;
-use crate::settings::key::{PREFIX, variable};
-use crate::settings::problem::{Problem, ValueOrigin};
+use journeyman_platform::settings::Environment;
+use journeyman_platform::settings::key::{PREFIX, variable};
+use journeyman_platform::settings::problem::{Problem, ValueOrigin};
 
 /// A key of the configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]

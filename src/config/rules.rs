@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use super::schema::{Config, Source};
 use crate::bridge::config::Bridge;
 use crate::controller::config::DemandConfig;
-use crate::settings::key::join;
-use crate::settings::problem::{Problem, ValueOrigin};
-use crate::settings::rules::Rules;
 use crate::source::taskcluster::config::TaskclusterSource;
 use crate::task::COMMAND;
+use journeyman_platform::settings::key::join;
+use journeyman_platform::settings::problem::{Problem, ValueOrigin};
+use journeyman_platform::settings::rules::Rules;
 
 /// Checks a configuration whose values are valid by themselves.
 pub(super) fn check(config: &Config, origins: &BTreeMap<String, ValueOrigin>, problems: &mut Vec<Problem>) {

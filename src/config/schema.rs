@@ -11,21 +11,21 @@ pub use crate::handler::http::config::HttpHandler;
 pub use crate::handler::kubernetes::config::{KubernetesHandler, WorkVolume};
 pub use crate::notifier::config::Notifier;
 pub use crate::notify::Notify;
-pub use crate::observe::log::{Log, LogFormat};
 pub use crate::queue::config::Queue;
 pub use crate::screwdriver::config::ScrewdriverSource;
-pub use crate::settings::broker::Amqp;
-use crate::settings::rules::Rules;
-use crate::settings::values::{File, Listen, SecretFile};
 pub use crate::source::amqp::config::RequestSource;
 pub use crate::source::taskcluster::config::TaskclusterSource;
 pub use crate::source::zookeeper::config::ZooKeeperSource;
 pub use crate::worker::config::{Host, Worker};
+pub use journeyman_platform::log::{Log, LogFormat};
+pub use journeyman_platform::settings::broker::Amqp;
+use journeyman_platform::settings::rules::Rules;
+use journeyman_platform::settings::values::{File, Listen, SecretFile};
 
 /// A whole configuration.
 #[derive(Debug, Clone, Default, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[cfg_attr(test, schemars(deny_unknown_fields))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, schemars(deny_unknown_fields))]
 pub struct Config {
     /// This worker.
     pub worker: Worker,
@@ -61,7 +61,7 @@ pub struct Config {
 
 /// The control socket.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Control {
     /// Path of the socket, usable by the user and group that own it [built-in: `control.sock` in `worker.work_dir`; for a controller `controller.sock` in `state_dir` of its first pool].
@@ -70,7 +70,7 @@ pub struct Control {
 
 /// Health checks, metrics and a status page over HTTP.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Http {
     /// Address of `/livez`, `/readyz`, `/metrics` and the status page [built-in: none]. With port 0 the system chooses a port.
@@ -95,7 +95,7 @@ impl Http {
 
 /// A queue that the worker claims from.
 #[derive(Debug, Clone, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Source {
     /// Taskcluster and the embedded queue.

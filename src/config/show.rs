@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use serde_json::Value;
 
 use super::LoadedConfig;
-use crate::settings::key::{PREFIX, join};
-use crate::settings::problem::{Document, ValueOrigin};
+use journeyman_platform::settings::key::{PREFIX, join};
+use journeyman_platform::settings::problem::{Document, ValueOrigin};
 
 /// Which origins are shown beside the values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

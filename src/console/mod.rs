@@ -8,4 +8,5 @@ pub mod openmetrics;
 pub mod page;
 pub mod rows;
 pub mod text;
+pub(crate) mod untrusted_text;
 pub mod worker;

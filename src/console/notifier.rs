@@ -13,7 +13,6 @@ use super::rows::{Action, Cell, Headline, Level, NONE, Section, Table, Value, ce
 use super::text::cut;
 use crate::notifier::{
     AttemptRow, BOUNDS_SECONDS, Console, Counted, EndpointCondition, EndpointStatus, LaneRow, Shown, Status,
-    outcome_text,
 };
 use journeyman_domain::lane::ErrorClass;
 use journeyman_domain::lane::retry::MessageOutcome;
@@ -190,23 +189,6 @@ pub(crate) fn attempt_table(attempts: &[AttemptRow], now: Stamp) -> Table {
     Table::new("attempts, latest first", &columns, rows).or("None yet.")
 }
 
-const OUTCOMES: [MessageOutcome; 4] = [
-    MessageOutcome::Delivered,
-    MessageOutcome::Exhausted,
-    MessageOutcome::AbortedByReceiver,
-    MessageOutcome::SkippedByOperator,
-];
-/// The classes of attempts; `status` is an answer other than 2xx.
-const CLASSES: [&str; 7] = [
-    ErrorClass::Dns.name(),
-    ErrorClass::Connect.name(),
-    ErrorClass::Tls.name(),
-    ErrorClass::Timeout.name(),
-    ErrorClass::Policy.name(),
-    ErrorClass::Protocol.name(),
-    "status",
-];
-
 /// Counters are of this node, gauges of the whole store. Labels hold names of endpoints and words of fixed lists, never a key or text
 /// of a receiver.
 fn metric_list(Shown { status, counted, now, .. }: &Shown) -> Vec<Metric> {
@@ -226,6 +208,8 @@ fn metric_list(Shown { status, counted, now, .. }: &Shown) -> Vec<Metric> {
     let states = |(name, endpoint): (&String, &EndpointStatus)| {
         EndpointCondition::ALL.map(|state| sample([name, state.as_str()], endpoint.state == state))
     };
+    // `status` is an answer other than 2xx.
+    let classes = ErrorClass::ALL.map(ErrorClass::as_str).into_iter().chain(["status"]);
     let age = |oldest: Stamp| now.since(oldest).as_secs_f64();
     metrics! {
         Gauge "notifier_lanes{endpoint,state}" "Lanes with messages that wait, by state: open, parked or paused."
@@ -240,15 +224,15 @@ fn metric_list(Shown { status, counted, now, .. }: &Shown) -> Vec<Metric> {
         Gauge "notifier_breaker_open" "Servers of endpoints that do not work, so that one attempt at a time probes them."
             = breakers.len();
         Counter "notifier_deliveries{outcome}" "Messages that have ended, by outcome."
-            = by_label(OUTCOMES.map(outcome_text).map(|outcome| (outcome, of(deliveries, outcome))));
+            = by_label(MessageOutcome::ALL.map(|outcome| (outcome.as_str(), of(deliveries, outcome.as_str()))));
         Histogram "notifier_attempt_duration_seconds{outcome,le}"
             "How long attempts took, by outcome: delivered or failed."
             = [attempts_of(true, "delivered"), attempts_of(false, "failed")].into_iter().flatten().collect::<Vec<_>>();
         Counter "notifier_attempt_errors{class}"
             "Failed attempts by class: dns, connect, tls, timeout, policy, protocol, or status (an answer other than 2xx)."
-            = by_label(CLASSES.map(|class| (class, of(errors, class))));
+            = by_label(classes.map(|class| (class, of(errors, class))));
         Counter "notifier_policy_blocked" "Attempts at addresses that webhooks may not reach."
-            = of(errors, ErrorClass::Policy.name());
+            = of(errors, ErrorClass::Policy.as_str());
         Counter "notifier_intake{source,result}"
             "Events by source and result: accepted, duplicate or refused (a whole call or message)."
             = each(intake, |((source, result), count)| sample([source, result], *count));

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::histogram::Histogram;
+use journeyman_platform::histogram::Histogram;
 
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -105,8 +105,8 @@ pub(crate) fn each<T>(items: impl IntoIterator<Item = T>, read: impl FnMut(T) ->
 }
 
 /// Samples with one label.
-pub(crate) fn by_label<const N: usize>(counts: [(&str, impl Number); N]) -> Vec<Sample> {
-    counts.map(|(label, count)| sample([label], count)).into()
+pub(crate) fn by_label<'a>(counts: impl IntoIterator<Item = (&'a str, impl Number)>) -> Vec<Sample> {
+    each(counts, |(label, count)| sample([label], count))
 }
 
 pub(crate) fn histogram<const B: usize>(labels: &[&str], bounds: &[f64], histogram: &Histogram<B>) -> Vec<Sample> {

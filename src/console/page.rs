@@ -12,7 +12,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use sha2::{Digest as _, Sha256};
 
 use super::rows::{Action, Cell, Level, Report, Row, Section, Table, Value};
-use crate::observe::untrusted_text;
+use crate::console::untrusted_text;
 
 const STYLE: &str = include_str!("page/page.css");
 const SCRIPT: &str = include_str!("page/page.js");

@@ -1,11 +1,9 @@
 //! Rows: facts and tables whose values have a unit and a level. A role makes them of its status; renderers know nothing else.
 
-use std::time::Duration;
-
 use serde_json::Value as Json;
 
 use super::text::cut;
-use journeyman_domain::units::{format_bytes, format_duration};
+use journeyman_domain::units::{format_bytes, format_seconds};
 
 /// A lease with less time left is marked.
 const LEASE_SHORT_SECONDS: f64 = 30.0;
@@ -68,10 +66,6 @@ impl Value {
     fn is_short(&self) -> bool {
         matches!(self, Self::Left { seconds, .. } if *seconds < LEASE_SHORT_SECONDS)
     }
-}
-
-pub fn format_seconds(seconds: f64) -> String {
-    format_duration(Duration::from_secs_f64(seconds.clamp(0.0, f64::from(u32::MAX))))
 }
 
 macro_rules! value_from {

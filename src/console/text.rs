@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::rows::{Level, Report, Row, Section, Table};
-use crate::observe::untrusted_text::is_unsafe;
+use crate::console::untrusted_text::is_unsafe;
 
 const RESET: &str = "\x1b[0m";
 

@@ -160,11 +160,7 @@ async fn end_claim(
     if is_satisfied {
         return Ok(Json(CommandReply { message: format!("{run}: {text}") }));
     }
-    let verb = match command {
-        CancelCommand::Release => "released",
-        CancelCommand::Cancel => "canceled",
-    };
-    Err(ApiError(StatusCode::CONFLICT, format!("{run} is not {verb}: {text}")))
+    Err(ApiError(StatusCode::CONFLICT, format!("{run} is not {}: {text}", command.past_tense())))
 }
 
 async fn handle_claim(

@@ -5,9 +5,9 @@ use std::num::NonZeroU32;
 
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::settings::rules::Rules;
-use crate::settings::values::{File, MASK, OptionalSpan, Span, built_in};
 use journeyman_domain::named_enum;
+use journeyman_platform::settings::rules::Rules;
+use journeyman_platform::settings::values::{File, MASK, OptionalSpan, Span, built_in};
 
 /// Of a quorum queue. A worker that exits costs everything that it held a delivery, so the limit must leave workers room
 /// to find the request that ends them: journeyman's workers decide after [`AMQP_ATTEMPTS_MAX`](journeyman_domain::limits::AMQP_ATTEMPTS_MAX), others within twenty.
@@ -15,7 +15,7 @@ const DELIVERY_LIMIT: u32 = 20;
 
 /// A pool of worker groups.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct PoolConfig {
     /// Type of the request queues: `classic` queues are kept in memory, `quorum` queues on disk.
@@ -144,7 +144,7 @@ impl PoolConfig {
 named_enum! {
     /// How the workers of a pool are started.
     #[derive(Default)]
-    #[cfg_attr(test, derive(schemars::JsonSchema))]
+    #[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
     pub enum PoolDriver {
         /// As processes of this host.
         #[default]
@@ -164,7 +164,7 @@ named_enum! {
 
 /// Instances of a template unit.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct SystemdDriverConfig {
     /// Name of the template unit without `@.service`.
@@ -180,7 +180,7 @@ fn systemctl() -> Vec<String> {
 
 /// Containers of a Docker daemon.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct DockerDriverConfig {
     /// Image of a worker. It must exist on the host; it is not pulled.
@@ -198,7 +198,7 @@ fn docker_host() -> String {
 
 /// Pods of a cluster.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct KubernetesDriverConfig {
     /// Image of a worker.
@@ -221,7 +221,7 @@ fn namespace() -> String {
 
 /// What sets the number of pods of a key.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum KubernetesScaling {
     /// The controller.
@@ -233,7 +233,7 @@ pub enum KubernetesScaling {
 
 /// The value of an environment variable of a worker. It is masked wherever it is shown.
 #[derive(Clone, PartialEq, Eq, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(transparent)]
 pub struct EnvValue(pub String);
 
@@ -252,7 +252,7 @@ impl Serialize for EnvValue {
 
 /// Type of the request queues.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum QueueType {
     /// Classic queues with transient messages. A restart of the broker loses waiting requests.
@@ -264,7 +264,7 @@ pub enum QueueType {
 
 /// A queue whose pending and claimed tasks count as demand for a worker group.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct DemandConfig {
     /// Name of the source of kind `taskcluster` or `zookeeper` whose queue is counted. The controller claims nothing from it. A client of Taskcluster needs `queue:pending-count:TASK_QUEUE`, and `queue:claimed-list:TASK_QUEUE` to count claimed tasks as well.

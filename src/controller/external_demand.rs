@@ -7,13 +7,13 @@ use super::Controller;
 use super::session_error::SessionError;
 use crate::source::CallError;
 use crate::source::taskcluster::Api;
-use crate::zookeeper::Dialect;
-use crate::zookeeper::{ConnectConfig, Session, job_queue::JobQueue};
 use journeyman_domain::group::Key;
 use journeyman_domain::group::load::Load;
 use journeyman_domain::group::pool::Event;
 use journeyman_domain::limits::{DEMAND_CLAIMED_MAX, DEMAND_INTERVAL, TASK_LIST_PAGES_MAX};
 use journeyman_domain::refusal::Refusal;
+use journeyman_platform::zookeeper::Dialect;
+use journeyman_platform::zookeeper::{ConnectConfig, Session, job_queue::JobQueue};
 
 #[derive(Clone)]
 pub struct DemandSource {

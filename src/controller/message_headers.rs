@@ -6,6 +6,7 @@ use lapin::types::AMQPValue;
 
 use journeyman_domain::limits::CONTROLLER_HOPS_MAX;
 use journeyman_platform::amqp::headers;
+use journeyman_platform::copy_properties;
 
 pub(super) const PERSISTENT: u8 = 2;
 pub(super) const HOPS: &str = "x-journeyman-hops";
@@ -23,19 +24,8 @@ pub(super) fn integer(number: u64) -> AMQPValue {
 }
 
 pub(super) fn without_user_id(from: &BasicProperties) -> BasicProperties {
-    let mut to = BasicProperties::default();
-    macro_rules! copy {
-        ($($get:ident $with:ident),*) => {$(
-            if let Some(value) = from.$get() {
-                to = to.$with(value.clone());
-            }
-        )*};
-    }
-    copy!(
-        content_type with_content_type, content_encoding with_content_encoding, headers with_headers,
-        delivery_mode with_delivery_mode, priority with_priority, correlation_id with_correlation_id,
-        reply_to with_reply_to, expiration with_expiration, message_id with_message_id, timestamp with_timestamp,
-        kind with_type, app_id with_app_id, cluster_id with_cluster_id
-    );
-    to
+    copy_properties!(
+        from => BasicProperties::default(), headers with_headers, delivery_mode with_delivery_mode,
+        priority with_priority, expiration with_expiration, cluster_id with_cluster_id
+    )
 }

@@ -35,7 +35,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::controller::config::PoolConfig;
 use crate::notify::Announcer;
-use crate::retry::Retry;
 use journeyman_domain::group::overrides::Overrides;
 use journeyman_domain::group::pool::{Event, Pool};
 use journeyman_domain::group::scale::ScaleLimits;
@@ -46,6 +45,7 @@ use journeyman_domain::time::Instant;
 use journeyman_platform::amqp::Broker;
 use journeyman_platform::amqp::management::Management;
 use journeyman_platform::host::clock::Clock;
+use journeyman_platform::retry::Retry;
 
 pub use external_demand::{DemandQueue, DemandSource};
 pub use queue_names::QueueNames;

@@ -80,7 +80,7 @@ mod tests {
 
     use super::*;
     use crate::controller::config::QueueType;
-    use crate::settings::values::OptionalSpan;
+    use journeyman_platform::settings::values::OptionalSpan;
 
     #[test]
     fn a_policy_is_for_queues_of_its_own_pool_and_says_what_is_configured() {

@@ -9,7 +9,7 @@ use lapin::Channel;
 use tokio::time::timeout;
 
 use super::session_error::SessionError;
-use super::topology::{Owner, PRECONDITION_FAILED, Topology};
+use super::topology::{Owner, Topology};
 use journeyman_domain::group::Key;
 use journeyman_domain::group::pool::{QueueStep, StepResult};
 use journeyman_domain::limits::{
@@ -160,7 +160,7 @@ async fn run(
     let perform = async {
         let step = if let QueueJob::Step(step) = job { step } else { QueueStep::Inspect };
         match topology.run_step(&channel, &key, step, owner).await {
-            Err(error) if job == BIND && amqp::reply_code(&error) == Some(PRECONDITION_FAILED) => {
+            Err(error) if job == BIND && amqp::reply_code(&error) == Some(amqp::PRECONDITION_FAILED) => {
                 if owner == Owner::Controller {
                     let why = amqp::error_text(&error);
                     tracing::warn!(%key, "the queue exists with other arguments; adopting it: {why}");

@@ -8,8 +8,7 @@ use std::pin::Pin;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
 use lapin::message::Delivery;
-use lapin::options::{BasicAckOptions, QueueDeclareOptions};
-use lapin::types::FieldTable;
+use lapin::options::BasicAckOptions;
 use lapin::{Channel, Connection, Consumer};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
@@ -23,7 +22,7 @@ use super::queue_jobs::{QueueJob, QueueJobResult, QueueJobs};
 use super::queue_names::QueueNames;
 use super::session_error::{SessionError, consume, declare_timed_out, stream_ended};
 use super::status::Role;
-use super::topology::{ArgumentSource, PRECONDITION_FAILED, Topology};
+use super::topology::{ArgumentSource, Topology};
 use super::unacknowledged_counts::{self, CountResult, UnacknowledgedCounts};
 use super::{Controller, ControllerConfig};
 use journeyman_domain::group::Key;
@@ -378,7 +377,7 @@ async fn declare_requests_exchange(controller: &mut Controller, topology: Topolo
     let timed_out = |_| declare_timed_out("requests exchange");
     let declare = async { topology.declare_requests(&topology.connection.create_channel().await?).await };
     match controller.run_while(timeout(AMQP_CALL_TIMEOUT, declare)).await.map_err(timed_out)? {
-        Err(error) if amqp::reply_code(&error) == Some(PRECONDITION_FAILED) => {
+        Err(error) if amqp::reply_code(&error) == Some(amqp::PRECONDITION_FAILED) => {
             // An exchange with other arguments works only with the policy.
             let has_policies = matches!(controller.policy_result, Some(Ok(_)));
             if !has_policies && !matches!(controller.apply_policies().await, Some(Ok(_))) {
@@ -399,12 +398,10 @@ async fn acquire_lock(
     connection: &Connection,
     names: &QueueNames,
 ) -> Result<Channel, SessionError> {
-    let options = QueueDeclareOptions { exclusive: true, auto_delete: true, ..QueueDeclareOptions::default() };
     loop {
         let declared = async {
             let channel = connection.create_channel().await?;
-            let declaring = channel.queue_declare(names.lock_queue().into(), options, FieldTable::default());
-            declaring.await.map(|_| channel)
+            amqp::declare_own_queue(&channel, &names.lock_queue()).await.map(|_| channel)
         };
         match controller.run_while(declared).await {
             Ok(channel) => return Ok(channel),

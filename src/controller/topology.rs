@@ -1,8 +1,8 @@
 //! Declares, adopts and deletes exchanges and queues.
 
-use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions, QueueDeleteOptions};
+use lapin::options::{ExchangeDeclareOptions, QueueDeclareOptions, QueueDeleteOptions};
 use lapin::protocol::constants::REPLY_SUCCESS;
-use lapin::types::{AMQPValue, FieldTable, LongString};
+use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Channel, Connection, ExchangeKind};
 use tokio::time::{sleep, timeout};
 
@@ -12,7 +12,7 @@ use crate::controller::config::{PoolConfig, QueueType};
 use journeyman_domain::group::Key;
 use journeyman_domain::group::pool::{QueueStep, StepResult};
 use journeyman_domain::limits::{AMQP_CALL_TIMEOUT, CONTROLLER_TOPOLOGY_INTERVAL};
-use journeyman_platform::amqp;
+use journeyman_platform::amqp::{self, PRECONDITION_FAILED, text_value};
 
 pub(super) fn message_ttl_ms(pool: &PoolConfig) -> Option<u32> {
     pool.message_ttl.0.map(|ttl| u32::try_from(ttl.as_millis()).unwrap_or(u32::MAX))
@@ -23,8 +23,6 @@ pub(super) enum ArgumentSource {
     Declaration,
     Policy,
 }
-
-pub(super) const PRECONDITION_FAILED: u16 = 406;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Owner {
@@ -54,28 +52,25 @@ impl Topology<'_> {
             channel.exchange_declare(name.into(), kind, options, FieldTable::default()).await?;
         }
         // Durable, so that requests survive while no controller runs.
-        let queue = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
         // Not quorum, which would drop what is fetched and returned too often.
-        let classic = amqp::header_table([("x-queue-type", text("classic"))]);
+        let classic = amqp::header_table([("x-queue-type", text_value("classic"))]);
         for name in [names.orphan_queue(), names.dead_letter_queue(), names.poison_queue()] {
-            channel.queue_declare(name.into(), queue, classic.clone()).await?;
+            amqp::declare_queue(channel, &name, classic.clone()).await?;
         }
         // Old reports are worthless.
-        let reports = QueueDeclareOptions { exclusive: true, auto_delete: true, ..QueueDeclareOptions::default() };
-        channel.queue_declare(names.activity_queue().into(), reports, FieldTable::default()).await?;
+        amqp::declare_own_queue(channel, &names.activity_queue()).await?;
         for (queue, exchange) in [
             (names.orphan_queue(), names.orphan_exchange()),
             (names.dead_letter_queue(), names.dead_letter_exchange()),
             (names.activity_queue(), names.activity_exchange()),
         ] {
-            let options = QueueBindOptions::default();
-            channel.queue_bind(queue.into(), exchange.into(), "".into(), options, FieldTable::default()).await?;
+            amqp::bind_queue(channel, &queue, &exchange, "").await?;
         }
         Ok(())
     }
 
     pub(super) async fn declare_requests(self, channel: &Channel) -> lapin::Result<()> {
-        let orphans = amqp::header_table([("alternate-exchange", text(&self.names.orphan_exchange()))]);
+        let orphans = amqp::header_table([("alternate-exchange", text_value(&self.names.orphan_exchange()))]);
         let (name, options) = (self.names.requests_exchange().into(), self.exchange_options());
         channel.exchange_declare(name, ExchangeKind::Direct, options, orphans).await
     }
@@ -157,7 +152,8 @@ impl Topology<'_> {
     }
 
     async fn declare_queue(self, channel: &Channel, queue: &str) -> lapin::Result<()> {
-        let mut arguments = amqp::header_table([("x-dead-letter-exchange", text(&self.names.dead_letter_exchange()))]);
+        let mut arguments =
+            amqp::header_table([("x-dead-letter-exchange", text_value(&self.names.dead_letter_exchange()))]);
         let mut number = |name: &str, value: Option<u32>| {
             if let Some(value) = value.filter(|_| self.argument_source == ArgumentSource::Declaration) {
                 arguments.insert(name.into(), AMQPValue::LongLongInt(value.into()));
@@ -168,7 +164,7 @@ impl Topology<'_> {
         let durable = self.settings.queue_type == QueueType::Quorum;
         if durable {
             number("x-delivery-limit", self.settings.delivery_limit());
-            arguments.insert("x-queue-type".into(), text("quorum"));
+            arguments.insert("x-queue-type".into(), text_value("quorum"));
         }
         let options = QueueDeclareOptions { durable, ..QueueDeclareOptions::default() };
         channel.queue_declare(queue.into(), options, arguments).await.map(drop)
@@ -183,8 +179,7 @@ impl Topology<'_> {
 
     async fn bind(self, channel: &Channel, key: &Key, queue: &str) -> lapin::Result<StepResult> {
         for binding in self.names.bindings(key) {
-            let (exchange, options) = (self.names.requests_exchange().into(), QueueBindOptions::default());
-            channel.queue_bind(queue.into(), exchange, binding.into(), options, FieldTable::default()).await?;
+            amqp::bind_queue(channel, queue, &self.names.requests_exchange(), &binding).await?;
         }
         Ok(StepResult::Done)
     }
@@ -194,8 +189,4 @@ async fn inspect_queue(channel: &Channel, queue: &str) -> lapin::Result<StepResu
     let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
     let queue = channel.queue_declare(queue.into(), options, FieldTable::default()).await?;
     Ok(StepResult::Contents { ready: queue.message_count(), consumers: queue.consumer_count() })
-}
-
-fn text(text: &str) -> AMQPValue {
-    AMQPValue::LongString(LongString::from(text))
 }

@@ -8,25 +8,17 @@ use alloc::collections::VecDeque;
 use core::time::Duration;
 
 use super::time::Instant;
+use crate::named_enum;
 
-/// What is reported.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum ActivityReport {
-    Started,
-    /// It takes requests, and holds none.
-    Ready,
-    /// It received a request, or works on one.
-    RequestReceived,
-}
-
-impl ActivityReport {
-    /// The name on the wire.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Started => "started",
-            Self::Ready => "ready",
-            Self::RequestReceived => "request-received",
-        }
+named_enum! {
+    /// What is reported, with its name on the wire.
+    #[derive(PartialOrd, Ord, Hash)]
+    pub enum ActivityReport {
+        Started = "started",
+        /// It takes requests, and holds none.
+        Ready = "ready",
+        /// It received a request, or works on one.
+        RequestReceived = "request-received",
     }
 }
 

@@ -4,31 +4,22 @@ use core::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Why a run ends as an exception, in the words of the Taskcluster queue.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ExceptionReason {
-    /// The worker stops, or its host cannot run the task; the queue retries it.
-    WorkerShutdown,
-    /// No task code ran.
-    MalformedPayload,
-    /// Something the payload declares is unavailable after the worker's own retries.
-    ResourceUnavailable,
-    /// A fault of the worker or the handler.
-    InternalError,
-    /// The task asked for a retry; the queue retries it.
-    IntermittentTask,
-}
+use crate::named_enum;
 
-impl ExceptionReason {
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::WorkerShutdown => "worker-shutdown",
-            Self::MalformedPayload => "malformed-payload",
-            Self::ResourceUnavailable => "resource-unavailable",
-            Self::InternalError => "internal-error",
-            Self::IntermittentTask => "intermittent-task",
-        }
+named_enum! {
+    /// Why a run ends as an exception, in the words of the Taskcluster queue.
+    #[derive(PartialOrd, Ord, Hash)]
+    pub enum ExceptionReason {
+        /// The worker stops, or its host cannot run the task; the queue retries it.
+        WorkerShutdown = "worker-shutdown",
+        /// No task code ran.
+        MalformedPayload = "malformed-payload",
+        /// Something the payload declares is unavailable after the worker's own retries.
+        ResourceUnavailable = "resource-unavailable",
+        /// A fault of the worker or the handler.
+        InternalError = "internal-error",
+        /// The task asked for a retry; the queue retries it.
+        IntermittentTask = "intermittent-task",
     }
 }
 

@@ -49,6 +49,17 @@ pub struct CallError {
     pub message: String,
 }
 
+impl CallError {
+    pub fn new(refusal: Refusal, message: impl Into<String>) -> Self {
+        Self { refusal, message: message.into() }
+    }
+
+    /// An error after which the call may be repeated.
+    pub fn retry(message: impl Into<String>) -> Self {
+        Self::new(Refusal::Retry { retry_after: None }, message)
+    }
+}
+
 impl core::fmt::Display for CallError {
     fn fmt(&self, out: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         out.write_str(&self.message)

@@ -7,6 +7,7 @@ use core::time::Duration;
 use super::backoff::{self, Backoff};
 use super::jitter::Jitter;
 use super::time::Instant;
+use crate::named_enum;
 
 /// After a request without an answer. Short: the service is on the same host, and a notice may be only 30 s.
 pub const NOTICE_RETRY: backoff::Policy =
@@ -18,25 +19,16 @@ pub const NOTICE_MIN: Duration = Duration::from_secs(5);
 /// Deadlines this close are the same one.
 pub const SAME_DEADLINE_WITHIN: Duration = Duration::from_secs(2);
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum NoticeOrigin {
-    /// EC2, IMDSv2.
-    Aws,
-    /// Compute Engine.
-    Gcp,
-    Azure,
-    /// The termination file.
-    File,
-}
-
-impl NoticeOrigin {
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Aws => "aws",
-            Self::Gcp => "gcp",
-            Self::Azure => "azure",
-            Self::File => "file",
-        }
+named_enum! {
+    #[derive(PartialOrd, Ord)]
+    pub enum NoticeOrigin {
+        /// EC2, IMDSv2.
+        Aws = "aws",
+        /// Compute Engine.
+        Gcp = "gcp",
+        Azure = "azure",
+        /// The termination file.
+        File = "file",
     }
 }
 

@@ -17,10 +17,10 @@ use tokio::time::Instant;
 
 use crate::committed_schema;
 use crate::handler::config::CommandHandler;
-use crate::settings::Environment;
 use journeyman_platform::host::host_errors;
 use journeyman_platform::host::program_path::find_program;
 use journeyman_platform::redact;
+use journeyman_platform::settings::Environment;
 
 use super::artifact::{ArtifactDeclaration, ArtifactKind, Artifacts, Optionality, expires_after_task};
 use super::environment::{self, Variables};
@@ -41,17 +41,17 @@ pub struct Command {
 
 /// The payload of the `command` handler.
 #[derive(Debug, Clone, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct CommandPayload {
     /// Programs with their arguments, run one after the other until one fails.
-    #[cfg_attr(test, schemars(length(min = 1), inner(length(min = 1))))]
+    #[cfg_attr(debug_assertions, schemars(length(min = 1), inner(length(min = 1))))]
     pub command: Vec<Vec<String>>,
     /// Variables for all commands.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
     /// Time limit for all commands together, in seconds.
-    #[cfg_attr(test, schemars(range(min = 1, max = 4_294_967_295_u64)))]
+    #[cfg_attr(debug_assertions, schemars(range(min = 1, max = 4_294_967_295_u64)))]
     pub max_run_time: Option<u32>,
     /// Files to upload as artifacts.
     #[serde(default)]
@@ -80,7 +80,7 @@ pub struct CommandPayload {
 
 /// The names of the log's artifacts.
 #[derive(Debug, Clone, Default, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct LogNames {
     /// `public/logs/live.log`
@@ -91,14 +91,14 @@ pub struct LogNames {
 
 /// A file or directory to upload.
 #[derive(Debug, Clone, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PayloadArtifact {
     /// The kind of artifact.
     #[serde(rename = "type")]
     pub kind: PayloadArtifactType,
     /// Path below the task directory.
-    #[cfg_attr(test, schemars(length(min = 1)))]
+    #[cfg_attr(debug_assertions, schemars(length(min = 1)))]
     pub path: String,
     /// Name of the artifact; by default the path.
     pub name: Option<String>,
@@ -115,7 +115,7 @@ pub struct PayloadArtifact {
 
 /// The kind of artifact.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum PayloadArtifactType {
     /// One regular file.
@@ -126,7 +126,7 @@ pub enum PayloadArtifactType {
 
 /// How a file may be compressed in transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum ContentEncoding {
     /// Not at all.
@@ -137,12 +137,12 @@ pub enum ContentEncoding {
 
 /// Exit statuses with a special meaning.
 #[derive(Debug, Clone, Default, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct OnExitStatus {
     /// Exit statuses that retry the task.
     #[serde(default)]
-    #[cfg_attr(test, schemars(inner(range(min = 1, max = 255))))]
+    #[cfg_attr(debug_assertions, schemars(inner(range(min = 1, max = 255))))]
     pub retry: BTreeSet<i32>,
     /// Exit statuses that purge the task's caches, of which there are none.
     #[serde(default)]

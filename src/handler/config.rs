@@ -7,17 +7,17 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::http::config::HttpHandler;
 use super::kubernetes::config::KubernetesHandler;
-use crate::settings::values::{File, Span, built_in};
 use journeyman_domain::limits::RUN_TIME_MIN_MS;
+use journeyman_platform::settings::values::{File, Span, built_in};
 
 /// A time that a task may run.
 pub type RunTime = Span<RUN_TIME_MIN_MS>;
 
 /// A handler that runs payloads.
 #[derive(Debug, Clone, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(tag = "kind", rename_all = "kebab-case")]
-#[cfg_attr(test, schemars(extend("x-default-kind" = "program")))]
+#[cfg_attr(debug_assertions, schemars(extend("x-default-kind" = "program")))]
 pub enum Handler {
     /// Runs the command lines of the task.
     Command(CommandHandler),
@@ -49,7 +49,7 @@ impl Handler {
 
 /// A handler that runs the command lines of the task.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct CommandHandler {
     /// Variables of the worker's environment that a payload sees.
@@ -69,7 +69,7 @@ impl Default for CommandHandler {
 
 /// A handler that runs a program.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ProgramHandler {
     /// The program and its arguments. With `http`, the worker starts it as a sidecar that serves `url`, checks its health and restarts it.
@@ -110,7 +110,7 @@ impl ProgramHandler {
 
 /// Work that a program launches elsewhere.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct StagedProgram {
     /// Interval of its `verify` calls, unless the program says otherwise, at least 1 s.
@@ -140,7 +140,7 @@ fn program<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> 
 
 /// Programs that run before and after each task.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Hooks {
     /// Program and arguments to run before a payload [built-in: none]. If it fails, the payload does not run, and the task is released as for a fault of this host.

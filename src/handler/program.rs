@@ -36,9 +36,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::handler::config::ProgramHandler;
-use crate::settings::Environment;
 use journeyman_domain::limits::PROGRAM_CHECK_TIMEOUT;
 use journeyman_platform::host::program_path::find_program;
+use journeyman_platform::settings::Environment;
 
 use super::environment::{self, Variables};
 use super::payload_schema::PayloadSchema;

@@ -83,7 +83,7 @@ impl StagedHandler for ProgramWork {
 
     fn policy(&self, _payload: &Value) -> StagedPolicy {
         let StagedProgram { check_interval, phases, retries } = &self.keys;
-        let limit = |(phase, lasts_max): (&String, &crate::settings::values::Span)| {
+        let limit = |(phase, lasts_max): (&String, &journeyman_platform::settings::values::Span)| {
             (phase.as_str().into(), PhaseLimit { lasts_max: lasts_max.0, class: FailureClass::Task })
         };
         StagedPolicy {

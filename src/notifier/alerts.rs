@@ -46,7 +46,7 @@ impl Change<'_> {
             events.push(of_endpoint("recovered", json!({ "failures": self.before.failures })));
         }
         if let Some(reason) = self.disabled {
-            let reason = reason.name();
+            let reason = reason.as_str();
             tracing::error!(
                 alert = "endpoint-disabled",
                 endpoint,

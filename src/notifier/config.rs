@@ -7,16 +7,18 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::Format;
 use crate::notify::every_event;
-use crate::settings::rules::Rules;
-use crate::settings::values::{AttemptRate, File, Listen, OptionalSpan, SecretFile, Span, WebhookUrl, built_in};
 use journeyman_domain::lane::retry::OnExhausted;
 use journeyman_domain::limits::{
     NOTIFIER_ATTEMPTS_PER_ENDPOINT, NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX, NOTIFIER_SHARDS_MAX, WEBHOOK_TIMEOUT_MAX,
 };
+use journeyman_platform::settings::rules::Rules;
+use journeyman_platform::settings::values::{
+    AttemptRate, File, Listen, OptionalSpan, SecretFile, Span, WebhookUrl, built_in, whole_number,
+};
 
 /// Delivers events as webhooks.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Notifier {
     /// Database file.
@@ -81,7 +83,7 @@ impl Default for Notifier {
 
 /// The database of several notifiers.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct NotifierPostgres {
     /// File with the URL of the database, such as `postgres://user:password@db.example.com/notifier?sslmode=require`.
@@ -92,7 +94,7 @@ pub struct NotifierPostgres {
 
 /// A table in PostgreSQL that an application writes events to, in its own transactions. `journeyman notifier setup` makes it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct NotifierOutbox {
     /// File with the URL of the database.
@@ -110,14 +112,14 @@ fn outbox_table() -> String {
 
 /// The queues from which the notifier takes events, at the broker of `[amqp]`. `journeyman notifier setup` makes them.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct NotifierAmqp {
     /// Exchange that events are published to, with their key as the routing key. The names of its queues begin with it.
     pub queue: String,
     /// Number of queues over which the exchange spreads the keys. It cannot be changed later. More than one needs RabbitMQ 4.3, or its plugin `rabbitmq_sharding`.
-    #[cfg_attr(test, schemars(range(min = 1, max = 256)))]
-    #[serde(deserialize_with = "up_to::<_, NOTIFIER_SHARDS_MAX>")]
+    #[cfg_attr(debug_assertions, schemars(range(min = 1, max = 256)))]
+    #[serde(deserialize_with = "whole_number::<_, _, 1, { NOTIFIER_SHARDS_MAX as i64 }>")]
     pub shards: u16,
 }
 
@@ -127,15 +129,9 @@ impl Default for NotifierAmqp {
     }
 }
 
-fn up_to<'de, D: Deserializer<'de>, const MAX: u16>(from: D) -> Result<u16, D::Error> {
-    let number = i64::deserialize(from)?;
-    let number = u16::try_from(number).ok().filter(|number| (1..=MAX).contains(number));
-    number.ok_or_else(|| D::Error::custom(format!("a whole number from 1 to {MAX}")))
-}
-
 /// A vhost with a queue for each workflow execution and URL, at the broker of `[amqp]`. Needs `amqp.management_url` and `notifier.seal_key_files`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct NotifierMistral {
     /// Vhost of the queues, made if it is missing.
@@ -158,7 +154,7 @@ fn mistral_delete_after() -> OptionalSpan {
 
 /// A receiver of webhooks.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct NotifierEndpoint {
     /// Where its webhooks are sent. Messages and `config show` have no more of it than its origin.
@@ -178,11 +174,14 @@ pub struct NotifierEndpoint {
     pub format: Format,
     /// What happens to an event that was tried for 5 days.
     #[serde(default)]
-    #[cfg_attr(test, schemars(with = "String", extend("enum" = ["block", "skip", "park"])))]
+    #[cfg_attr(debug_assertions, schemars(with = "String", extend("enum" = ["block", "skip", "park"])))]
     pub on_exhausted: OnExhausted,
     /// How many attempts may be under way at once.
-    #[cfg_attr(test, schemars(range(min = 1, max = 64)))]
-    #[serde(default = "webhook_attempts_max", deserialize_with = "up_to::<_, NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX>")]
+    #[cfg_attr(debug_assertions, schemars(range(min = 1, max = 64)))]
+    #[serde(
+        default = "webhook_attempts_max",
+        deserialize_with = "whole_number::<_, _, 1, { NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX as i64 }>"
+    )]
     pub attempts_max: u16,
     /// How many attempts may begin within a second, a minute or an hour, such as `10/s` [built-in: no limit].
     pub rate: Option<AttemptRate>,

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::delivery::AttemptResult;
-use super::store::{Head, outcome_text};
-use crate::histogram::Histogram;
+use super::store::Head;
 use journeyman_domain::lane::retry::{HeadVerdict, MessageOutcome};
 use journeyman_domain::staged::Stamp;
+use journeyman_platform::histogram::Histogram;
 
 /// The upper bounds of the buckets; one without a bound follows.
 pub(crate) const BOUNDS_SECONDS: [f64; 9] = [0.05, 0.25, 1.0, 5.0, 20.0, 60.0, 600.0, 3_600.0, 86_400.0];
@@ -60,7 +60,7 @@ impl Counters {
     }
 
     pub(super) fn on_skipped(&self) {
-        let outcome = outcome_text(MessageOutcome::SkippedByOperator);
+        let outcome = MessageOutcome::SkippedByOperator.as_str();
         *self.0.lock().deliveries.entry(outcome).or_default() += 1;
     }
 
@@ -73,12 +73,12 @@ impl Counters {
         let is_delivered = verdict == HeadVerdict::Ended(MessageOutcome::Delivered);
         counted.attempts.entry(is_delivered).or_default().observe(&BOUNDS_SECONDS, result.took);
         if let HeadVerdict::Ended(outcome) = verdict {
-            *counted.deliveries.entry(outcome_text(outcome)).or_default() += 1;
+            *counted.deliveries.entry(outcome.as_str()).or_default() += 1;
         }
         match &result.result {
             Ok(_) if is_delivered => {}
             Ok(_) => *counted.errors.entry("status").or_default() += 1,
-            Err(error) => *counted.errors.entry(error.class.name()).or_default() += 1,
+            Err(error) => *counted.errors.entry(error.class.as_str()).or_default() += 1,
         }
         if is_delivered && !head.is_replay {
             counted.end_to_end.observe(&BOUNDS_SECONDS, now.since(head.occurred_at));

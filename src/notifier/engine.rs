@@ -539,7 +539,7 @@ fn attempt_record(started_at: Stamp, attempt: AttemptResult) -> AttemptRecord {
             AttemptRecord { started_at, took_ms, status, error: None, detail }
         }
         Err(error) => {
-            let (class, detail) = (Some(error.class.name()), error.text.into_bytes());
+            let (class, detail) = (Some(error.class.as_str()), error.text.into_bytes());
             AttemptRecord { started_at, took_ms, status: None, error: class, detail }
         }
     }

@@ -10,7 +10,7 @@ use super::store::Head;
 
 /// What an endpoint gets of an event.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
     /// The JSON of Standard Webhooks: `type`, `timestamp` and `data`.

@@ -42,7 +42,7 @@ pub(crate) use self::mistral::{MistralConfig, UrlKey};
 use self::registry::Registry;
 pub(crate) use self::registry::{EndpointSettings, Endpoints};
 pub(crate) use self::seal::SealKeys;
-pub(crate) use self::store::{AttemptRow, LaneRow, outcome_text};
+pub(crate) use self::store::{AttemptRow, LaneRow};
 use self::store::{Postgres, PostgresError, Store, StoreFailure};
 use journeyman_domain::lane::dispatcher::AttemptLimits;
 use journeyman_domain::limits::{

@@ -15,10 +15,10 @@ use super::format::Format;
 use super::seal::{SealError, SealKeys};
 use super::store::EndpointState;
 use crate::notify::TypePattern;
-use crate::settings::values::WebhookUrl;
 use journeyman_domain::lane::dispatcher::EndpointLimits;
 use journeyman_domain::lane::retry::{OnExhausted, RetryPolicy};
 use journeyman_domain::limits::{NOTIFIER_ATTEMPTS_PER_ENDPOINT, WEBHOOK_TIMEOUT_MAX};
+use journeyman_platform::settings::values::WebhookUrl;
 
 /// The endpoints by name, each with the types of events that it wants.
 pub(crate) type Endpoints = BTreeMap<Arc<str>, (Endpoint, Vec<TypePattern>)>;

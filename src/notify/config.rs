@@ -2,12 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::settings::rules::Rules;
-use crate::settings::values::{SecretFile, Url};
+use journeyman_platform::settings::rules::Rules;
+use journeyman_platform::settings::values::{SecretFile, Url};
 
 /// Tells a notifier which tasks of an embedded queue were resolved, which claims of a worker have ended, and which requests a controller has put aside.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Notify {
     /// Address of the notifier, such as `http://127.0.0.1:7090` [built-in: none].

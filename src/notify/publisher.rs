@@ -8,12 +8,12 @@ use serde_json::Value;
 use tokio::time::{Instant, timeout_at};
 
 use super::event::Event;
-use crate::retry::Retry;
-use crate::settings::values::Secret;
 use journeyman_domain::backoff::Policy;
 use journeyman_domain::limits::{NOTIFIER_ROWS_BYTES_MAX, NOTIFY_CALL_TIMEOUT, NOTIFY_CONNECT_TIMEOUT};
 use journeyman_platform::host::clock::stamp;
 use journeyman_platform::http::client::{client_builder, read_body, retry_after, root_cause};
+use journeyman_platform::retry::Retry;
+use journeyman_platform::settings::values::Secret;
 
 const RETRY: Policy = Policy { first: Duration::from_millis(500), max: Duration::from_secs(30) };
 

@@ -1,5 +1,3 @@
-//! Logs and traces of a running process, and text that is not trusted.
+//! Traces of a running process.
 
-pub mod log;
 pub mod traces;
-pub mod untrusted_text;

@@ -18,7 +18,6 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::settings::Environment;
 use crate::worker::timeline::{ClaimPhase, PhaseTiming};
 use crate::worker::trace_recorder::{FinishedClaim, SpanCounts, TraceRecorder};
 use journeyman_domain::claim::ClaimEnd;
@@ -27,6 +26,7 @@ use journeyman_domain::limits::{
 };
 use journeyman_domain::outcome::Outcome;
 use journeyman_domain::time::Instant;
+use journeyman_platform::settings::Environment;
 
 /// The collector's URL by OpenTelemetry's variables; `None` if traces are not exported.
 ///

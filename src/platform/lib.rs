@@ -1,7 +1,13 @@
-//! What the roles of journeyman stand on: this machine, servers and clients, stores, the removal of secrets.
+//! What the roles of journeyman stand on: this machine, what the configuration is made of, clients of protocols, servers, stores, the removal of secrets.
 
 pub mod amqp;
+pub mod histogram;
 pub mod host;
 pub mod http;
+pub mod kubernetes;
+pub mod log;
 pub mod redact;
+pub mod retry;
+pub mod settings;
 pub mod sqlite;
+pub mod zookeeper;

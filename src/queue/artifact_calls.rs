@@ -6,10 +6,9 @@ use axum::response::IntoResponse as _;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::QueueState;
-use super::api::{App, Call, ReplyResult};
 use super::artifact_content::{self, ContentPath};
 use super::auth::Caller;
+use super::call::{App, Call, QueueState, ReplyResult};
 use super::clock::UnixMillis;
 use super::field_types::Uri;
 use super::queue_error::{QueueError, QueueErrorCode, json_response};

@@ -14,11 +14,11 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::timeout;
 use tokio_util::io::{ReaderStream, StreamReader};
 
-use super::QueueState;
-use super::api::{App, Params, header_str, query_param};
 use super::artifact_files::{self, IncomingFile};
+use super::call::{App, QueueState};
 use super::clock::UnixMillis;
-use super::queue_error::{QueueError, QueueErrorCode, route_not_found};
+use super::field_types::{header_str, query_param};
+use super::queue_error::{Params, QueueError, QueueErrorCode, route_not_found};
 use crate::task::formats::is_slugid;
 use journeyman_domain::limits::{QUEUE_READ_BYTES, QUEUE_UPLOAD_TIMEOUT};
 

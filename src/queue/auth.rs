@@ -17,36 +17,14 @@ use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
 use url::Url;
 
-use super::Config;
-use super::api::{header_str, query_param};
 use super::clock::UnixMillis;
+use super::config::{Auth, Config, RegisteredClient};
+use super::field_types::{header_str, query_param};
 use super::queue_error::{QueueError, QueueErrorCode};
 use super::scopes::{satisfies, satisfies_all};
 use super::task_state::WorkerIdentity;
 use crate::task::formats::new_task_id;
 use journeyman_domain::limits::{QUEUE_CERTIFICATE_DRIFT, QUEUE_CERTIFICATE_TTL_MAX, QUEUE_CLOCK_DRIFT_MAX};
-
-/// Whether callers of the embedded queue have to sign their calls.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(rename_all = "kebab-case")]
-pub enum Auth {
-    /// A client signs every call.
-    Checked,
-    /// Every caller has all scopes. For loopback addresses and trusted users only.
-    Open,
-    /// Every caller that can reach the address has all scopes.
-    OpenToNetwork,
-}
-
-#[derive(Debug, Clone)]
-pub struct RegisteredClient {
-    /// Such as `worker` or `project/ci/fleet`.
-    pub client_id: String,
-    pub access_token: SecretString,
-    /// A scope that ends in `*` covers all scopes with that prefix.
-    pub scopes: Vec<String>,
-}
 
 /// Issuer of the credentials of claims.
 const ISSUER: &str = "static/taskcluster/queue";

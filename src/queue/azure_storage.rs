@@ -13,8 +13,8 @@ use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::QueueState;
-use super::api::{App, Call, ReplyResult, query_param};
+use super::call::{App, Call, QueueState, ReplyResult};
+use super::field_types::query_param;
 use super::queue_error::QueueError;
 use super::store::messages::{DeleteResult, ReceivedMessage};
 use super::task_calls::ok;

@@ -1,5 +1,7 @@
-//! Types that request bodies are deserialized into; each rejects values that the API does not allow.
+//! The fields of requests: readers, and the types of bodies, each of which rejects values that the API does not allow.
 
+use axum::http::header::AsHeaderName;
+use axum::http::request::Parts;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use url::Url;
@@ -15,6 +17,19 @@ pub(crate) fn parse_fields<T: DeserializeOwned>(body: &[u8]) -> Result<T, QueueE
 pub(crate) fn body_error(error: &serde_json::Error) -> QueueError {
     let code = if error.is_data() { QueueErrorCode::InputValidationError } else { QueueErrorCode::MalformedPayload };
     QueueError::new(code, format!("invalid request body: {error}"))
+}
+
+pub(crate) fn header_str(parts: &Parts, name: impl AsHeaderName) -> Option<&str> {
+    parts.headers.get(name).and_then(|value| value.to_str().ok())
+}
+
+/// Decodes a query parameter; `+` is a space.
+pub(crate) fn query_param(query: &str, name: &str) -> Option<String> {
+    url::form_urlencoded::parse(query.as_bytes()).find(|(key, _)| key == name).map(|(_, value)| value.into_owned())
+}
+
+pub(crate) fn invalid_argument(message: String) -> QueueError {
+    QueueError::new(QueueErrorCode::InvalidRequestArguments, message)
 }
 
 /// Declares a string type whose values satisfy a check.
@@ -77,6 +92,12 @@ pub(crate) fn is_queue_id(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_bare_plus_in_a_query_is_a_space() {
+        assert_eq!(query_param("a=1&popreceipt=x+y%2B=", "popreceipt").unwrap(), "x y+=");
+        assert_eq!(query_param("a=1", "b"), None);
+    }
 
     #[test]
     fn a_uri_has_a_scheme_and_no_control_characters() {

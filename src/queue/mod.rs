@@ -8,6 +8,7 @@ mod artifact_content;
 mod artifact_files;
 mod auth;
 mod azure_storage;
+mod call;
 mod clock;
 pub(crate) mod config;
 mod field_types;
@@ -22,9 +23,7 @@ mod task_state;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::serve::ListenerExt as _;
 use rustix::process::{Resource, getrlimit};
@@ -33,69 +32,21 @@ use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-pub use self::auth::{Auth, RegisteredClient};
 pub use self::clock::QueueClock;
+pub use self::config::{Auth, Config, RegisteredClient};
 pub use self::task_state::Priority;
 pub use journeyman_platform::sqlite::{Db, OpenError};
 
 use self::auth::Keyring;
-use self::clock::UnixMillis;
+use self::call::QueueState;
 use self::store::{QueueStore, Store, outbox};
 use crate::notify::{Publisher, hand_over};
 use journeyman_domain::limits::{
-    NOTIFIER_STORE_RETRY, QUEUE_ARTIFACT_BYTES_MAX, QUEUE_BACKLOG, QUEUE_BODIES_BYTES_MAX, QUEUE_CLAIM_DELAY,
-    QUEUE_CLAIM_TIMEOUT, QUEUE_CONNECTION_IDLE_MAX, QUEUE_CONNECTIONS_MAX, QUEUE_LONG_POLL_WAIT, QUEUE_LONG_POLLS_MAX,
-    QUEUE_STOP_TIMEOUT, QUEUE_VISIBILITY_TIMEOUT,
+    NOTIFIER_STORE_RETRY, QUEUE_BACKLOG, QUEUE_BODIES_BYTES_MAX, QUEUE_CONNECTION_IDLE_MAX, QUEUE_CONNECTIONS_MAX,
+    QUEUE_LONG_POLLS_MAX, QUEUE_STOP_TIMEOUT,
 };
 use journeyman_platform::http::{self, Limits};
 use journeyman_platform::sqlite::{Database, RunningStore, StoreStatus, store_ended};
-
-/// Start from [`Config::new`] and change what differs.
-#[derive(Debug, Clone)]
-pub struct Config {
-    pub db: Db,
-    /// Directory of artifact content; created if missing.
-    pub artifacts: PathBuf,
-    /// Port 0 picks a free port.
-    pub listen: SocketAddr,
-    pub auth: Auth,
-    pub clients: Vec<RegisteredClient>,
-    /// Origins of web pages that may call the queue, such as `https://tc.example.com`.
-    pub allowed_origins: Vec<String>,
-    pub claim_timeout: Duration,
-    /// Types of the events of resolved tasks that are kept for a notifier. A `*` at the end stands for the rest.
-    pub outbox_events: Vec<String>,
-    /// Delay after `takenUntil` before a claim is resolved as `claim-expired`. A late reclaim is accepted until
-    /// then.
-    pub claim_delay: Duration,
-    /// How long `claimWork` waits for a pending task; capped at a tenth of `claim_timeout`.
-    pub long_poll: Duration,
-    /// How long a received message stays hidden.
-    pub visibility_timeout: Duration,
-    pub artifact_bytes_max: u64,
-    pub clock: QueueClock,
-}
-
-impl Config {
-    /// A queue on a free loopback port with authentication on and no clients.
-    pub fn new(db: Db, artifacts: PathBuf) -> Self {
-        Self {
-            db,
-            artifacts,
-            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
-            auth: Auth::Checked,
-            clients: Vec::new(),
-            allowed_origins: Vec::new(),
-            claim_timeout: QUEUE_CLAIM_TIMEOUT,
-            outbox_events: Vec::new(),
-            claim_delay: QUEUE_CLAIM_DELAY,
-            long_poll: QUEUE_LONG_POLL_WAIT,
-            visibility_timeout: QUEUE_VISIBILITY_TIMEOUT,
-            artifact_bytes_max: QUEUE_ARTIFACT_BYTES_MAX,
-            clock: QueueClock::wall(),
-        }
-    }
-}
 
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -118,24 +69,6 @@ pub enum QueueFailure {
     File(String),
     #[error("the store thread panicked (see the log); restart the queue")]
     Panic,
-}
-
-pub(crate) struct QueueState {
-    pub(crate) store: Store,
-    pub(crate) keyring: Keyring,
-    /// For a request without a `Host` header. Without a trailing slash.
-    pub(crate) root_url: String,
-    pub(crate) config: Arc<Config>,
-    pub(crate) long_poll_permits: Arc<Semaphore>,
-    /// Bytes of request bodies in memory together.
-    pub(crate) body_budget: Arc<Semaphore>,
-    pub(crate) stop: CancellationToken,
-}
-
-impl QueueState {
-    pub(crate) fn now(&self) -> UnixMillis {
-        self.config.clock.now()
-    }
 }
 
 /// A running queue. Dropping it stops it without waiting; [`RunningQueue::stop`] waits.

@@ -11,10 +11,10 @@ use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 
-use super::QueueState;
-use super::api::{Params, header_str};
-use super::auth::Auth;
-use super::queue_error::{QueueError, QueueErrorCode};
+use super::call::QueueState;
+use super::config::Auth;
+use super::field_types::header_str;
+use super::queue_error::{Params, QueueError, QueueErrorCode};
 use journeyman_platform::http::is_loopback_host;
 
 pub(super) async fn check(State(app): State<Arc<QueueState>>, request: Request, next: Next) -> Response {

@@ -1,5 +1,7 @@
 //! Error responses: status, code and JSON body in the form of the Taskcluster services.
 
+use std::collections::BTreeMap;
+
 use axum::body::Body;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS};
 use axum::http::{HeaderValue, StatusCode};
@@ -7,7 +9,6 @@ use axum::response::{IntoResponse as _, Response};
 use serde::Serialize;
 use serde_json::json;
 
-use super::api::Params;
 use super::clock::UnixMillis;
 use super::task_state::RunError;
 use journeyman_domain::limits::QUEUE_RUNS_MAX;
@@ -47,6 +48,9 @@ impl QueueErrorCode {
         }
     }
 }
+
+/// The decoded parameters of a path.
+pub(crate) type Params = BTreeMap<String, String>;
 
 #[derive(Debug)]
 pub(crate) struct QueueError {

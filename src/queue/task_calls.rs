@@ -5,10 +5,9 @@ use serde::Deserialize;
 use serde_json::json;
 use tokio::time::timeout;
 
-use super::QueueState;
-use super::api::{App, Call, ReplyResult, invalid_argument};
+use super::call::{App, Call, QueueState, ReplyResult};
 use super::clock::UnixMillis;
-use super::field_types::{Identifier, Integer, SlugId};
+use super::field_types::{Identifier, Integer, SlugId, invalid_argument};
 use super::queue_error::{QueueError, QueueErrorCode, json_response};
 use super::response_json;
 use super::store::tx::{ClaimedRun, TaskFilter, TaskRow, Tx};

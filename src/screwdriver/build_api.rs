@@ -6,13 +6,13 @@ use serde_json::{Value, json};
 
 use super::message::Build;
 use super::rules::WAITING_FOR_RESOURCES;
-use crate::kubernetes::Pod;
-use crate::settings::values::Url;
 use journeyman_domain::limits::{
     CONNECT_TIMEOUT, ERROR_BODY_BYTES_MAX, REFUSAL_TEXT_BYTES_MAX, SCREWDRIVER_API_TIMEOUT,
 };
 use journeyman_platform::http::client::{client_builder, read_body, root_cause};
+use journeyman_platform::kubernetes::Pod;
 use journeyman_platform::redact;
+use journeyman_platform::settings::values::Url;
 
 pub(crate) struct BuildApi {
     http: Client,

@@ -18,10 +18,6 @@ use super::pod::{BUILD_LABEL, BuildTemplate, build_label, pod_name, token_secret
 use super::rules::{self, Decision};
 use crate::handler::staged::{StagedEnd, StagedHandler, Work, drive_to_end};
 use crate::handler::{Context, ExecuteError, ExecuteFailure, HandlerConfigError, PayloadHandler, PrepareError};
-use crate::kubernetes::{
-    FailureCause, KubernetesClient, KubernetesError, PODS, Pod, PodVerdict, RUNNING, SECRETS, StartGraces, existing,
-    judge, sweep_ended,
-};
 use crate::screwdriver::config::ScrewdriverSource;
 use crate::task::{Deferral, Results};
 use journeyman_domain::limits::{
@@ -29,6 +25,10 @@ use journeyman_domain::limits::{
 };
 use journeyman_domain::staged::{FailureClass, Progress, StagedAnswer, StagedPolicy, StagedRecord, Stamp};
 use journeyman_platform::host::crash_points::crash_point;
+use journeyman_platform::kubernetes::{
+    FailureCause, KubernetesClient, KubernetesError, PODS, Pod, PodVerdict, RUNNING, SECRETS, StartGraces, existing,
+    judge, sweep_ended,
+};
 
 /// Of the Secrets that keep a build from starting after it was stopped.
 const STOPPED: &str = "journeyman/stopped-build";

@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::settings::rules::Rules;
-use crate::settings::values::{File, OptionalSpan, Span, Url, built_in};
 use journeyman_domain::limits::AMQP_NAME_BYTES_MAX;
+use journeyman_platform::settings::rules::Rules;
+use journeyman_platform::settings::values::{File, OptionalSpan, Span, Url, built_in};
 
 /// What an id and a suffix leave of the 63 that the name of a pod may have.
 const PREFIX_BYTES_MAX: usize = 36;
 
 /// Builds of a Screwdriver, from the queues of its worker for build clusters.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct ScrewdriverSource {
     /// Queue of the messages that start and stop builds and clear caches. The worker never declares it.
@@ -150,7 +150,7 @@ fn set_memory_classes<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<Str
 
 /// How often builds are tried and looked at. The built-in values are the existing worker's.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct BuildLimits {
     /// How often the start of a build is tried again after an error of the cluster.

@@ -6,9 +6,9 @@ use lapin::types::{AMQPValue, FieldTable};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use crate::settings::values::{Secret, Url};
 use journeyman_domain::staged::Stamp;
 use journeyman_platform::amqp::headers;
+use journeyman_platform::settings::values::{Secret, Url};
 
 const START_TIME: &str = "x-build-start-time";
 const RETRY_COUNT: &str = "x-retry-count";
@@ -26,9 +26,9 @@ pub(crate) enum Message {
 
 /// A build, as its message describes it.
 #[derive(Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(try_from = "Value")]
-#[cfg_attr(test, schemars(with = "Value"))]
+#[cfg_attr(debug_assertions, schemars(with = "Value"))]
 pub(crate) struct Build {
     pub(super) known: KnownFields,
     /// All of it, token included: published again for the existing worker, and shown to the template.

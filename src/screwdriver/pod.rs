@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::message::Build;
-use crate::kubernetes::{Pod, PodTemplate};
 use crate::screwdriver::config::ScrewdriverSource;
-use crate::settings::values::{Url, merge_json};
 use journeyman_domain::limits::OBJECT_NAME_BYTES_MAX;
+use journeyman_platform::kubernetes::{Pod, PodTemplate};
+use journeyman_platform::settings::values::{Url, merge_json};
 
 const BUILT_IN: &str = include_str!("pod.yaml.jinja");
 /// The label by which Screwdriver's own worker finds the pods of a build.

@@ -5,9 +5,9 @@
 
 use std::time::Duration;
 
-use crate::kubernetes::{FailureCause, PULLING, PodVerdict, UNSCHEDULED};
 use crate::screwdriver::config::BuildLimits;
 use journeyman_domain::staged::Stamp;
+use journeyman_platform::kubernetes::{FailureCause, PULLING, PodVerdict, UNSCHEDULED};
 
 pub(crate) const WAITING_FOR_RESOURCES: &str = "Waiting for resources to be available.";
 const SCHEDULING_TIMEOUT: &str = "Pod scheduling timeout exceeded";
@@ -112,7 +112,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::kubernetes::{Pod, StartGraces, judge};
+    use journeyman_platform::kubernetes::{Pod, StartGraces, judge};
 
     const NOW: i64 = 1_767_225_600_000;
 

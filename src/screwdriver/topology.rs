@@ -3,7 +3,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{Connection, ExchangeKind};
 
@@ -12,7 +11,7 @@ use journeyman_domain::limits::SCREWDRIVER_QUEUES_MAX;
 use journeyman_domain::refusal::{CallError, Refusal};
 use journeyman_platform::amqp::management::{Binding, ExchangeRouting, Management, ManagementError, QueueRouting};
 use journeyman_platform::amqp::{
-    self, NOT_FOUND, error_text, find_exchange, find_queue, header_table, reply_code, retry_error, to_short_string,
+    self, NOT_FOUND, error_text, find_exchange, find_queue, header_table, reply_code, text_value, to_short_string,
 };
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -302,37 +301,26 @@ pub(crate) async fn apply(
     let calls = async {
         let channel = connection.create_channel().await?;
         if !facts.exchange_exists {
-            let options = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
-            channel
-                .exchange_declare(exchange.as_str().into(), ExchangeKind::Topic, options, FieldTable::default())
-                .await?;
+            amqp::declare_exchange(&channel, exchange, ExchangeKind::Topic, FieldTable::default()).await?;
             tell(format!("exchange {exchange}"), "declared: topic, durable".to_owned());
         }
         for queue in plan(source) {
             let (name, is_missing) = (queue.name.as_str(), queue.is_missing(facts));
             // A queue for rejected messages may be there without the other.
             if is_missing && (queue.delays.is_none() || find_queue(connection, name.into()).await.is_err()) {
-                let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
-                channel.queue_declare(name.into(), options, queue.arguments(exchange)).await?;
+                amqp::declare_queue(&channel, name, queue.arguments(exchange)).await?;
                 tell(format!("queue {name}"), format!("declared: durable, {}", queue.describe(exchange)));
             }
             if (is_missing || queue.delays.is_none()) && !facts.reached(source, exchange, name).contains(&name) {
-                let (queue, options) = (name.into(), QueueBindOptions::default());
-                channel
-                    .queue_bind(queue, exchange.as_str().into(), name.into(), options, FieldTable::default())
-                    .await?;
+                amqp::bind_queue(&channel, name, exchange, name).await?;
                 tell(format!("queue {name}"), format!("bound to {exchange} by its name"));
             }
         }
         channel.close(lapin::protocol::constants::REPLY_SUCCESS, "OK".into()).await
     };
     let failed = |error: lapin::Error| {
-        let refusal = if reply_code(&error) == Some(amqp::ACCESS_REFUSED) {
-            Refusal::Denied
-        } else {
-            Refusal::Retry { retry_after: None }
-        };
-        CallError { refusal, message: format!("cannot declare the queues of {exchange}: {}", error_text(&error)) }
+        let message = format!("cannot declare the queues of {exchange}: {}", error_text(&error));
+        CallError::new(amqp::refusal(&error), message)
     };
     calls.await.map_err(failed)?;
     Ok(done)
@@ -387,13 +375,12 @@ impl PlannedQueue {
 
     fn arguments(&self, exchange: &str) -> FieldTable {
         const PRIORITY_MAX: i32 = 3;
-        let text = |text: &str| AMQPValue::LongString(text.into());
         let ttl = self.ttl_ms.map(|ttl_ms| ("x-message-ttl", AMQPValue::LongLongInt(ttl_ms)));
         let priorities = self.has_priorities.then_some(("x-max-priority", AMQPValue::LongInt(PRIORITY_MAX)));
         let always = [
-            ("x-queue-type", text("classic")),
-            ("x-dead-letter-exchange", text(exchange)),
-            ("x-dead-letter-routing-key", text(&self.dead_letters_to)),
+            ("x-queue-type", text_value("classic")),
+            ("x-dead-letter-exchange", text_value(exchange)),
+            ("x-dead-letter-routing-key", text_value(&self.dead_letters_to)),
         ];
         header_table(always.into_iter().chain(ttl).chain(priorities))
     }
@@ -413,7 +400,7 @@ fn exists<T>(what: &str, name: &str, answer: lapin::Result<T>) -> Result<bool, C
     match answer {
         Ok(_) => Ok(true),
         Err(error) if reply_code(&error) == Some(NOT_FOUND) => Ok(false),
-        Err(error) => Err(retry_error(format!("cannot look up {what} {name}: {}", error_text(&error)))),
+        Err(error) => Err(CallError::retry(format!("cannot look up {what} {name}: {}", error_text(&error)))),
     }
 }
 
@@ -421,7 +408,7 @@ fn found<T>(answer: Result<T, ManagementError>) -> Result<Option<T>, CallError> 
     match answer {
         Ok(found) => Ok(Some(found)),
         Err(ManagementError::NotFound) => Ok(None),
-        Err(ManagementError::Failed(why)) => Err(retry_error(why)),
+        Err(ManagementError::Failed(why)) => Err(CallError::retry(why)),
     }
 }
 

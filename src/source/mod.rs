@@ -5,7 +5,6 @@
 //! Calls are made concurrently.
 
 pub mod amqp;
-pub mod memory;
 pub mod taskcluster;
 pub mod zookeeper;
 

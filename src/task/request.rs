@@ -13,7 +13,7 @@ use journeyman_domain::limits::REQUEST_JSON_BYTES_MAX;
 /// A request: a `PayloadHandler::Payload` in Rust, and the `payload` of the document on
 /// standard input for a program.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(try_from = "RequestJson", into = "RequestJson")]
 pub struct Request {
     /// The requested path, from the header `x-rpc-path`.
@@ -65,9 +65,9 @@ impl Request {
 
 /// A request as JSON: the `payload` of the document on standard input for a program.
 #[derive(Default, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
-#[cfg_attr(test, schemars(rename = "Request"))]
+#[cfg_attr(debug_assertions, schemars(rename = "Request"))]
 struct RequestJson {
     /// The requested path, from the header `x-rpc-path`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -96,7 +96,10 @@ struct RequestJson {
     #[serde(skip_serializing_if = "Option::is_none")]
     body: Option<String>,
     /// The body in base64, if it is not UTF-8.
-    #[cfg_attr(test, schemars(regex(pattern = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$")))]
+    #[cfg_attr(
+        debug_assertions,
+        schemars(regex(pattern = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"))
+    )]
     #[serde(skip_serializing_if = "Option::is_none")]
     body_base64: Option<String>,
     /// The parsed body, if it is JSON of at most 1 MiB. Without `body` and `bodyBase64`, it is the body.

@@ -170,7 +170,7 @@ pub(super) async fn take_over(source: Arc<dyn Source>, claim: LocalToken, run: R
         Some(recovery) => call_guarded("take over", recovery.take_over(&run)).await,
         None => {
             let message = format!("take over {run}: the service requeued it when the previous process ended");
-            Err(CallError { refusal: Refusal::Gone, message })
+            Err(CallError::new(Refusal::Gone, message))
         }
     };
     CallResult::claimed(claim, answer)
@@ -439,18 +439,14 @@ fn set_failure_reason(context: &Context, text: &str) {
 async fn call_with_timeout<T>(timeout: Duration, operation: &str, answer: SourceFuture<'_, T>) -> Result<T, CallError> {
     match tokio::time::timeout(timeout, call_guarded(operation, answer)).await {
         Ok(answer) => answer,
-        Err(_) => {
-            let what = format!("{operation}: no answer within {timeout:?}");
-            Err(CallError { refusal: Refusal::Retry { retry_after: None }, message: what })
-        }
+        Err(_) => Err(CallError::retry(format!("{operation}: no answer within {timeout:?}"))),
     }
 }
 
 async fn call_guarded<T>(operation: &str, answer: SourceFuture<'_, T>) -> Result<T, CallError> {
     catch_panic(answer).await.unwrap_or_else(|Panicked(text)| {
         tracing::error!(operation, panic = text, "a source panicked");
-        let what = format!("{operation}: the source panicked");
-        Err(CallError { refusal: Refusal::Retry { retry_after: None }, message: what })
+        Err(CallError::retry(format!("{operation}: the source panicked")))
     })
 }
 

@@ -40,21 +40,10 @@ pub(super) struct ClaimCommand {
 
 impl ClaimCommand {
     pub(super) fn log_line(&self) -> String {
-        let what = match self.command {
-            CancelCommand::Release => "released",
-            CancelCommand::Cancel => "canceled",
-        };
         let Note { by, text } = &self.note;
         let why = if text.is_empty() { String::new() } else { format!(": {text}") };
         // The note is free text, and a log has lines.
-        format!("{what} by operator {by}{why}").replace(char::is_control, " ")
-    }
-}
-
-const fn command_name(command: CancelCommand) -> &'static str {
-    match command {
-        CancelCommand::Release => "release",
-        CancelCommand::Cancel => "cancel",
+        format!("{} by operator {by}{why}", self.command.past_tense()).replace(char::is_control, " ")
     }
 }
 
@@ -100,7 +89,7 @@ impl Engine {
                 .map(|context| context.workdir_path().to_owned()),
             phases: live.timeline.phases().iter().map(|lap| phase_status(lap, now)).collect(),
             last_command: live.last_command.as_ref().map(|last| ClaimCommandStatus {
-                command: command_name(last.command).to_owned(),
+                command: last.command.as_str().to_owned(),
                 note: last.note.clone(),
                 seconds_ago: seconds_between(last.at, now),
             }),
@@ -120,7 +109,7 @@ impl Engine {
         let (run, result) = (view.run.to_string(), view.state.preview_cancel(command));
         tracing::info!(
             claim.run = run,
-            command = command_name(command),
+            command = command.as_str(),
             by = note.by,
             note = note.text,
             ?result,

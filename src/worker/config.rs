@@ -2,19 +2,20 @@
 
 use std::num::NonZeroU32;
 
-use serde::de::Error;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 
 use crate::handler::config::termination_grace;
-use crate::settings::rules::Rules;
-use crate::settings::values::{File, Listen, OptionalSpan, Size, Span, Url, WorkerName, built_in};
 use journeyman_domain::limits::{LAUNCHED_DEFAULT, LAUNCHED_MAX, STATUS_POLL_MIN_MS};
 use journeyman_platform::host::containment::Requirement;
 use journeyman_platform::host::termination_notice::MetadataProvider;
+use journeyman_platform::settings::rules::Rules;
+use journeyman_platform::settings::values::{
+    File, Listen, OptionalSpan, Size, Span, Url, WorkerName, built_in, whole_number,
+};
 
 /// This worker.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Worker {
     /// Worker id, unique within the group. `{hostname}` and `{pid}` are replaced. At most 38 characters, 22 with `dialect = "azure"`.
@@ -22,12 +23,12 @@ pub struct Worker {
     /// Worker group, often a region. At most 38 characters, 22 with `dialect = "azure"`.
     pub group: WorkerName,
     /// Maximum number of tasks that run at once.
-    #[cfg_attr(test, schemars(range(min = 1, max = 16384)))]
-    #[serde(deserialize_with = "capacity")]
+    #[cfg_attr(debug_assertions, schemars(range(min = 1, max = 16384)))]
+    #[serde(deserialize_with = "whole_number::<_, _, 1, CAPACITY_MAX>")]
     pub capacity: u16,
     /// Maximum number of tasks beside these whose work runs elsewhere.
-    #[cfg_attr(test, schemars(range(max = 100_000)))]
-    #[serde(deserialize_with = "launched_max")]
+    #[cfg_attr(debug_assertions, schemars(range(max = 100_000)))]
+    #[serde(deserialize_with = "whole_number::<_, _, 0, { LAUNCHED_MAX as i64 }>")]
     pub launched_max: u32,
     /// Directory for the files of running tasks. Two workers cannot share one.
     pub work_dir: File,
@@ -69,28 +70,13 @@ impl Default for Worker {
     }
 }
 
-fn launched_max<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
-    let max = u32::deserialize(from)?;
-    if max <= LAUNCHED_MAX {
-        Ok(max)
-    } else {
-        Err(D::Error::custom(format!("a whole number from 0 to {LAUNCHED_MAX}")))
-    }
-}
-
-fn capacity<'de, D: Deserializer<'de>>(from: D) -> Result<u16, D::Error> {
-    let capacity = i64::deserialize(from)?;
-    let capacity = u16::try_from(capacity).ok().filter(|capacity| (1..=CAPACITY_MAX).contains(capacity));
-    capacity.ok_or_else(|| D::Error::custom(format!("a whole number from 1 to {CAPACITY_MAX}")))
-}
-
 /// The host that the worker runs on.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Host {
     /// Metadata service that announces the termination of a spot or preemptible host. `auto` tries all three at start and stops after a minute without an answer.
-    #[cfg_attr(test, schemars(with = "platform_enums::MetadataProvider"))]
+    #[cfg_attr(debug_assertions, schemars(with = "platform_enums::MetadataProvider"))]
     pub metadata_service: MetadataProvider,
     /// What happens to running tasks on a termination notice. With `finish` they are released 15 s before the termination, or earlier if `termination_grace` and the reports need more. Tasks that have not started are released at once.
     pub on_termination_notice: OnTerminationNotice,
@@ -103,7 +89,7 @@ pub struct Host {
     /// Stop claiming below this available memory. Tasks of a poll in flight are released, which costs them a retry.
     pub min_free_memory: Size,
     /// How the processes of a task are contained.
-    #[cfg_attr(test, schemars(with = "platform_enums::Requirement"))]
+    #[cfg_attr(debug_assertions, schemars(with = "platform_enums::Requirement"))]
     pub containment: Requirement,
     /// Memory limit of all processes of a task. Needs control groups with the memory controller.
     pub task_memory: Option<Size>,
@@ -132,7 +118,7 @@ impl Default for Host {
 
 /// What happens to running tasks on a termination notice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum OnTerminationNotice {
     /// They may finish while there is time.
@@ -157,10 +143,10 @@ impl Worker {
     }
 }
 
-const CAPACITY_MAX: u16 = 16_384;
+const CAPACITY_MAX: i64 = 16_384;
 
 /// The schemas of enums of another crate, which derives none: the attribute `with` names what describes a field.
-#[cfg(test)]
+#[cfg(debug_assertions)]
 #[expect(dead_code, reason = "they are described, and have no values")]
 mod platform_enums {
     #[derive(schemars::JsonSchema)]

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use crate::histogram::Histogram;
 use journeyman_domain::claim::ClaimEnd;
 use journeyman_domain::named_enum;
 use journeyman_domain::outcome::Outcome;
 use journeyman_domain::time::Instant;
+use journeyman_platform::histogram::Histogram;
 
 use super::timeline::{ClaimPhase, Timeline};
 

@@ -353,7 +353,7 @@ fn hints(
             hints.push(format!("{}: polls return no tasks; none may be pending for this worker", source.name));
         }
     }
-    let dropped = crate::observe::log::dropped_lines();
+    let dropped = journeyman_platform::log::dropped_lines();
     if dropped > 0 {
         hints.push(format!("{dropped} lines of this worker's log were dropped: its reader is too slow"));
     }

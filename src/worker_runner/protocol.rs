@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
-use crate::settings::values::Secret;
 use crate::source::taskcluster::ClientCredentials;
+use journeyman_platform::settings::values::Secret;
 
 /// The capabilities that this worker implements.
 const CAPABILITIES: [&str; 5] = ["graceful-termination", "new-credentials", "error-report", "log", "shutdown"];

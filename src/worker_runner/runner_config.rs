@@ -5,8 +5,8 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::protocol::certificate;
-use crate::settings::values::{Secret, merge_json};
 use crate::source::taskcluster::ClientCredentials;
+use journeyman_platform::settings::values::{Secret, merge_json};
 
 pub const SOURCE_NAME: &str = "taskcluster";
 

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use journeyman::source::memory::{Config, MemoryQueue, PollStyle, RunEnd, RunState};
 use journeyman::source::{ArtifactBody, Source};
 use journeyman_domain::id::{PriorityQueue, Run, TaskId};
 use journeyman_domain::time::Instant;
 use serde_json::json;
 
 use crate::conformance::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};
+use crate::memory_queue::{Config, MemoryQueue, PollStyle, RunEnd, RunState};
 
 const LEASE: Duration = Duration::from_secs(60);
 const HIDDEN: Duration = Duration::from_secs(30);

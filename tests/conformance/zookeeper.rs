@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use journeyman::source::Source;
 use journeyman::source::zookeeper::{Dialect, ZooKeeperSource, ZooKeeperSourceConfig};
-use journeyman::zookeeper::submit::Submission;
 use journeyman_domain::id::TaskId;
+use journeyman_platform::zookeeper::submit::Submission;
 use serde_json::Value;
 
 use crate::conformance::bench::{Adapter, Bench, Fut, Need, Rig, Spec};

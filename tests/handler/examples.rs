@@ -7,9 +7,10 @@ mod example;
 use std::os::unix::fs::FileExt as _;
 
 use journeyman::source::ArtifactBody;
-use journeyman::source::memory::{RunEnd, RunState};
 use journeyman_domain::id::{Run, TaskId};
 use journeyman_domain::outcome::Outcome;
+
+use example::memory_queue::{RunEnd, RunState};
 
 #[tokio::test]
 async fn the_rust_example_uploads_a_card() {

@@ -15,6 +15,8 @@
 )]
 
 mod groups;
+mod lanes;
+mod staged;
 
 use std::time::Duration;
 

@@ -107,3 +107,18 @@ fn workers_under_every_fault_lose_nothing_and_report_once() {
         assert!(missing.is_empty(), "faults that never struck: {missing:?}");
     }
 }
+
+#[test]
+fn the_same_seed_gives_the_same_trace() {
+    for seed in 0..20 {
+        let traces: Vec<_> = (0..2)
+            .map(|_| {
+                let mut world = World::new(seed, true);
+                world.run();
+                world.trace.expect("traced")
+            })
+            .collect();
+        assert!(!traces[0].is_empty());
+        assert_eq!(traces[0], traces[1], "seed {seed} took two ways");
+    }
+}

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use journeyman::source::memory::RunState;
 use journeyman::worker::Command;
 use journeyman::worker::status::{Note, WorkerStatus};
 use journeyman_domain::refusal::Refusal;
 use serde_json::json;
 use tokio::sync::watch;
 
+use crate::memory_queue::RunState;
 use crate::worker::faults::Mood;
 use crate::worker::recovery::{Life, Scene};
 use crate::worker::scripted::{COMPLETED, HANDED_BACK, STYLES, Told};

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::memory_queue::{Config, MemoryQueue, MemorySource, PollStyle, RunEnd, RunState};
 use crate::worker::scripted::{
     COMPLETED, STYLES, Told, binding, create, drained, memory_queue, queue_with, runs, settings,
 };
-use journeyman::source::memory::{Config, MemoryQueue, MemorySource, PollStyle, RunEnd, RunState};
 use journeyman::source::{
     Artifact, CallError, Capabilities, Claim, Grant, LossReason, Message, MessageQueue, OpenResult, PollBatch,
     Recovery, RecoveryBatch, Source, SourceFuture,

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use journeyman::source::memory::{MemoryQueue, PollStyle, RunEnd, RunState};
 use journeyman::worker::status::{RecoverySummary, WorkerStatus};
 use journeyman::worker::{Control, ExitReason, Worker, WorkerConfig};
 use journeyman_domain::id::TaskId;
@@ -14,6 +13,7 @@ use journeyman_platform::host::clock::Clock;
 use serde_json::json;
 use tokio::sync::{mpsc, watch};
 
+use crate::memory_queue::{MemoryQueue, PollStyle, RunEnd, RunState};
 use crate::worker::faults::{Mood, Moody};
 use crate::worker::scripted::{COMPLETED, HANDED_BACK, STYLES, Told, binding, create, memory_queue, settings};
 

@@ -8,7 +8,6 @@ use std::time::Duration;
 use journeyman::handler::artifact::{ArtifactDeclaration, ArtifactKind, Optionality};
 use journeyman::handler::{self, CancelCause, Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError};
 use journeyman::source::Source;
-use journeyman::source::memory::{Config, MemoryQueue, PollStyle, RunEnd, RunState};
 use journeyman::worker::{ExitReason, SourceBinding, Worker, WorkerConfig};
 use journeyman_domain::id::TaskId;
 use journeyman_domain::outcome::{ExceptionReason, Outcome};
@@ -17,6 +16,8 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
+
+use crate::memory_queue::{Config, MemoryQueue, PollStyle, RunEnd, RunState};
 
 /// What a task is told to do.
 #[derive(Debug, Clone, Deserialize, JsonSchema)]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use journeyman::source::memory::RunState;
+use crate::memory_queue::RunState;
 use journeyman::worker::ExitReason;
 use journeyman_domain::id::TaskId;
 use serde_json::json;

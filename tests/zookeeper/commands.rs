@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::process::Stdio;
 
 use journeyman::source::zookeeper::Dialect;
-use journeyman::zookeeper::client::{Acl, Client, ConnectOptions};
-use journeyman::zookeeper::lock::{HeldLock, LockMode};
-use journeyman::zookeeper::{CreateMode, Session};
+use journeyman_platform::zookeeper::client::{Acl, Client, ConnectOptions};
+use journeyman_platform::zookeeper::lock::{HeldLock, LockMode};
+use journeyman_platform::zookeeper::{CreateMode, Session};
 use serde_json::{Value, json};
 use tokio::io::AsyncBufReadExt as _;
 use tokio::process::Command;

@@ -7,11 +7,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use journeyman::source::zookeeper::Dialect;
-use journeyman::zookeeper::CreateMode;
-use journeyman::zookeeper::event_queue::EventQueue;
-use journeyman::zookeeper::janitor::Janitor;
-use journeyman::zookeeper::submit::Submission;
-use journeyman::zookeeper::watch::{TreeEvent, TreeWatch};
+use journeyman_platform::zookeeper::CreateMode;
+use journeyman_platform::zookeeper::event_queue::EventQueue;
+use journeyman_platform::zookeeper::janitor::Janitor;
+use journeyman_platform::zookeeper::submit::Submission;
+use journeyman_platform::zookeeper::watch::{TreeEvent, TreeWatch};
 use rustix::process::Signal;
 use serde_json::Value;
 

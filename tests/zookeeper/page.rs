@@ -7,14 +7,14 @@ use journeyman::console::http::worker::serve;
 use journeyman::control::WorkerStatusReply;
 use journeyman::source::Source;
 use journeyman::source::zookeeper::{Dialect, ZooKeeperSource};
-use journeyman::zookeeper::lock::{HeldLock, LockMode};
-use journeyman::zookeeper::semaphore::{Holder, Places, Semaphore};
-use journeyman::zookeeper::submit::Submission;
 use journeyman_platform::http::{Exposure, HttpListener};
+use journeyman_platform::zookeeper::CreateMode;
+use journeyman_platform::zookeeper::semaphore::{Holder, Places, Semaphore};
+use journeyman_platform::zookeeper::submit::Submission;
 use serde_json::{Value, json};
 
 use crate::support::http::get;
-use crate::zookeeper::support::{Tree, never_ends, start, until};
+use crate::zookeeper::support::{Tree, never_ends, start};
 
 fn table<'a>(found: &'a Value, source: &str, name: &str) -> &'a Value {
     let tables = found[source]["tables"].as_array().unwrap_or_else(|| panic!("no tables: {found}"));
@@ -39,13 +39,8 @@ async fn a_source_shows_components_queues_locks_and_semaphores() {
         let places = Places { semaphores: vec![semaphore], holder };
         assert!(session.acquire_semaphores(&places).await.expect("it is answered"));
         if dialect == Dialect::ZuulExecutor {
-            let (session, folder) = (session.clone(), queue.path("locks", &id));
-            tokio::spawn(async move { HeldLock::take(&session, &folder, LockMode::Exclusive).await });
-            let folder = queue.path("locks", &id);
-            until("it waits", async || {
-                tree.session.children(&folder).await.expect("it is answered").is_some_and(|names| names.len() == 2)
-            })
-            .await;
+            let contender = queue.path("locks", &format!("{id}/waits__lock__"));
+            session.create(&contender, b"", CreateMode::EphemeralSequential).await.expect("it waits");
         }
         let idle: Arc<dyn Source> = Arc::new(ZooKeeperSource::new(tree.source(dialect)));
         worker.sources.push(("idle".to_owned(), idle));

@@ -9,10 +9,10 @@ use journeyman::handler::{Context, ExecuteError};
 use journeyman::source::zookeeper::Dialect;
 use journeyman::task::Reply;
 use journeyman::worker::ExitReason;
-use journeyman::zookeeper::CreateMode;
-use journeyman::zookeeper::event_queue::EventQueue;
-use journeyman::zookeeper::job_queue::RequestState;
-use journeyman::zookeeper::submit::Submission;
+use journeyman_platform::zookeeper::CreateMode;
+use journeyman_platform::zookeeper::event_queue::EventQueue;
+use journeyman_platform::zookeeper::job_queue::RequestState;
+use journeyman_platform::zookeeper::submit::Submission;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 

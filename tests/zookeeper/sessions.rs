@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use journeyman::source::zookeeper::Dialect;
-use journeyman::zookeeper::job_queue::RequestState;
-use journeyman::zookeeper::lock::{HeldLock, LockMode};
-use journeyman::zookeeper::submit::Submission;
-use journeyman::zookeeper::{ConnectConfig, CreateMode, Session};
+use journeyman_platform::zookeeper::job_queue::RequestState;
+use journeyman_platform::zookeeper::lock::{HeldLock, LockMode};
+use journeyman_platform::zookeeper::submit::Submission;
+use journeyman_platform::zookeeper::{ConnectConfig, CreateMode, Session};
 use serde_json::json;
 
 use crate::support::wire::{Way, Wire};
@@ -246,7 +246,7 @@ async fn tls_with_a_client_certificate() {
         return;
     };
     let file = |name: &str| Path::new(&folder).join(name);
-    let tls = journeyman::zookeeper::TlsFiles {
+    let tls = journeyman_platform::zookeeper::TlsFiles {
         ca: file("ca.pem"),
         certificate: file("client.pem"),
         key: file("client.key"),

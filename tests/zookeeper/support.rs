@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use journeyman::handler::{DynHandler, ExecuteError, erase};
 use journeyman::source::zookeeper::{Dialect, ZooKeeperQueue, ZooKeeperSource, ZooKeeperSourceConfig};
-use journeyman::zookeeper::event_queue::EventQueue;
-use journeyman::zookeeper::job_queue::JobQueue;
-use journeyman::zookeeper::{ConnectConfig, Session};
+use journeyman_platform::zookeeper::event_queue::EventQueue;
+use journeyman_platform::zookeeper::job_queue::JobQueue;
+use journeyman_platform::zookeeper::{ConnectConfig, Session};
 use serde_json::Value;
 use tokio::io::AsyncBufReadExt as _;
 use tokio::process::{Child, Command};

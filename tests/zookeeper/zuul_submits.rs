@@ -1,8 +1,8 @@
 //! Zuul's scheduler submits, our worker works.
 
 use journeyman::source::zookeeper::{Dialect, ZooKeeperQueue};
-use journeyman::zookeeper::CreateMode;
-use journeyman::zookeeper::job_queue::{JobQueue, RequestState};
+use journeyman_platform::zookeeper::CreateMode;
+use journeyman_platform::zookeeper::job_queue::{JobQueue, RequestState};
 use serde_json::json;
 
 use crate::zookeeper::support::{Tree, never_ends, returns, start, until};

@@ -1,9 +1,9 @@
 //! Our submitter submits, Zuul's workers work; and each cleans up after the other's dead worker.
 
 use journeyman::source::zookeeper::Dialect;
-use journeyman::zookeeper::event_queue::EventQueue;
-use journeyman::zookeeper::janitor::Janitor;
-use journeyman::zookeeper::submit::Submission;
+use journeyman_platform::zookeeper::event_queue::EventQueue;
+use journeyman_platform::zookeeper::janitor::Janitor;
+use journeyman_platform::zookeeper::submit::Submission;
 use serde_json::{Value, json};
 
 use crate::zookeeper::support::{Tree, read_events, within};

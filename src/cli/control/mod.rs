@@ -18,11 +18,11 @@ use crate::config::Config;
 use crate::console::{text, worker};
 use crate::control::client::{ControlClient, Error, Follow};
 use crate::control::{WorkerCommand, WorkerCommandRequest};
-use crate::settings::Environment;
-use crate::settings::environment::SOCKET_VARIABLE;
-use crate::settings::values::Span;
 use crate::worker::Note;
 use journeyman_domain::limits::DRAIN_POLL_INTERVAL;
+use journeyman_platform::settings::Environment;
+use journeyman_platform::settings::environment::SOCKET_VARIABLE;
+use journeyman_platform::settings::values::Span;
 pub(super) use top::top;
 
 #[derive(Debug, Args)]

@@ -7,9 +7,9 @@ use crate::cli::exit::{Exit, ExitResult};
 use crate::cli::output::{self, Format};
 use crate::control::controller_api::PoolCommandRequest;
 use crate::controller::commands::{PoolCommand, ScaleCommand};
-use crate::settings::Environment;
-use crate::settings::values::Span;
 use crate::worker::Note;
+use journeyman_platform::settings::Environment;
+use journeyman_platform::settings::values::Span;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum PoolSubcommand {

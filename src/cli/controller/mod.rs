@@ -29,13 +29,13 @@ use crate::control::worker_api::{ReloadSender, Socket};
 use crate::controller;
 use crate::controller::config::{DemandConfig, PoolConfig};
 use crate::notify::Announcing;
-use crate::observe::log;
-use crate::settings::Environment;
 use journeyman_domain::group::{KEY_BYTES_MAX, Key};
 use journeyman_domain::limits::{CONTROLLER_HEARTBEAT, CONTROLLER_STANDBY_INTERVAL, TOKEN_BYTES_MIN};
 use journeyman_platform::host::clock::Clock;
 use journeyman_platform::host::containment::{close_inherited_fds_on_exec, harden_process};
 use journeyman_platform::http::BearerToken;
+use journeyman_platform::log;
+use journeyman_platform::settings::Environment;
 use reloadable_keys::PoolsTarget;
 
 /// `journeyman controller`

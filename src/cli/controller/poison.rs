@@ -11,7 +11,7 @@ use crate::console::controller;
 use crate::console::text::{self, strip_control_chars};
 use crate::control::poison_api::PoisonActionRequest;
 use crate::controller::poison_queue::{self, PoisonAction, PoisonOutcome};
-use crate::settings::Environment;
+use journeyman_platform::settings::Environment;
 
 #[derive(Debug, Args)]
 pub(super) struct PoisonTargetArgs {

@@ -4,7 +4,7 @@ use crate::cli::control::{StatusArgs, print_repeatedly};
 use crate::cli::exit::ExitResult;
 use crate::cli::output::Format;
 use crate::console::{controller, text};
-use crate::settings::Environment;
+use journeyman_platform::settings::Environment;
 
 pub(super) async fn run(StatusArgs { how, watch }: StatusArgs, environment: &Environment) -> ExitResult {
     let client = how.target.controller_client(environment)?;

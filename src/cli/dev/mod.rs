@@ -19,17 +19,17 @@ use super::{output, worker, worker_setup};
 use crate::config::schema::{Config, Source};
 use crate::config::{LoadedConfig, ValueOrigin};
 use crate::handler::config::{Handler, ProgramHandler};
-use crate::observe::log;
-use crate::observe::log::LogFormat;
 use crate::queue::{self, Auth, RegisteredClient};
-use crate::settings::Environment;
-use crate::settings::broker::Amqp;
-use crate::settings::values::{self, Listen, OptionalSpan, Queue as TaskQueue, Secret};
 use crate::source::taskcluster::Dialect;
 use crate::source::taskcluster::config::TaskclusterSource;
 use crate::task::COMMAND;
 use journeyman_platform::host::containment::{close_inherited_fds_on_exec, harden_process};
 use journeyman_platform::host::termination_notice::MetadataProvider;
+use journeyman_platform::log;
+use journeyman_platform::log::LogFormat;
+use journeyman_platform::settings::Environment;
+use journeyman_platform::settings::broker::Amqp;
+use journeyman_platform::settings::values::{self, Listen, OptionalSpan, Queue as TaskQueue, Secret};
 use state_file::{DevState, DevStateFile, state_dir};
 
 /// `journeyman dev`

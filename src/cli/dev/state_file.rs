@@ -9,12 +9,12 @@ use tempfile::NamedTempFile;
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::queue_client::build_api;
 use crate::cli::taskcluster_setup::build_credentials;
-use crate::settings::Environment;
-use crate::settings::environment::STATE_VARIABLE;
-use crate::settings::values::Secret;
 use crate::source::taskcluster::Api;
 use crate::source::taskcluster::ClientCredentials;
 use journeyman_platform::host::file_lock::FileLock;
+use journeyman_platform::settings::Environment;
+use journeyman_platform::settings::environment::STATE_VARIABLE;
+use journeyman_platform::settings::values::Secret;
 
 /// What a running `journeyman dev` writes to `dev.json`, readable for its owner only.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -3,7 +3,6 @@
 use super::Check;
 use crate::cli::amqp_setup;
 use crate::config::schema::Config;
-use crate::settings::Environment;
 use crate::source::amqp::DeferralConfig;
 use crate::source::amqp::config::RequestSource;
 use journeyman_domain::limits::AMQP_CLOSE_TIMEOUT;
@@ -11,6 +10,7 @@ use journeyman_domain::refusal::{CallError, Refusal};
 use journeyman_platform::amqp;
 use journeyman_platform::amqp::delay::DelayGuarantee;
 use journeyman_platform::amqp::lapin::Connection;
+use journeyman_platform::settings::Environment;
 
 pub(super) async fn check_source(
     name: &str,

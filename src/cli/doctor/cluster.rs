@@ -1,8 +1,8 @@
 //! Checks that a cluster answers, and that this host may list its pods.
 
 use super::Check;
-use crate::kubernetes::{KubernetesClient, KubernetesError, PODS, Pod};
-use crate::settings::values::File;
+use journeyman_platform::kubernetes::{KubernetesClient, KubernetesError, PODS, Pod};
+use journeyman_platform::settings::values::File;
 
 pub(super) async fn check(name: String, kubeconfig: Option<&File>, namespace: &str) -> Check {
     let part = format!("{name}: cluster");

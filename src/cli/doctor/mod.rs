@@ -26,10 +26,10 @@ use super::worker_setup;
 use crate::config::LoadedConfig;
 use crate::config::schema::{Config, Source};
 use crate::handler::config::Handler;
-use crate::settings::Environment;
-use crate::settings::values::File;
 use journeyman_domain::limits::DOCTOR_CHECK_TIMEOUT;
 use journeyman_platform::redact;
+use journeyman_platform::settings::Environment;
+use journeyman_platform::settings::values::File;
 
 #[derive(Debug, Args)]
 pub(super) struct DoctorArgs {

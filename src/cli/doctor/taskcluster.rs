@@ -6,12 +6,12 @@ use super::Check;
 use crate::cli::taskcluster_setup;
 use crate::cli::worker_identity::WorkerIdentity;
 use crate::queue::scopes::satisfies;
-use crate::settings::Environment;
 use crate::source::CallError;
 use crate::source::taskcluster::config::TaskclusterSource;
 use crate::source::taskcluster::{Api, ApiConfig, CredentialCheck, Credentials, Dialect, Timeouts};
 use journeyman_domain::limits::{DOCTOR_CALL_TIMEOUT, DOCTOR_STEP_TIMEOUT};
 use journeyman_domain::refusal::Refusal;
+use journeyman_platform::settings::Environment;
 
 const SKEW_WARNING: SignedDuration = SignedDuration::from_secs(5);
 /// Hawk and signed URLs allow one minute of clock skew.

@@ -1,8 +1,9 @@
 //! Checks the connection to a ZooKeeper and the queues of a source. `journeyman zk doctor` checks more.
 
 use super::Check;
+use crate::source::zookeeper::ZooKeeperQueue;
 use crate::source::zookeeper::config::ZooKeeperSource;
-use crate::{source::zookeeper::ZooKeeperQueue, zookeeper::Session};
+use journeyman_platform::zookeeper::Session;
 
 pub(super) async fn check_source(name: &str, source: &ZooKeeperSource) -> Vec<Check> {
     match connect(name, source).await {

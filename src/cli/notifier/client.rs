@@ -10,8 +10,8 @@ use crate::cli::config_args::{ConfigArgs, NoFlags};
 use crate::cli::exit::{Exit, Failure};
 use crate::config::schema;
 use crate::notify::{CallError, NotifierClient};
-use crate::settings::Environment;
-use crate::settings::values::{SecretFile, Url};
+use journeyman_platform::settings::Environment;
+use journeyman_platform::settings::values::{SecretFile, Url};
 
 /// The address of the notifier, and the token for it.
 #[derive(Debug, Args)]

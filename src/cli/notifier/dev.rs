@@ -16,9 +16,9 @@ use crate::cli::output;
 use crate::console::notifier::CONSOLE;
 use crate::notifier::{Database, EndpointSettings, Notifier, NotifierConfig, SealKeys, Sender, SenderConfig, Tokens};
 use crate::notify::{Event, NotifierClient, Publisher};
-use crate::settings::values::Secret;
 use journeyman_domain::limits::NOTIFIER_DEV_TIMEOUT;
 use journeyman_platform::http::{BearerToken, Exposure, HttpListener};
+use journeyman_platform::settings::values::Secret;
 use journeyman_platform::sqlite::Db;
 
 const EVENTS: usize = 8;

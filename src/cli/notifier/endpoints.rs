@@ -10,9 +10,9 @@ use crate::config::schema;
 use crate::notifier::config::NotifierEndpoint;
 use crate::notifier::{ClientCertificate, Endpoint, EndpointSettings, Endpoints, Sender, SenderConfig};
 use crate::notify::TypePattern;
-use crate::settings::Environment;
-use crate::settings::values::{Secret, SecretFile};
 use journeyman_domain::lane::dispatcher::EndpointLimits;
+use journeyman_platform::settings::Environment;
+use journeyman_platform::settings::values::{Secret, SecretFile};
 
 pub(super) fn invalid(key: &str, error: &dyn Display) -> Failure {
     Failure::new(Exit::Config, format!("{key}: {error}"))

@@ -20,10 +20,10 @@ use crate::cli::exit::{Exit, ExitResult};
 use crate::cli::output;
 use crate::cli::signals::ExitSignals;
 use crate::notifier::{Signed, SigningKey, verify};
-use crate::settings::Environment;
-use crate::settings::values::{Listen, SecretFile, Span};
 use journeyman_domain::limits::{NOTIFIER_BODY_BYTES_MAX, NOTIFIER_LISTEN_LANES_MAX};
 use journeyman_platform::http::{Exposure, HttpListener};
+use journeyman_platform::settings::Environment;
+use journeyman_platform::settings::values::{Listen, SecretFile, Span};
 
 /// `journeyman notifier listen`
 #[derive(Debug, Args)]

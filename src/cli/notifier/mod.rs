@@ -18,11 +18,11 @@ use super::signals::ExitSignals;
 use crate::config::schema;
 use crate::console::notifier::CONSOLE;
 use crate::notifier::{Database, Notifier, NotifierConfig, NotifierError, SealKeys, Tokens};
-use crate::observe::log;
-use crate::settings::Environment;
-use crate::settings::values::SecretFile;
 use endpoints::{endpoints, keys, sender};
 use journeyman_platform::http::BearerToken;
+use journeyman_platform::log;
+use journeyman_platform::settings::Environment;
+use journeyman_platform::settings::values::SecretFile;
 use journeyman_platform::sqlite::Db;
 
 /// `journeyman notifier`

@@ -9,9 +9,9 @@ use super::client::{ClientArgs, failure};
 use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::output;
 use crate::notify::{Event, Publisher};
-use crate::settings::Environment;
-use crate::settings::values::Span;
 use journeyman_domain::limits::NOTIFIER_DATA_BYTES_MAX;
+use journeyman_platform::settings::Environment;
+use journeyman_platform::settings::values::Span;
 
 /// `journeyman notifier send`
 #[derive(Debug, Args)]

@@ -12,10 +12,10 @@ use super::super::exit::{Exit, ExitResult, Failure};
 use super::super::output::{self, Format};
 use super::super::queue_client::QueueClient;
 use crate::queue::Priority;
-use crate::settings::values::{Queue, Span};
 use crate::task::formats::{format_time, new_task_id};
 use journeyman_domain::id::TaskId;
 use journeyman_domain::limits::TASK_DEFINITION_BYTES_MAX;
+use journeyman_platform::settings::values::{Queue, Span};
 
 #[derive(Debug, Args)]
 pub struct CreateArgs {

@@ -12,8 +12,6 @@ use super::output::{self, Format};
 use super::queue_client::{QueueClient, QueueClientArgs};
 use crate::console::rows::{Table, cell};
 use crate::console::text::{self, strip_control_chars};
-use crate::settings::Environment;
-use crate::settings::values::{Queue, Span};
 use crate::source::CallError;
 use crate::source::taskcluster::{Api, Download, ListPage, TaskSearch};
 use crate::task::formats::is_slugid;
@@ -22,6 +20,8 @@ use journeyman_domain::limits::{
     TASK_LIST_PAGES_MAX, TASK_LOG_POLL, TASK_LOG_STALL, TASK_WAIT_POLL_MAX, TASK_WAIT_POLL_MIN,
 };
 use journeyman_domain::refusal::Refusal;
+use journeyman_platform::settings::Environment;
+use journeyman_platform::settings::values::{Queue, Span};
 use task_status::{FoundTask, TaskState, TaskStatus};
 
 const LOG_ARTIFACT: &str = "public/logs/live.log";

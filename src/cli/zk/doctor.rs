@@ -13,16 +13,16 @@ use crate::cli::doctor::zookeeper::connect;
 use crate::cli::doctor::{Check, report};
 use crate::cli::exit::ExitResult;
 use crate::cli::source_args::SourceArgs;
-use crate::settings::Environment;
 use crate::source::zookeeper::config::ZooKeeperSource;
-use crate::zookeeper::inspect::Walk;
-use crate::zookeeper::{CreateMode, Error, Session, client as zk};
 use journeyman_domain::limits::{
     DOCTOR_CALL_TIMEOUT, DOCTOR_CHECK_TIMEOUT, ZOOKEEPER_CLOCK_SKEW_MAX, ZOOKEEPER_NODE_BYTES_MAX,
     ZOOKEEPER_WALK_NODES_MAX,
 };
 use journeyman_domain::units::format_duration;
 use journeyman_platform::host::clock::stamp;
+use journeyman_platform::settings::Environment;
+use journeyman_platform::zookeeper::inspect::Walk;
+use journeyman_platform::zookeeper::{CreateMode, Error, Session, client as zk};
 
 const SHOWN: usize = 3;
 

@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 use super::job_failure as failure;
 use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::output::{self, Format};
-use crate::zookeeper::Session;
-use crate::zookeeper::decode::Decoded;
-use crate::zookeeper::inspect::{Contender, Walk};
 use journeyman_domain::limits::ZOOKEEPER_CONTENDERS_MAX;
+use journeyman_platform::zookeeper::Session;
+use journeyman_platform::zookeeper::decode::Decoded;
+use journeyman_platform::zookeeper::inspect::{Contender, Walk};
 
 /// Prints one node: its data, and who holds its lock.
 pub(super) async fn show(session: &Session, path: &str, format: Format) -> ExitResult {

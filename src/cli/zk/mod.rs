@@ -14,14 +14,14 @@ use super::output::{self, Format};
 use super::signals::ExitSignals;
 use super::source_args::SourceArgs;
 use crate::config::schema::Source;
-use crate::settings::Environment;
-use crate::settings::values::Span;
 use crate::source::zookeeper::config::ZooKeeperSource;
 use crate::source::zookeeper::{Dialect, ZooKeeperQueue};
-use crate::zookeeper::Session;
-use crate::zookeeper::janitor::Janitor;
-use crate::zookeeper::job_queue::{JobError, JobQueue};
-use crate::zookeeper::submit::{CancelResult, Submission};
+use journeyman_platform::settings::Environment;
+use journeyman_platform::settings::values::Span;
+use journeyman_platform::zookeeper::Session;
+use journeyman_platform::zookeeper::janitor::Janitor;
+use journeyman_platform::zookeeper::job_queue::{JobError, JobQueue};
+use journeyman_platform::zookeeper::submit::{CancelResult, Submission};
 
 /// `journeyman zk`
 #[derive(Debug, Subcommand)]

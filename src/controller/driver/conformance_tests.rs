@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::controller::config::{DockerDriverConfig, SystemdDriverConfig};
-use crate::settings::values::{File, Span};
+use journeyman_platform::settings::values::{File, Span};
 
 /// A worker that behaves as its key says.
 pub(super) const WORKER: &str = r#"#!/bin/sh

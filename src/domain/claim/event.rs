@@ -4,37 +4,33 @@ use core::fmt;
 use core::time::Duration;
 
 use crate::lease::{Granted, Lease};
+use crate::named_enum;
 use crate::outcome::{ExceptionReason, Outcome, PrepareFailure, Verdict};
 use crate::refusal::Refusal;
 use crate::time::Instant;
 
-/// Why a claim ended without a report.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum LossReason {
-    /// The queue says that it is not ours, is resolved, or no longer exists.
-    Revoked,
-    /// The task was canceled.
-    Canceled,
-    /// The task's deadline has passed. The queue resolves the run.
-    DeadlineExceeded,
-    /// No reclaim succeeded in time.
-    LeaseExpired,
-    /// The grant arrived too late to be used.
-    GrantedTooLate,
-    /// The worker had to exit before the report.
-    ShutdownDeadline,
+named_enum! {
+    /// Why a claim ended without a report.
+    #[derive(PartialOrd, Ord, Hash)]
+    pub enum LossReason {
+        /// The queue says that it is not ours, is resolved, or no longer exists.
+        Revoked = "revoked by the queue",
+        /// The task was canceled.
+        Canceled = "canceled",
+        /// The task's deadline has passed. The queue resolves the run.
+        DeadlineExceeded = "deadline exceeded",
+        /// No reclaim succeeded in time.
+        LeaseExpired = "lease expired",
+        /// The grant arrived too late to be used.
+        GrantedTooLate = "granted too late",
+        /// The worker had to exit before the report.
+        ShutdownDeadline = "shutdown deadline",
+    }
 }
 
 impl fmt::Display for LossReason {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(match self {
-            Self::Revoked => "revoked by the queue",
-            Self::Canceled => "canceled",
-            Self::DeadlineExceeded => "deadline exceeded",
-            Self::LeaseExpired => "lease expired",
-            Self::GrantedTooLate => "granted too late",
-            Self::ShutdownDeadline => "shutdown deadline",
-        })
+        out.write_str(self.as_str())
     }
 }
 
@@ -114,17 +110,26 @@ impl CancelCause {
     }
 }
 
-/// An operator's command about one claim. Of several the greatest applies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum CancelCommand {
-    /// Stop it and report `worker-shutdown`, which the queue retries.
-    Release,
-    /// Stop it and report `internal-error`, which the queue does not retry. The queue accepts `canceled` from no
-    /// worker, and `failed` would mean that the payload ended by itself (I21).
-    Cancel,
+named_enum! {
+    /// An operator's command about one claim. Of several the greatest applies.
+    #[derive(PartialOrd, Ord, Hash)]
+    pub enum CancelCommand {
+        /// Stop it and report `worker-shutdown`, which the queue retries.
+        Release = "release",
+        /// Stop it and report `internal-error`, which the queue does not retry. The queue accepts `canceled` from no
+        /// worker, and `failed` would mean that the payload ended by itself (I21).
+        Cancel = "cancel",
+    }
 }
 
 impl CancelCommand {
+    pub const fn past_tense(self) -> &'static str {
+        match self {
+            Self::Release => "released",
+            Self::Cancel => "canceled",
+        }
+    }
+
     /// The outcome of a payload stopped by this command.
     pub const fn outcome(self) -> Outcome {
         Outcome::Exception(match self {

@@ -11,10 +11,9 @@ use core::cmp::Reverse;
 use core::fmt;
 use core::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
 use super::load::Load;
 use super::{GroupPhase, Key};
+use crate::named_enum;
 use crate::time::Instant;
 
 /// Workers of one group that start at once: more would only compete for the host.
@@ -38,24 +37,14 @@ pub struct ScaleLimits {
     pub scale_down_delay: Duration,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum WorkerActivity {
-    Starting,
-    Idle,
-    /// It reported a request.
-    Busy,
-    Stopping,
-}
-
-impl WorkerActivity {
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Starting => "starting",
-            Self::Idle => "idle",
-            Self::Busy => "busy",
-            Self::Stopping => "stopping",
-        }
+named_enum! {
+    #[derive(PartialOrd, Ord, Hash)]
+    pub enum WorkerActivity {
+        Starting = "starting",
+        Idle = "idle",
+        /// It reported a request.
+        Busy = "busy",
+        Stopping = "stopping",
     }
 }
 

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::retry::RETRY_AFTER_MAX;
 use super::{Control, Reply};
+use crate::named_enum;
 use crate::staged::Stamp;
 
 /// An endpoint without one success for so long is disabled, if it was tried often enough.
@@ -16,27 +17,17 @@ pub const DEGRADED_AFTER: Duration = Duration::from_secs(60 * 60);
 /// The rest of an endpoint that asks for one and does not say how long.
 pub const THROTTLE_REST: Duration = Duration::from_secs(5);
 
-/// Why an endpoint gets nothing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum DisableReason {
-    /// It answered 410.
-    Gone,
-    /// It asked for that.
-    ByReceiver,
-    /// All attempts have failed for days.
-    Failing,
-    ByOperator,
-}
-
-impl DisableReason {
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Gone => "gone",
-            Self::ByReceiver => "by-receiver",
-            Self::Failing => "failing",
-            Self::ByOperator => "by-operator",
-        }
+named_enum! {
+    /// Why an endpoint gets nothing.
+    #[derive(Hash)]
+    pub enum DisableReason {
+        /// It answered 410.
+        Gone = "gone",
+        /// It asked for that.
+        ByReceiver = "by-receiver",
+        /// All attempts have failed for days.
+        Failing = "failing",
+        ByOperator = "by-operator",
     }
 }
 

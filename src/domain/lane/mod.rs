@@ -13,7 +13,7 @@ pub mod retry;
 
 use core::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use crate::named_enum;
 
 /// What came back from one attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -34,30 +34,18 @@ pub enum Control {
     AbortMessage,
 }
 
-/// Why an attempt has no answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ErrorClass {
-    Dns,
-    Connect,
-    Tls,
-    Timeout,
-    /// The address is one that the notifier may not connect to.
-    Policy,
-    /// The answer is no HTTP.
-    Protocol,
-}
-
-impl ErrorClass {
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Dns => "dns",
-            Self::Connect => "connect",
-            Self::Tls => "tls",
-            Self::Timeout => "timeout",
-            Self::Policy => "policy",
-            Self::Protocol => "protocol",
-        }
+named_enum! {
+    /// Why an attempt has no answer.
+    #[derive(PartialOrd, Ord, Hash)]
+    pub enum ErrorClass {
+        Dns = "dns",
+        Connect = "connect",
+        Tls = "tls",
+        Timeout = "timeout",
+        /// The address is one that the notifier may not connect to.
+        Policy = "policy",
+        /// The answer is no HTTP.
+        Protocol = "protocol",
     }
 }
 

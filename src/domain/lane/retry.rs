@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Control, Reply};
 use crate::jitter::Jitter;
+use crate::named_enum;
 use crate::staged::Stamp;
 
 /// The waits of a lane that keeps its order; the last one is repeated.
@@ -60,17 +61,18 @@ pub struct HeadState {
     pub first_attempt_at: Option<Stamp>,
 }
 
-/// How the delivery of a message has ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum MessageOutcome {
-    Delivered,
-    /// It was tried for as long as it may be.
-    Exhausted,
-    /// The receiver does not want it.
-    AbortedByReceiver,
-    /// An operator has skipped it, with a reason.
-    SkippedByOperator,
+named_enum! {
+    /// How the delivery of a message has ended.
+    #[derive(Hash)]
+    pub enum MessageOutcome {
+        Delivered = "delivered",
+        /// It was tried for as long as it may be.
+        Exhausted = "exhausted",
+        /// The receiver does not want it.
+        AbortedByReceiver = "aborted-by-receiver",
+        /// An operator has skipped it, with a reason.
+        SkippedByOperator = "skipped-by-operator",
+    }
 }
 
 /// What happens to the head.

@@ -8,6 +8,7 @@ use crate::claim::{ClaimAction, ClaimEvent, RunTerms};
 use crate::host_health::ProbeResult;
 use crate::id::{LocalToken, PriorityQueue, Run, SourceId};
 use crate::lease::Granted;
+use crate::named_enum;
 use crate::outcome::Outcome;
 use crate::refusal::Refusal;
 use crate::service_supervisor::ServiceAvailability;
@@ -247,40 +248,25 @@ pub enum Alert {
     },
 }
 
-impl ExitReason {
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Drained => "drained",
-            Self::Released => "released",
-            Self::Idle => "idle",
-            Self::LimitReached => "limit reached",
-            Self::WorkDirLost => "work directory lost",
-            Self::HostTerminating => "host terminating",
-            Self::CredentialsRejected => "credentials rejected",
-            Self::Misconfigured => "misconfigured",
-            Self::Aborted => "aborted",
-            Self::ProcessesLeft => "processes survived SIGKILL",
-        }
+named_enum! {
+    /// Why the worker exits (I24): the first cause applies, but a release outranks a drain, and a termination both.
+    #[derive(PartialOrd, Ord, Hash)]
+    pub enum ExitReason {
+        Drained = "drained",
+        /// Claims were released, by a command or because the drain took too long.
+        Released = "released",
+        /// No claim for `exit_when_idle`.
+        Idle = "idle",
+        /// `max_tasks` or `max_uptime` was reached.
+        LimitReached = "limit reached",
+        WorkDirLost = "work directory lost",
+        HostTerminating = "host terminating",
+        /// The queue never accepted the credentials.
+        CredentialsRejected = "credentials rejected",
+        /// The queue rejects our requests as invalid.
+        Misconfigured = "misconfigured",
+        Aborted = "aborted",
+        /// Outranks every other cause but [`ExitReason::Aborted`].
+        ProcessesLeft = "processes survived SIGKILL",
     }
-}
-
-/// Why the worker exits (I24): the first cause applies, but a release outranks a drain, and a termination both.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum ExitReason {
-    Drained,
-    /// Claims were released, by a command or because the drain took too long.
-    Released,
-    /// No claim for `exit_when_idle`.
-    Idle,
-    /// `max_tasks` or `max_uptime` was reached.
-    LimitReached,
-    WorkDirLost,
-    HostTerminating,
-    /// The queue never accepted the credentials.
-    CredentialsRejected,
-    /// The queue rejects our requests as invalid.
-    Misconfigured,
-    Aborted,
-    /// Outranks every other cause but [`ExitReason::Aborted`].
-    ProcessesLeft,
 }

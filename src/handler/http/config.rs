@@ -4,12 +4,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::handler::RunTime;
 use crate::handler::config::{env_allow, max_run_time, termination_grace};
-use crate::settings::values::{ServiceAddress, Span, built_in};
 use journeyman_domain::limits::{SERVICE_PROBE_INTERVAL_MIN_MS, SERVICE_STARTUP_TIMEOUT_MIN_MS};
+use journeyman_platform::settings::values::{ServiceAddress, Span, built_in};
 
 /// A handler that forwards tasks to an HTTP service.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct HttpHandler {
     /// The program and its arguments. With `http`, the worker starts it as a sidecar that serves `url`, checks its health and restarts it.

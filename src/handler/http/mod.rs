@@ -22,11 +22,11 @@ use super::{
     Sidecar, use_absolute_program,
 };
 use crate::handler::http::config::HttpHandler;
-use crate::settings::Environment;
-use crate::settings::values::ServiceAddress;
 use forward::ForwardResult;
 use journeyman_domain::limits::SERVICE_CONNECT_TIMEOUT;
 use journeyman_platform::http::client::client_builder;
+use journeyman_platform::settings::Environment;
+use journeyman_platform::settings::values::ServiceAddress;
 
 /// Clones share the service.
 #[derive(Debug, Clone)]

@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::handler::RunTime;
 use crate::handler::config::{max_run_time, staged_retries};
-use crate::settings::values::{File, Span, built_in};
+use journeyman_platform::settings::values::{File, Span, built_in};
 
 /// A handler that runs each task as a pod.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct KubernetesHandler {
     /// Namespace of the pods.
@@ -60,7 +60,7 @@ impl Default for KubernetesHandler {
 
 /// A volume that pods share with the worker.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct WorkVolume {
     /// Where the worker has it mounted; `worker.work_dir` is below.

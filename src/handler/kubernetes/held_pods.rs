@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::kubernetes::PodChange;
+use journeyman_platform::kubernetes::PodChange;
 
 #[derive(Default)]
 pub(super) struct HeldPod {

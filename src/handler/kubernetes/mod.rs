@@ -22,13 +22,13 @@ use tokio::time::timeout;
 
 use crate::committed_schema;
 use crate::handler::kubernetes::config::KubernetesHandler;
-use crate::kubernetes::{
-    EVENTS, Event, KubernetesClient, KubernetesError, PODS, PULLING, Pod, PodTemplate, PodVerdict, RUNNING, SECRETS,
-    StartGraces, UNSCHEDULED, existing, failed_init_container, has_started, judge, sweep_ended, waits_for, watch_pods,
-};
 use crate::task::Results;
 use journeyman_domain::limits::{POD_KEPT, POD_LOG_TIMEOUT, POD_WARNINGS_MAX};
 use journeyman_domain::staged::{FailureClass, PhaseLimit, Progress, StagedAnswer, StagedPolicy, Stamp};
+use journeyman_platform::kubernetes::{
+    EVENTS, Event, KubernetesClient, KubernetesError, PODS, PULLING, Pod, PodTemplate, PodVerdict, RUNNING, SECRETS,
+    StartGraces, UNSCHEDULED, existing, failed_init_container, has_started, judge, sweep_ended, waits_for, watch_pods,
+};
 
 use super::artifact::{ArtifactDeclaration, Artifacts};
 use super::command::{PayloadArtifact, validate_artifacts};
@@ -47,7 +47,7 @@ const ORPHAN_GRACE: Duration = Duration::from_secs(600);
 
 /// The payload of the `kubernetes` handler.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PodPayload {
     /// Image of the container; by default that of the worker's template.
@@ -64,7 +64,7 @@ pub struct PodPayload {
     /// What the container needs at least, and what it may use at most.
     pub resources: Option<PodResources>,
     /// Time limit once the container runs, in seconds.
-    #[cfg_attr(test, schemars(range(min = 1, max = 4_294_967_295_u64)))]
+    #[cfg_attr(debug_assertions, schemars(range(min = 1, max = 4_294_967_295_u64)))]
     pub max_run_time: Option<u32>,
     /// Files to upload as artifacts, if the worker has a volume for the task's files.
     #[serde(default, skip_serializing)]
@@ -76,7 +76,7 @@ pub struct PodPayload {
 
 /// Quantities of Kubernetes, such as `cpu = "500m"` and `memory = "1Gi"`.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct PodResources {
     /// What the node must have free.

@@ -10,9 +10,9 @@ use tokio_util::io::StreamReader;
 
 use super::held_pods::HeldPod;
 use crate::handler::log::TaskLog;
-use crate::kubernetes::KubernetesClient;
 use journeyman_domain::limits::{POD_LOG_LINE_BYTES_MAX, POD_LOG_RETRY};
 use journeyman_platform::http::client::root_cause;
+use journeyman_platform::kubernetes::KubernetesClient;
 
 /// Reads until it is dropped.
 pub(super) async fn follow(client: &KubernetesClient, name: &str, container: &str, held: &HeldPod, log: &TaskLog) {

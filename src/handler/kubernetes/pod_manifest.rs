@@ -8,9 +8,9 @@ use sha2::{Digest as _, Sha256};
 use super::PodPayload;
 use crate::handler::kubernetes::config::KubernetesHandler;
 use crate::handler::staged::Work;
-use crate::kubernetes::Pod;
-use crate::settings::values::merge_json;
 use crate::task::Results;
+use journeyman_platform::kubernetes::Pod;
+use journeyman_platform::settings::values::merge_json;
 
 /// Of pods: a hash of the task. It tells the pods of this worker's tasks from others of the same name.
 pub(super) const TASK: &str = "journeyman/task";

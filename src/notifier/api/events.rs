@@ -1,19 +1,15 @@
 //! Takes events over HTTP, and answers once they are on disk.
 
-use std::sync::Arc;
-
 use axum::Json;
 use axum::body::Bytes;
-use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
 use serde_json::json;
 
-use super::{Api, Refused};
+use super::{Refused, Writer};
 use crate::notifier::intake::parse_events;
 
-pub(super) async fn accept(State(api): State<Arc<Api>>, headers: HeaderMap, body: Bytes) -> Result<Response, Refused> {
-    api.may_write(&headers)?;
+pub(super) async fn accept(Writer(api): Writer, body: Bytes) -> Result<Response, Refused> {
     let Ok(_permit) = api.calls.try_acquire() else {
         return Err(Refused(StatusCode::TOO_MANY_REQUESTS, "too many calls at once; retry in a second".to_owned()));
     };

@@ -1,23 +1,17 @@
 //! The list of unavailable URLs, and their redelivery, as users of Mistral's notifier call them.
 
-use std::sync::Arc;
-
 use axum::Json;
-use axum::extract::State;
-use axum::http::HeaderMap;
 use reqwest::Url;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Api, Refused};
+use super::{Refused, Writer};
 use crate::notifier::mistral::is_target;
 use crate::notifier::store::EndpointChange;
 use journeyman_platform::host::clock::stamp;
 
-/// Those that get nothing, and those whose last attempt has failed.
-pub(super) async fn unavailable(State(api): State<Arc<Api>>, headers: HeaderMap) -> Result<Json<Value>, Refused> {
-    // A URL may be a secret.
-    api.may_write(&headers)?;
+/// Those that get nothing, and those whose last attempt has failed. A URL may be a secret, so readers do not see them.
+pub(super) async fn unavailable(Writer(api): Writer) -> Result<Json<Value>, Refused> {
     let states = api.store.endpoints().await?;
     let mut urls = Vec::new();
     for (name, entry) in api.intake.endpoints().iter().filter(|(name, _)| is_target(name)) {
@@ -37,11 +31,9 @@ pub(super) struct Redeliver {
 
 /// Each endpoint of the URL is tried again, from the heads of its lanes on.
 pub(super) async fn redeliver(
-    State(api): State<Arc<Api>>,
-    headers: HeaderMap,
+    Writer(api): Writer,
     Json(Redeliver { url }): Json<Redeliver>,
 ) -> Result<Json<Value>, Refused> {
-    api.may_write(&headers)?;
     let url = Url::parse(&url).map_err(|error| Refused::bad_request(format!("url: {error}")))?;
     let mut count = 0;
     for (name, _) in api.intake.endpoints().iter().filter(|(name, entry)| is_target(name) && entry.endpoint.url == url)

@@ -8,7 +8,8 @@ mod status;
 
 use std::sync::Arc;
 
-use axum::extract::DefaultBodyLimit;
+use axum::extract::{DefaultBodyLimit, FromRequestParts};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware;
 use axum::response::{IntoResponse, Response};
@@ -134,6 +135,28 @@ impl Api {
     fn may_read(&self, headers: &HeaderMap) -> Result<(), Refused> {
         let is_reader = self.tokens.read.is_some_and(|token| token.is_in(headers) == Some(true));
         if is_reader { Ok(()) } else { self.may_write(headers) }
+    }
+}
+
+/// A caller that may do everything.
+struct Writer(Arc<Api>);
+
+impl FromRequestParts<Arc<Api>> for Writer {
+    type Rejection = Refused;
+
+    async fn from_request_parts(call: &mut Parts, api: &Arc<Api>) -> Result<Self, Refused> {
+        api.may_write(&call.headers).map(|()| Self(Arc::clone(api)))
+    }
+}
+
+/// A caller that may read.
+struct Reader(Arc<Api>);
+
+impl FromRequestParts<Arc<Api>> for Reader {
+    type Rejection = Refused;
+
+    async fn from_request_parts(call: &mut Parts, api: &Arc<Api>) -> Result<Self, Refused> {
+        api.may_read(&call.headers).map(|()| Self(Arc::clone(api)))
     }
 }
 

@@ -4,15 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::{Path, Query, State};
-use axum::http::HeaderMap;
+use axum::extract::{Path, Query};
 use serde::Deserialize;
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::status::Status;
-use super::{Api, Refused};
+use super::{Reader, Refused, Writer};
 use crate::notifier::registry::EndpointSettings;
 use crate::notifier::store::{AttemptRow, EndpointChange, LaneChange, LaneRow, ReplayFilter};
 use crate::notify::Event;
@@ -24,8 +23,7 @@ use journeyman_platform::host::clock::stamp;
 
 type Answer<T> = Result<Json<T>, Refused>;
 
-pub(super) async fn status(State(api): State<Arc<Api>>, headers: HeaderMap) -> Answer<Status> {
-    api.may_read(&headers)?;
+pub(super) async fn status(Reader(api): Reader) -> Answer<Status> {
     Ok(Json(api.status().await?))
 }
 
@@ -62,12 +60,10 @@ impl Change {
 }
 
 pub(super) async fn change_endpoint(
-    State(api): State<Arc<Api>>,
+    Writer(api): Writer,
     Path((name, action)): Path<(String, String)>,
-    headers: HeaderMap,
     change: Option<Json<Change>>,
 ) -> Answer<Value> {
-    api.may_write(&headers)?;
     let endpoints = api.intake.endpoints();
     let Some((endpoint, _)) = endpoints.get_key_value(name.as_str()) else {
         return Err(Refused::not_found(format!("no endpoint {name:?}")));
@@ -90,22 +86,15 @@ pub(super) async fn change_endpoint(
 }
 
 pub(super) async fn put_endpoint(
-    State(api): State<Arc<Api>>,
+    Writer(api): Writer,
     Path(name): Path<String>,
-    headers: HeaderMap,
     Json(settings): Json<EndpointSettings>,
 ) -> Answer<Value> {
-    api.may_write(&headers)?;
     api.intake.put_endpoint(&name, &settings).await?;
     Ok(Json(json!({ "endpoint": name, "done": "put" })))
 }
 
-pub(super) async fn remove_endpoint(
-    State(api): State<Arc<Api>>,
-    Path(name): Path<String>,
-    headers: HeaderMap,
-) -> Answer<Value> {
-    api.may_write(&headers)?;
+pub(super) async fn remove_endpoint(Writer(api): Writer, Path(name): Path<String>) -> Answer<Value> {
     api.intake.remove_endpoint(&name).await?;
     Ok(Json(json!({ "endpoint": name, "done": "removed" })))
 }
@@ -133,33 +122,21 @@ impl Rows {
     }
 }
 
-pub(super) async fn lanes(
-    State(api): State<Arc<Api>>,
-    headers: HeaderMap,
-    Query(rows): Query<Rows>,
-) -> Answer<Vec<LaneRow>> {
-    api.may_read(&headers)?;
+pub(super) async fn lanes(Reader(api): Reader, Query(rows): Query<Rows>) -> Answer<Vec<LaneRow>> {
     let max = rows.max();
     Ok(Json(api.store.lanes(rows.endpoint, rows.key, max).await?))
 }
 
-pub(super) async fn attempts(
-    State(api): State<Arc<Api>>,
-    headers: HeaderMap,
-    Query(rows): Query<Rows>,
-) -> Answer<Vec<AttemptRow>> {
-    api.may_read(&headers)?;
+pub(super) async fn attempts(Reader(api): Reader, Query(rows): Query<Rows>) -> Answer<Vec<AttemptRow>> {
     let max = rows.max();
     Ok(Json(api.store.attempts(rows.endpoint, rows.lane, max).await?))
 }
 
 pub(super) async fn change_lane(
-    State(api): State<Arc<Api>>,
+    Writer(api): Writer,
     Path((id, action)): Path<(i64, String)>,
-    headers: HeaderMap,
     change: Option<Json<Change>>,
 ) -> Answer<Value> {
-    api.may_write(&headers)?;
     let change = change.map(|Json(change)| change).unwrap_or_default().check()?;
     let done = match (action.as_str(), change.position, &change.note) {
         ("pause", ..) => LaneChange::Pause { until: change.until() },
@@ -182,12 +159,7 @@ pub(super) async fn change_lane(
     }
 }
 
-pub(super) async fn replay(
-    State(api): State<Arc<Api>>,
-    headers: HeaderMap,
-    Json(filter): Json<ReplayFilter>,
-) -> Answer<Value> {
-    api.may_write(&headers)?;
+pub(super) async fn replay(Writer(api): Writer, Json(filter): Json<ReplayFilter>) -> Answer<Value> {
     if !api.intake.endpoints().contains_key(filter.endpoint.as_str()) {
         return Err(Refused::not_found(format!("no endpoint {:?}", filter.endpoint)));
     }

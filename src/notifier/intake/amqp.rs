@@ -14,9 +14,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::topology::Topology;
 use super::{Intake, parse_events};
-use crate::retry::retry_sessions;
 use journeyman_domain::limits::{AMQP_CLOSE_TIMEOUT, NOTIFIER_BATCH_MAX, NOTIFIER_BODY_BYTES_MAX, NOTIFIER_PREFETCH};
 use journeyman_platform::amqp::{self, Broker};
+use journeyman_platform::retry::retry_sessions;
 
 pub(crate) struct AmqpConfig {
     pub(crate) broker: Broker,

@@ -9,8 +9,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Intake, parse_events};
 use crate::notifier::store::{PostgresError, PostgresPool, postgres_words};
-use crate::retry::retry_sessions;
 use journeyman_domain::limits::{NOTIFIER_BODY_BYTES_MAX, NOTIFIER_OUTBOX_INTERVAL, NOTIFIER_OUTBOX_ROWS};
+use journeyman_platform::retry::retry_sessions;
 
 /// The number of the lock that makes one notifier wait for another.
 const LOCK: i64 = 0x6a72_6f62;

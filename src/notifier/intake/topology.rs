@@ -4,16 +4,14 @@
 //! there are. It is of the type `x-modulus-hash`: `x-consistent-hash` was seen to move 366 of 400 keys to other queues when RabbitMQ
 //! 3.10.8 restarted, and this one none.
 
-use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{Connection, ExchangeKind};
 
 use journeyman_domain::limits::NOTIFIER_DELIVERY_LIMIT;
 use journeyman_domain::refusal::CallError;
-use journeyman_platform::amqp::{self, Broker, NameTooLong, header_table, to_short_string};
+use journeyman_platform::amqp::{self, Broker, NameTooLong, header_table, text_value, to_short_string};
 
 const HASH: &str = "x-modulus-hash";
-const PRECONDITION_FAILED: u16 = 406;
 
 /// Why the queues cannot be used or made.
 #[derive(Debug, thiserror::Error)]
@@ -98,7 +96,7 @@ impl Topology {
         }
         // First, since the broker may lack its type.
         let kind = if self.shards.len() == 1 { ExchangeKind::Fanout } else { ExchangeKind::Custom(HASH.to_owned()) };
-        let arguments = header_table([("alternate-exchange", text(self.dead.as_str()))]);
+        let arguments = header_table([("alternate-exchange", text_value(self.dead.as_str()))]);
         look.declare_exchange(&self.exchange, kind, arguments).await?;
         look.declare_queue(&self.dead, self.dead_arguments()).await?;
         look.declare_exchange(&self.dead, ExchangeKind::Fanout, FieldTable::default()).await?;
@@ -115,10 +113,10 @@ impl Topology {
         let mut table = self.dead_arguments();
         for (name, value) in [
             ("x-single-active-consumer", AMQPValue::Boolean(true)),
-            ("x-dead-letter-exchange", text(self.dead.as_str())),
-            ("x-dead-letter-strategy", text("at-least-once")),
+            ("x-dead-letter-exchange", text_value(self.dead.as_str())),
+            ("x-dead-letter-strategy", text_value("at-least-once")),
             // Delivery at least once needs it.
-            ("x-overflow", text("reject-publish")),
+            ("x-overflow", text_value("reject-publish")),
         ] {
             table.insert(name.into(), value);
         }
@@ -128,16 +126,12 @@ impl Topology {
     fn dead_arguments(&self) -> FieldTable {
         // Without a limit, what comes back goes to the end of a quorum queue, and RabbitMQ 4 has a limit of 20.
         let limit = AMQPValue::LongInt(NOTIFIER_DELIVERY_LIMIT);
-        header_table([("x-queue-type", text("quorum")), ("x-delivery-limit", limit)])
+        header_table([("x-queue-type", text_value("quorum")), ("x-delivery-limit", limit)])
     }
 
     fn other_shards(&self) -> TopologyError {
         TopologyError::OtherShards { exchange: self.exchange.to_string() }
     }
-}
-
-fn text(text: &str) -> AMQPValue {
-    AMQPValue::LongString(text.into())
 }
 
 /// Each call has a channel of its own, which the broker closes with an error.
@@ -159,9 +153,8 @@ impl Look<'_> {
     }
 
     async fn declare_queue(&self, name: &ShortString, arguments: FieldTable) -> Result<(), TopologyError> {
-        let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
         let declaring =
-            async { self.connection.create_channel().await?.queue_declare(name.clone(), options, arguments).await };
+            async { amqp::declare_queue(&self.connection.create_channel().await?, name.as_str(), arguments).await };
         self.call("declare", name, declaring).await.map(drop)
     }
 
@@ -171,21 +164,19 @@ impl Look<'_> {
         kind: ExchangeKind,
         arguments: FieldTable,
     ) -> Result<(), TopologyError> {
-        let options = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
         let declaring = async {
-            self.connection.create_channel().await?.exchange_declare(name.clone(), kind, options, arguments).await
+            let channel = self.connection.create_channel().await?;
+            amqp::declare_exchange(&channel, name.as_str(), kind, arguments).await
         };
         self.call("declare", name, declaring).await.map(drop)
     }
 
     async fn bind(&self, queue: &ShortString, exchange: &ShortString) -> Result<(), TopologyError> {
-        let (queue, exchange) = (queue.clone(), exchange.clone());
         let binding = async {
             let channel = self.connection.create_channel().await?;
-            let (options, none) = (QueueBindOptions::default(), FieldTable::default());
-            channel.queue_bind(queue.clone(), exchange, "".into(), options, none).await
+            amqp::bind_queue(&channel, queue.as_str(), exchange.as_str(), "").await
         };
-        self.call("bind", &queue, binding).await.map(drop)
+        self.call("bind", queue, binding).await.map(drop)
     }
 
     /// `None` if there is no such queue or exchange.
@@ -204,7 +195,7 @@ impl Look<'_> {
             (Ok(done), _) => Ok(Some(done)),
             (Err(_), Some((Some(amqp::NOT_FOUND), why))) if !why.contains("down or inaccessible") => Ok(None),
             (Err(_), Some((_, why))) if why.contains("exchange type") => Err(TopologyError::NoHashExchange),
-            (Err(_), Some((Some(PRECONDITION_FAILED), why))) => {
+            (Err(_), Some((Some(amqp::PRECONDITION_FAILED), why))) => {
                 Err(TopologyError::Differs { what: name.to_string(), why })
             }
             (Err(error), _) => Err(error.into()),

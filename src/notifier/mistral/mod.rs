@@ -14,8 +14,8 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use futures_util::future::{BoxFuture, OptionFuture};
 use futures_util::stream::FuturesUnordered;
-use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions, QueueBindOptions, QueueDeclareOptions};
-use lapin::types::{AMQPValue, FieldTable, ShortString};
+use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions};
+use lapin::types::{AMQPValue, ShortString};
 use lapin::{Channel, Connection, Consumer};
 use serde_json::{Map, json};
 use tokio::sync::mpsc;
@@ -26,13 +26,13 @@ pub(crate) use self::message::UrlKey;
 use self::queues::QueueConsumer;
 pub(super) use self::targets::is_target;
 use super::intake::Intake;
-use crate::retry::retry_sessions;
 use journeyman_domain::limits::{
     AMQP_CLOSE_TIMEOUT, NOTIFIER_DELIVERY_LIMIT, NOTIFIER_MISTRAL_DISCOVERY_INTERVAL, NOTIFIER_MISTRAL_PREFETCH,
     NOTIFIER_MISTRAL_QUEUES_MAX, NOTIFIER_MISTRAL_STANDBY_INTERVAL, NOTIFIER_PREFETCH,
 };
 use journeyman_platform::amqp::management::{BrokerPolicy, Management, ManagementError};
 use journeyman_platform::amqp::{self, Broker, header_table, headers};
+use journeyman_platform::retry::retry_sessions;
 
 /// The queue for messages that are no events.
 const DEAD: &str = "journeyman.dead";
@@ -75,11 +75,10 @@ impl MistralConfig {
         let connection = self.broker.connect("journeyman notifier setup").await.map_err(|error| error.message)?;
         let declaring = async {
             let arguments = header_table([
-                ("x-queue-type", AMQPValue::LongString("quorum".into())),
+                ("x-queue-type", amqp::text_value("quorum")),
                 ("x-delivery-limit", AMQPValue::LongInt(NOTIFIER_DELIVERY_LIMIT)),
             ]);
-            let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
-            connection.create_channel().await?.queue_declare(DEAD.into(), options, arguments).await
+            amqp::declare_queue(&connection.create_channel().await?, DEAD, arguments).await
         };
         let declared = self.broker.bounded(&format!("declare {DEAD}"), declaring).await;
         amqp::close(&connection, AMQP_CLOSE_TIMEOUT).await;
@@ -176,9 +175,7 @@ impl MistralIntake {
         loop {
             let locking = async {
                 let channel = connection.create_channel().await?;
-                let options =
-                    QueueDeclareOptions { exclusive: true, auto_delete: true, ..QueueDeclareOptions::default() };
-                channel.queue_declare(LOCK.into(), options, FieldTable::default()).await.map(|_| channel)
+                amqp::declare_own_queue(&channel, LOCK).await.map(|_| channel)
             };
             match self.config.broker.bounded_or_code("take the lock", locking).await {
                 Ok(channel) => return Ok(channel),
@@ -274,10 +271,8 @@ impl MistralIntake {
         let watching = async {
             amqp::find_exchange(&connection, EVENTS.into()).await?;
             let channel = connection.create_channel().await?;
-            let own = QueueDeclareOptions { exclusive: true, auto_delete: true, ..QueueDeclareOptions::default() };
-            let queue = channel.queue_declare(ShortString::default(), own, FieldTable::default()).await?.name().clone();
-            let (options, none) = (QueueBindOptions::default(), FieldTable::default());
-            channel.queue_bind(queue.clone(), EVENTS.into(), "queue.created".into(), options, none).await?;
+            let queue = amqp::declare_own_queue(&channel, "").await?.name().clone();
+            amqp::bind_queue(&channel, queue.as_str(), EVENTS, "queue.created").await?;
             channel.basic_qos(NOTIFIER_PREFETCH, BasicQosOptions::default()).await?;
             let options = BasicConsumeOptions::default();
             let consumer = amqp::consume(&channel, queue, ShortString::default(), options).await?;

@@ -25,8 +25,6 @@ use journeyman_domain::limits::{NOTIFIER_BATCH_MAX, NOTIFIER_BODY_BYTES_MAX};
 use journeyman_platform::amqp;
 use journeyman_platform::host::crash_points::crash_point;
 
-const PRECONDITION_FAILED: u16 = 406;
-
 pub(super) struct QueueConsumer<'a> {
     pub(super) config: &'a MistralConfig,
     pub(super) intake: &'a Intake,
@@ -198,7 +196,7 @@ impl QueueConsumer<'_> {
                 tracing::debug!(queue = self.queue.as_str(), "deleted the queue of an execution that has ended");
                 Ok(true)
             }
-            Err((_, Some(PRECONDITION_FAILED))) => {
+            Err((_, Some(amqp::PRECONDITION_FAILED))) => {
                 tracing::debug!(queue = self.queue.as_str(), "kept the queue: a message has come for it");
                 Ok(false)
             }

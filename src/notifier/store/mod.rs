@@ -9,12 +9,14 @@ mod sqlite;
 mod statements;
 #[cfg(test)]
 mod tests;
+mod transaction;
 mod upkeep;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rusqlite::Connection;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use uuid::Uuid;
@@ -22,11 +24,12 @@ use uuid::Uuid;
 pub(crate) use self::operators::{
     AttemptRow, Counts, EndpointChange, EndpointState, LaneChange, LaneRow, LastFailure, ReplayFilter,
 };
-pub(crate) use self::postgres::{Postgres, PostgresError, PostgresPool, words as postgres_words};
-use self::sql::Tx;
+use self::postgres::Hints;
+pub(crate) use self::postgres::{Postgres, PostgresError, PostgresPool};
+pub(crate) use self::sql::{StoreFailure, words as postgres_words};
 use self::sqlite::Tables;
-pub(crate) use self::statements::outcome_text;
 pub(crate) use self::statements::{Added, AttemptRecord, Committed, DueLane, Head, Lease};
+use self::transaction::Tx;
 use crate::notify::Event;
 use journeyman_domain::lane::dispatcher::LaneId;
 use journeyman_domain::lane::endpoint::EndpointHealth;
@@ -36,17 +39,6 @@ use journeyman_domain::limits::NOTIFIER_LEASE;
 use journeyman_domain::staged::Stamp;
 use journeyman_platform::sqlite::{Database, Db, OpenError, StoreStatus};
 
-/// Why nothing was stored or read.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum StoreFailure {
-    #[error("disk full: the notifier cannot write its database")]
-    DiskFull,
-    #[error("the database cannot be reached: {0}")]
-    Unreachable(String),
-    #[error("the database failed; the log has the reason under {0}")]
-    Failed(Uuid),
-}
-
 /// A handle. What it stores is on disk when it returns.
 #[derive(Clone)]
 pub(crate) struct Store {
@@ -54,15 +46,6 @@ pub(crate) struct Store {
     /// This process, among those that share the database.
     node: Arc<str>,
     hints: Arc<Hints>,
-}
-
-/// What whoever delivers has to look at.
-#[derive(Default)]
-struct Hints {
-    /// Messages.
-    stored: Notify,
-    /// Endpoints and lanes.
-    changed: Notify,
 }
 
 #[derive(Clone)]
@@ -75,7 +58,13 @@ enum Kind {
 macro_rules! transaction {
     ($store:expr, move |$db:ident| $work:expr) => {
         match &$store.database {
-            Kind::Sqlite(sqlite) => sqlite.execute(move |$db| sqlite::run($work)).await,
+            Kind::Sqlite(sqlite) => {
+                let run = move |conn: &mut &mut Connection| {
+                    let $db = &mut Tx::Sqlite(conn);
+                    sqlite::run($work)
+                };
+                sqlite.execute(run).await
+            }
             Kind::Postgres(postgres) => {
                 let mut tries = 0;
                 loop {

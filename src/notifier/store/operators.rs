@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::sql::{SqlError, Tx, read, values};
+use super::sql::{SqlError, read, values};
+use super::transaction::Tx;
 use journeyman_domain::lane::dispatcher::LaneId;
 use journeyman_domain::lane::endpoint::{DisableReason, EndpointHealth};
 use journeyman_domain::staged::Stamp;
@@ -172,7 +173,7 @@ pub(super) async fn change_endpoint(
         EndpointChange::Disable(reason) => {
             let update =
                 "UPDATE endpoint SET disabled = $2, note = coalesce($3, note) WHERE name = $1 AND disabled IS NULL";
-            db.execute(update, values![endpoint, reason.name(), note]).await?;
+            db.execute(update, values![endpoint, reason.as_str(), note]).await?;
         }
         EndpointChange::Enable => {
             let update = "UPDATE endpoint SET disabled = NULL, health = NULL, note = $2 WHERE name = $1";

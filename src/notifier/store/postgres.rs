@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use deadpool_postgres::{Manager, Object, Pool, PoolError, Runtime};
 use futures_util::future::poll_fn;
+use tokio::sync::Notify;
 use tokio_postgres::config::SslMode;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::private::BytesMut;
@@ -14,15 +15,13 @@ use tokio_postgres::{AsyncMessage, Config};
 use tokio_postgres_rustls::MakeRustlsConnect;
 use uuid::Uuid;
 
-use super::sql::{Row, SqlError, Value};
-use super::{Hints, StoreFailure};
+use super::sql::{Row, SqlError, StoreFailure, Value, words};
 use journeyman_domain::limits::{
     POSTGRES_CONNECTIONS_MAX, POSTGRES_HINT_RETRY, POSTGRES_IDLE_TRANSACTION_TIMEOUT, POSTGRES_STATEMENT_TIMEOUT,
     POSTGRES_TRIES_MAX, POSTGRES_WAIT_TIMEOUT,
 };
 use journeyman_domain::staged::Stamp;
 use journeyman_platform::host::tls_config::{InvalidTls, client_config};
-use journeyman_platform::http::client::root_cause;
 
 const FORMAT: i64 = 1;
 /// Of the locks that nodes take for the schema and for their leases.
@@ -49,6 +48,15 @@ const CHANGED: &str = "journeyman_notifier_changed";
 /// Holds the tables of the notifier.
 const SCHEMA: &str = "journeyman_notifier";
 
+/// What whoever delivers has to look at.
+#[derive(Default)]
+pub(super) struct Hints {
+    /// Messages.
+    pub(super) stored: Notify,
+    /// Endpoints and lanes.
+    pub(super) changed: Notify,
+}
+
 /// Connections to a database.
 #[derive(Clone)]
 pub(crate) struct PostgresPool {
@@ -62,14 +70,6 @@ pub(crate) struct Postgres {
     connections: PostgresPool,
     /// What other nodes have to look at. They would find it without a word, a little later.
     pub(super) told: Arc<Hints>,
-}
-
-/// The words of an error, without the values that it is about.
-pub(crate) fn words(error: &tokio_postgres::Error) -> String {
-    match error.as_db_error() {
-        Some(reported) => format!("{} ({})", reported.message(), reported.code().code()),
-        None => root_cause(error),
-    }
 }
 
 impl PostgresPool {

@@ -1,14 +1,12 @@
-//! What the statements of the store need of a database: values, rows, and a transaction that runs one statement after another.
+//! What the statements of the store need of a database: values, rows and errors.
 
 use std::error::Error;
 use std::sync::Arc;
 
-use rusqlite::Connection;
+use uuid::Uuid;
 
-use super::postgres::PostgresTx;
-use super::sqlite;
 use journeyman_domain::staged::Stamp;
-use journeyman_platform::host::clock::stamp;
+use journeyman_platform::http::client::root_cause;
 
 /// A parameter, or a field of a row.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,61 +17,34 @@ pub(super) enum Value {
     Bytes(Vec<u8>),
 }
 
-/// One transaction. Statements run on SQLite and PostgreSQL alike; their parameters are `$1`, `$2` and so on.
-/// One type serves both, so that each statement is compiled once.
-pub(super) enum Tx<'a> {
-    /// Exclusive, because a shared connection of SQLite is not `Send`.
-    Sqlite(&'a mut Connection),
-    Postgres(&'a mut PostgresTx),
-}
-
-impl Tx<'_> {
-    /// Returns the rows of the statement.
-    pub(super) async fn query(&mut self, sql: &'static str, values: &[Value]) -> Result<Vec<Row>, SqlError> {
-        match self {
-            Self::Sqlite(conn) => sqlite::query(conn, sql, values),
-            Self::Postgres(tx) => tx.query(sql, values).await,
-        }
-    }
-
-    /// Returns how many rows the statement has changed.
-    pub(super) async fn execute(&mut self, sql: &'static str, values: &[Value]) -> Result<u64, SqlError> {
-        match self {
-            Self::Sqlite(conn) => sqlite::execute(conn, sql, values),
-            Self::Postgres(tx) => tx.execute(sql, values).await,
-        }
-    }
-
-    pub(super) async fn first(&mut self, sql: &'static str, values: &[Value]) -> Result<Option<Row>, SqlError> {
-        Ok(self.query(sql, values).await?.into_iter().next())
-    }
-
-    /// Until the end of the transaction, so that nodes renew their leases one after another.
-    pub(super) async fn lock_leases(&mut self) -> Result<(), SqlError> {
-        match self {
-            // There is one writer.
-            Self::Sqlite(_) => Ok(()),
-            Self::Postgres(tx) => tx.lock_leases().await,
-        }
-    }
-
-    pub(super) async fn now(&mut self) -> Result<Stamp, SqlError> {
-        match self {
-            Self::Sqlite(_) => Ok(stamp()),
-            Self::Postgres(tx) => tx.now().await,
-        }
-    }
+/// Why nothing was stored or read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum StoreFailure {
+    #[error("disk full: the notifier cannot write its database")]
+    DiskFull,
+    #[error("the database cannot be reached: {0}")]
+    Unreachable(String),
+    #[error("the database failed; the log has the reason under {0}")]
+    Failed(Uuid),
 }
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SqlError {
     #[error(transparent)]
     Sqlite(#[from] rusqlite::Error),
-    #[error("{}", super::postgres::words(.0))]
+    #[error("{}", words(.0))]
     Postgres(#[from] tokio_postgres::Error),
     /// Nothing that this version writes.
     #[error("the database holds an unexpected value: {0}")]
     Unexpected(Box<dyn Error + Send + Sync>),
+}
+
+/// The words of an error, without the values that it is about.
+pub(crate) fn words(error: &tokio_postgres::Error) -> String {
+    match error.as_db_error() {
+        Some(reported) => format!("{} ({})", reported.message(), reported.code().code()),
+        None => root_cause(error),
+    }
 }
 
 /// The fields of a row are taken in their order.

@@ -5,8 +5,7 @@ use rusqlite::types::{ToSqlOutput, ValueRef};
 use rusqlite::{CachedStatement, Connection, ErrorCode, ToSql};
 use uuid::Uuid;
 
-use super::StoreFailure;
-use super::sql::{Row, SqlError, Tx, Value};
+use super::sql::{Row, SqlError, StoreFailure, Value};
 use journeyman_platform::sqlite::{Batch, JobError, Owner, Schema, Writer};
 
 pub(super) const SCHEMA: Schema = Schema {
@@ -23,7 +22,7 @@ pub(super) const SCHEMA: Schema = Schema {
 pub(super) struct Tables;
 
 impl Owner for Tables {
-    type Tx<'a> = Tx<'a>;
+    type Tx<'a> = &'a mut Connection;
     type Error = StoreFailure;
     type Effects = ();
 
@@ -34,11 +33,11 @@ impl Owner for Tables {
         }
     }
 
-    fn begin<'a>(&'a self, conn: &'a mut Connection) -> Tx<'a> {
-        Tx::Sqlite(conn)
+    fn begin<'a>(&'a self, conn: &'a mut Connection) -> &'a mut Connection {
+        conn
     }
 
-    fn end(_: Tx<'_>) {}
+    fn end(_: &mut Connection) {}
 
     fn collect_effects((): (), (): &mut ()) {}
 

@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
 
-use super::sql::{Row, SqlError, Tx, values};
+use super::sql::{Row, SqlError, values};
+use super::transaction::Tx;
 use crate::notify::Event;
 use journeyman_domain::lane::dispatcher::LaneId;
 use journeyman_domain::lane::endpoint::EndpointHealth;
 use journeyman_domain::lane::partitions::{Owned, Partition, Plan, plan};
-use journeyman_domain::lane::retry::{HeadState, HeadVerdict, MessageOutcome};
+use journeyman_domain::lane::retry::{HeadState, HeadVerdict};
 use journeyman_domain::limits::{NOTIFIER_LEASE, NOTIFIER_PARTITIONS};
 use journeyman_domain::staged::Stamp;
 
@@ -257,7 +258,7 @@ pub(super) async fn end_attempt(
     if let HeadVerdict::Ended(outcome) = verdict {
         db.execute(
             "UPDATE message SET outcome = $3, ended_at = $4 WHERE lane = $1 AND position = $2",
-            values![lane, position, outcome_text(outcome), now],
+            values![lane, position, outcome.as_str(), now],
         )
         .await?;
     }
@@ -305,15 +306,6 @@ const END_REPLAY: &str = concat!(
      WHERE id = $1 AND EXISTS (SELECT 1 FROM replay WHERE replay.lane = $1 AND replay.position = $2)",
     fenced!()
 );
-
-pub(crate) const fn outcome_text(outcome: MessageOutcome) -> &'static str {
-    match outcome {
-        MessageOutcome::Delivered => "delivered",
-        MessageOutcome::Exhausted => "exhausted",
-        MessageOutcome::AbortedByReceiver => "aborted-by-receiver",
-        MessageOutcome::SkippedByOperator => "skipped-by-operator",
-    }
-}
 
 pub(super) async fn set_health(db: &mut Tx<'_>, endpoint: &str, health: &EndpointHealth) -> Result<()> {
     let text = serde_json::to_string(health).map_err(|error| SqlError::Unexpected(error.into()))?;

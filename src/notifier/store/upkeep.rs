@@ -1,6 +1,7 @@
 //! The statements that remove what is old.
 
-use super::sql::{SqlError, Tx, values};
+use super::sql::{SqlError, values};
+use super::transaction::Tx;
 use journeyman_domain::limits::NOTIFIER_UPKEEP_BATCH;
 use journeyman_domain::staged::Stamp;
 

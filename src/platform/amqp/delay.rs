@@ -9,14 +9,15 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use lapin::options::{
-    BasicPublishOptions, ExchangeBindOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions,
-};
-use lapin::types::{AMQPValue, FieldTable, LongString};
+use lapin::options::{BasicPublishOptions, ExchangeBindOptions};
+use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Confirmation, Connection, ExchangeKind};
 use tokio::time::timeout;
 
-use super::{confirm_channel, error_text, header_table, headers, reply_code, retry_error, to_short_string};
+use super::{
+    PRECONDITION_FAILED, bind_queue, confirm_channel, declare_exchange, declare_queue, error_text, header_table,
+    headers, reply_code, text_value, to_short_string,
+};
 use journeyman_domain::limits::AMQP_CALL_TIMEOUT;
 use journeyman_domain::refusal::{CallError, Refusal};
 
@@ -28,7 +29,6 @@ pub const DELAY_MAX: Duration = Duration::from_secs((1 << LEVELS) - 1);
 const DIGITS: u32 = 3;
 /// The header with the time at which a message may arrive, in milliseconds since 1970.
 pub const NOT_BEFORE: &str = "jm-not-before";
-const PRECONDITION_FAILED: u16 = 406;
 
 /// What the delays of a broker promise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,33 +77,28 @@ impl DelayQueues {
             }
             declared => declared.map(|()| DelayGuarantee::AtLeastOnce),
         }
-        .map_err(|error| retry_error(format!("cannot declare delays {}: {}", self.prefix, error_text(&error))))
+        .map_err(|error| CallError::retry(format!("cannot declare delays {}: {}", self.prefix, error_text(&error))))
     }
 
     async fn declare_as(&self, connection: &Connection, guarantee: DelayGuarantee) -> lapin::Result<()> {
         let channel = connection.create_channel().await?;
-        let exchange = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
-        let queue = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
         let none = FieldTable::default;
         for delay in &self.fixed {
             let name = self.fixed_name(*delay);
-            let arguments = arguments(*delay, "", guarantee);
-            channel.queue_declare(name.as_str().into(), queue, arguments).await?;
-            channel.exchange_declare(name.as_str().into(), ExchangeKind::Fanout, exchange, none()).await?;
-            let bind = QueueBindOptions::default();
-            channel.queue_bind(name.as_str().into(), name.as_str().into(), "".into(), bind, none()).await?;
+            declare_queue(&channel, &name, arguments(*delay, "", guarantee)).await?;
+            declare_exchange(&channel, &name, ExchangeKind::Fanout, none()).await?;
+            bind_queue(&channel, &name, &name, "").await?;
         }
         let delivery = self.delivery_name();
-        channel.exchange_declare(delivery.as_str().into(), ExchangeKind::Topic, exchange, none()).await?;
+        declare_exchange(&channel, &delivery, ExchangeKind::Topic, none()).await?;
         let mut next = delivery;
         for level in 0..LEVELS {
             let name = self.level_name(level);
             let arguments = arguments(Duration::from_secs(1 << level), &next, guarantee);
-            channel.queue_declare(name.as_str().into(), queue, arguments).await?;
-            channel.exchange_declare(name.as_str().into(), ExchangeKind::Topic, exchange, none()).await?;
+            declare_queue(&channel, &name, arguments).await?;
+            declare_exchange(&channel, &name, ExchangeKind::Topic, none()).await?;
             let bit = |set: u8| format!("{}{set}.#", "*.".repeat((LEVELS - 1 - level) as usize));
-            let (queue, exchange) = (name.as_str().into(), name.as_str().into());
-            channel.queue_bind(queue, exchange, bit(1).into(), QueueBindOptions::default(), none()).await?;
+            bind_queue(&channel, &name, &name, &bit(1)).await?;
             let (to, from) = (next.as_str().into(), name.as_str().into());
             channel.exchange_bind(to, from, bit(0).into(), ExchangeBindOptions::default(), none()).await?;
             next = name;
@@ -119,12 +114,11 @@ impl DelayQueues {
     pub async fn lead_to(&self, connection: &Connection, queue: &str) -> Result<(), CallError> {
         let binding = async {
             let channel = connection.create_channel().await?;
-            let (exchange, key) = (self.delivery_name(), format!("{}{queue}", "*.".repeat(LEVELS as usize)));
-            let (queue, exchange, key) = (queue.into(), exchange.as_str().into(), key.as_str().into());
-            channel.queue_bind(queue, exchange, key, QueueBindOptions::default(), FieldTable::default()).await?;
+            let key = format!("{}{queue}", "*.".repeat(LEVELS as usize));
+            bind_queue(&channel, queue, &self.delivery_name(), &key).await?;
             channel.close(lapin::protocol::constants::REPLY_SUCCESS, "OK".into()).await
         };
-        let failed = |error| retry_error(format!("cannot lead delays to {queue}: {}", error_text(&error)));
+        let failed = |error| CallError::retry(format!("cannot lead delays to {queue}: {}", error_text(&error)));
         self.check_names(queue)?;
         binding.await.map_err(failed)
     }
@@ -158,7 +152,7 @@ impl DelayQueues {
             channel.close(lapin::protocol::constants::REPLY_SUCCESS, "OK".into()).await?;
             lapin::Result::Ok(confirmation)
         };
-        let failed = |why: &str| retry_error(format!("cannot delay a message for {queue} by {delay:?}: {why}"));
+        let failed = |why: &str| CallError::retry(format!("cannot delay a message for {queue} by {delay:?}: {why}"));
         match timeout(AMQP_CALL_TIMEOUT, publishing).await {
             Ok(Ok(Confirmation::Ack(None))) => Ok(()),
             Ok(Ok(Confirmation::Ack(Some(_)))) => Err(failed("it reaches no queue")),
@@ -201,9 +195,8 @@ impl DelayQueues {
 }
 
 fn arguments(ttl: Duration, next: &str, guarantee: DelayGuarantee) -> FieldTable {
-    let text = |text: &str| AMQPValue::LongString(LongString::from(text));
     let ttl_ms = AMQPValue::LongLongInt(i64::try_from(ttl.as_millis()).unwrap_or(i64::MAX));
-    let mut table = header_table([("x-message-ttl", ttl_ms), ("x-dead-letter-exchange", text(next))]);
+    let mut table = header_table([("x-message-ttl", ttl_ms), ("x-dead-letter-exchange", text_value(next))]);
     let more: &[(&str, &str)] = match guarantee {
         DelayGuarantee::AtLeastOnce => {
             &[("x-queue-type", "quorum"), ("x-dead-letter-strategy", "at-least-once"), ("x-overflow", "reject-publish")]
@@ -211,7 +204,7 @@ fn arguments(ttl: Duration, next: &str, guarantee: DelayGuarantee) -> FieldTable
         DelayGuarantee::AtMostOnce => &[("x-queue-type", "classic")],
     };
     for (name, value) in more {
-        table.insert((*name).into(), text(value));
+        table.insert((*name).into(), text_value(value));
     }
     table
 }
@@ -239,23 +232,9 @@ fn delayed(old: &BasicProperties, now: Timestamp, delay: Duration) -> BasicPrope
         let not_before = now.as_millisecond().saturating_add(i64::try_from(delay.as_millis()).unwrap_or(i64::MAX));
         table.insert(NOT_BEFORE.into(), AMQPValue::LongLongInt(not_before));
     }
-    let mut new = BasicProperties::default().with_headers(table).with_delivery_mode(2);
+    let new = BasicProperties::default().with_headers(table).with_delivery_mode(2);
     // Neither expiration nor priority: both change when a message arrives.
-    macro_rules! keep {
-        ($($get:ident $with:ident)*) => { $(if let Some(value) = old.$get() { new = new.$with(value.clone()); })* };
-    }
-    keep! {
-        content_type with_content_type
-        content_encoding with_content_encoding
-        correlation_id with_correlation_id
-        reply_to with_reply_to
-        message_id with_message_id
-        timestamp with_timestamp
-        kind with_type
-        user_id with_user_id
-        app_id with_app_id
-    }
-    new
+    crate::copy_properties!(old => new, user_id with_user_id)
 }
 
 /// How much too early a delayed message has arrived; zero for any other.

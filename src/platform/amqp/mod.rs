@@ -9,6 +9,7 @@ pub mod management;
 mod short_string;
 mod stream;
 mod tls;
+mod topology;
 mod utf8_sanitizer;
 
 use std::path::PathBuf;
@@ -16,10 +17,10 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use lapin::options::{BasicConsumeOptions, ConfirmSelectOptions, ExchangeDeclareOptions, QueueDeclareOptions};
+use lapin::options::{BasicConsumeOptions, ConfirmSelectOptions};
 use lapin::types::{AMQPValue, FieldTable, LongString, ShortString};
 use lapin::uri::{AMQPScheme, AMQPUri, AMQPUserInfo};
-use lapin::{AsyncTcpStream, Channel, Connection, ConnectionProperties, Consumer, ErrorKind, ExchangeKind};
+use lapin::{AsyncTcpStream, Channel, Connection, ConnectionProperties, Consumer, ErrorKind};
 use parking_lot::RwLock;
 use secrecy::{ExposeSecret as _, SecretString};
 
@@ -30,6 +31,7 @@ use journeyman_domain::refusal::{CallError, Refusal};
 
 pub use lapin;
 pub use short_string::{NameTooLong, to_short_string, to_short_string_or_none};
+pub use topology::{bind_queue, declare_exchange, declare_own_queue, declare_queue, find_exchange, find_queue};
 pub use utf8_sanitizer::REPLACEMENT_CHAR;
 
 /// Reads the address of a broker again; `None` if it cannot be read.
@@ -202,7 +204,7 @@ impl Broker {
         call: impl Future<Output = lapin::Result<T>>,
     ) -> Result<T, CallError> {
         let timed_out =
-            || retry_error(format!("{operation} at {}: timed out after {AMQP_CALL_TIMEOUT:?}", self.display_url));
+            || CallError::retry(format!("{operation} at {}: timed out after {AMQP_CALL_TIMEOUT:?}", self.display_url));
         let ended = tokio::time::timeout(AMQP_CALL_TIMEOUT, call).await.map_err(|_| timed_out())?;
         ended.map_err(|error| self.call_error(operation, &error))
     }
@@ -231,10 +233,7 @@ impl Broker {
 
     /// Converts an error of lapin's; the message names the operation and the broker.
     pub fn call_error(&self, operation: &str, error: &lapin::Error) -> CallError {
-        CallError {
-            refusal: refusal(error),
-            message: format!("{operation} at {}: {}", self.display_url, error_text(error)),
-        }
+        CallError::new(refusal(error), format!("{operation} at {}: {}", self.display_url, error_text(error)))
     }
 }
 
@@ -267,11 +266,8 @@ fn parse_uri(text: &SecretString) -> Result<AMQPUri, InvalidBrokerConfig> {
     Ok(uri)
 }
 
-pub fn retry_error(what: String) -> CallError {
-    CallError { refusal: Refusal::Retry { retry_after: None }, message: what }
-}
-
-fn refusal(error: &lapin::Error) -> Refusal {
+/// What the caller of a call that failed so must do next.
+pub fn refusal(error: &lapin::Error) -> Refusal {
     if reply_code(error) == Some(ACCESS_REFUSED) { Refusal::Denied } else { Refusal::Retry { retry_after: None } }
 }
 
@@ -279,9 +275,10 @@ fn refusal(error: &lapin::Error) -> Refusal {
 pub const ACCESS_REFUSED: u16 = 403;
 /// Reply code: no such queue, exchange or vhost.
 pub const NOT_FOUND: u16 = 404;
-
 /// Reply code: an exclusive queue of another connection.
 pub const RESOURCE_LOCKED: u16 = 405;
+/// Reply code: it exists with other arguments, or is in use.
+pub const PRECONDITION_FAILED: u16 = 406;
 
 /// The broker's reply code and text, or lapin's own text.
 pub fn error_text(error: &lapin::Error) -> String {
@@ -320,19 +317,6 @@ pub async fn confirm_channel(connection: &Connection) -> lapin::Result<Channel> 
     Ok(channel)
 }
 
-/// Looks a queue up, on a channel of its own: the broker closes it with [`NOT_FOUND`] where there is no such queue.
-pub async fn find_queue(connection: &Connection, name: ShortString) -> lapin::Result<lapin::Queue> {
-    let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
-    connection.create_channel().await?.queue_declare(name, options, FieldTable::default()).await
-}
-
-/// Looks an exchange up, as [`find_queue`].
-pub async fn find_exchange(connection: &Connection, name: ShortString) -> lapin::Result<()> {
-    let options = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
-    let channel = connection.create_channel().await?;
-    channel.exchange_declare(name, ExchangeKind::Direct, options, FieldTable::default()).await
-}
-
 /// Starts a consumer. Closes the channel if it is dropped meanwhile: lapin would keep the consumer, which takes messages in vain.
 pub async fn consume(
     channel: &Channel,
@@ -359,12 +343,34 @@ pub fn poll_once(what: impl Future) {
     let _sent = std::pin::pin!(what).poll(&mut Context::from_waker(Waker::noop()));
 }
 
+/// A text as the value of a header or an argument.
+pub fn text_value(text: &str) -> AMQPValue {
+    AMQPValue::LongString(text.into())
+}
+
 pub fn header_table(entries: impl IntoIterator<Item = (&'static str, AMQPValue)>) -> FieldTable {
     let mut table = FieldTable::default();
     for (name, value) in entries {
         table.insert(name.into(), value);
     }
     table
+}
+
+/// Copies properties of a message: what a message keeps that is published again, and the ones that are named.
+#[macro_export]
+macro_rules! copy_properties {
+    ($from:expr => $to:expr $(, $get:ident $with:ident)*) => {
+        $crate::copy_properties!(
+            @ $from, $to, content_type with_content_type, content_encoding with_content_encoding,
+            correlation_id with_correlation_id, reply_to with_reply_to, message_id with_message_id,
+            timestamp with_timestamp, kind with_type, app_id with_app_id $(, $get $with)*
+        )
+    };
+    (@ $from:expr, $to:expr, $($get:ident $with:ident),*) => {{
+        let mut to: $crate::amqp::lapin::BasicProperties = $to;
+        $(if let Some(value) = $from.$get() { to = to.$with(value.clone()); })*
+        to
+    }};
 }
 
 #[cfg(test)]

@@ -12,8 +12,8 @@ use journeyman_domain::limits::{NOTIFY_BATCH_MAX, NOTIFY_OUTBOX_ROWS_MAX};
 
 /// The first events of the outbox.
 #[derive(Debug, Default)]
-pub(in crate::queue) struct Outbox {
-    pub(in crate::queue) events: Vec<Event>,
+pub(crate) struct Outbox {
+    pub(crate) events: Vec<Event>,
     last: i64,
 }
 
@@ -67,12 +67,12 @@ impl Tx<'_> {
     }
 }
 
-pub(in crate::queue) async fn read(store: &Store) -> Result<Outbox, super::QueueError> {
+pub(crate) async fn read(store: &Store) -> Result<Outbox, super::QueueError> {
     store.execute(|tx| tx.outbox()).await
 }
 
 /// The notifier has them.
-pub(in crate::queue) async fn clear(store: &Store, outbox: &Outbox) -> Result<(), super::QueueError> {
+pub(crate) async fn clear(store: &Store, outbox: &Outbox) -> Result<(), super::QueueError> {
     let last = outbox.last;
     store
         .execute(move |tx| {

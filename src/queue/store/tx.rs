@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use rusqlite::{Connection, Params, Row, ToSql, params, params_from_iter};
 
-use super::super::Config;
 use super::super::clock::UnixMillis;
+use super::super::config::Config;
 use super::super::queue_error::QueueError;
 use super::super::task_definition::{NewTask, Requires};
 use super::super::task_state::{Priority, RunRecord, RunState, TaskRecord, WorkerIdentity};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::Notify;
 
-use super::super::Config;
+use super::super::config::Config;
 use super::super::queue_error::{QueueError, QueueErrorCode};
 use super::tx::Tx;
 use super::{Batch, Waiter, Writer};

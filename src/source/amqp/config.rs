@@ -15,9 +15,9 @@ use journeyman_platform::amqp::management::Management;
 
 use super::deferral::DeferralConfig;
 use super::delivery::PayloadForm;
-use crate::settings::broker::Amqp;
-use crate::settings::rules::Rules;
 use crate::task::command_name;
+use journeyman_platform::settings::broker::Amqp;
+use journeyman_platform::settings::rules::Rules;
 
 /// Settings of an [`AmqpSource`](super::AmqpSource).
 #[derive(Debug, Clone)]
@@ -89,7 +89,7 @@ pub enum OnRetry {
 
 /// What happens to a request after its last attempt.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum OnAttemptsExhausted {
     /// Its client gets an error reply.
@@ -101,7 +101,7 @@ pub enum OnAttemptsExhausted {
 
 /// Requests of an AMQP queue.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct RequestSource {
     /// Queue to consume [built-in: `POOL-req-KEY`, or `WORKER_REQUESTS_QUEUE`]. The worker never declares it and waits until it exists.

@@ -22,7 +22,7 @@ use crate::task::NextCheck;
 use journeyman_domain::limits::{AMQP_DECLARE_TIMEOUT, AMQP_DONE_LOOKS_MAX};
 use journeyman_domain::staged::StagedRecord;
 use journeyman_platform::amqp::delay::{DelayGuarantee, DelayQueues, early_by};
-use journeyman_platform::amqp::{headers, retry_error};
+use journeyman_platform::amqp::headers;
 
 /// How a source has work looked at later.
 #[derive(Debug, Clone)]
@@ -98,7 +98,7 @@ impl DeferralConfig {
             }
             Ok::<_, CallError>(Some(guarantee))
         };
-        let timed_out = |_| retry_error(format!("cannot declare delays of {queue}: no answer"));
+        let timed_out = |_| CallError::retry(format!("cannot declare delays of {queue}: no answer"));
         timeout(AMQP_DECLARE_TIMEOUT, declaring).await.map_err(timed_out)?
     }
 

@@ -17,6 +17,7 @@ use journeyman_domain::delivery_attempts::{DeliveryHistory, DeliveryKind};
 use journeyman_domain::id::{Run, TASK_ID_BYTES_MAX, TaskId};
 use journeyman_domain::limits::IDEMPOTENCY_BODY_BYTES_MAX;
 use journeyman_platform::amqp::{delay, headers};
+use journeyman_platform::copy_properties;
 
 /// Attempts before this delivery.
 pub(super) const ATTEMPTS_HEADER: &str = "x-journeyman-attempts";
@@ -94,23 +95,8 @@ pub(super) fn copy_properties(properties: &BasicProperties, attempts: u32) -> Ba
     }
     headers.insert(ATTEMPTS_HEADER.into(), AMQPValue::LongUInt(attempts));
     // The broker closes the channel over a user id that is not ours.
-    let mut copy = BasicProperties::default().with_headers(headers);
-    macro_rules! keep {
-        ($($get:ident $set:ident),*) => { $(if let Some(value) = properties.$get() { copy = copy.$set(value.clone()); })* };
-    }
-    keep!(
-        content_type with_content_type,
-        content_encoding with_content_encoding,
-        delivery_mode with_delivery_mode,
-        priority with_priority,
-        correlation_id with_correlation_id,
-        reply_to with_reply_to,
-        message_id with_message_id,
-        timestamp with_timestamp,
-        kind with_type,
-        app_id with_app_id
-    );
-    copy
+    let copy = BasicProperties::default().with_headers(headers);
+    copy_properties!(properties => copy, delivery_mode with_delivery_mode, priority with_priority)
 }
 
 /// The run id of a delivery: its correlation id as far as that is a task id, and a number that is unique in this process, since

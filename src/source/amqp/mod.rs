@@ -180,7 +180,7 @@ impl AmqpSourceInner {
         let lost = sessions.iter().filter(|session| session.is_lost());
         match lost.map(|session| session.held_claims()).sum::<usize>() {
             0 => Ok(()),
-            held => Err(amqp::retry_error(format!("{held} requests of a lost connection are still being ended"))),
+            held => Err(CallError::retry(format!("{held} requests of a lost connection are still being ended"))),
         }
     }
 
@@ -220,7 +220,7 @@ impl AmqpSourceInner {
                     Some(SessionEnd::Retired) => return Ok(PollBatch::default()),
                     Some(SessionEnd::Canceled(message)) => return Err(CallError { refusal: Refusal::Stale, message }),
                     // The worker waits before it retries, so that those of a restarted broker do not all reconnect at the same moment.
-                    Some(SessionEnd::Lost(message)) => return Err(amqp::retry_error(message)),
+                    Some(SessionEnd::Lost(message)) => return Err(CallError::retry(message)),
                     // No event reports the end of the last lost claim.
                     None if must_wait => drop(timeout(AMQP_CHANNEL_CHECK_INTERVAL, session.arrived.notified()).await),
                     None => session.arrived.notified().await,

@@ -20,7 +20,7 @@ use tokio_util::io::ReaderStream;
 
 use super::claim_calls::TaskclusterClaim;
 use super::credentials::Credentials;
-use super::error_response::{call_error, classify_status, retryable, sanitize, summary_line, transport_error};
+use super::error_response::{classify_status, sanitize, summary_line, transport_error};
 use super::transport::{ApiRequest, ApiResponse, FailedCall, encode_segment, read_error_response};
 use super::wire::WireCredentials;
 use super::{ArtifactStorage, Dialect};
@@ -122,7 +122,7 @@ impl TaskclusterClaim {
         let call = ApiRequest::to_queue(upload.operation.clone(), Method::POST, upload.path.clone());
         let answer = self.service.api.call(call.body(body).signed_by(&upload.credentials)).await;
         answer.map_err(|FailedCall { status, error }| match status {
-            Some(507) => call_error(Refusal::Full, error.message),
+            Some(507) => CallError::new(Refusal::Full, error.message),
             _ => error,
         })
     }
@@ -139,7 +139,7 @@ impl TaskclusterClaim {
         let body = json!({ "storageType": "object", "contentType": content.content_type });
         let object: WireObject = self.create_artifact(upload, body).await?.json()?;
         let WireObject { name, project_id, upload_id, expires, credentials } = object;
-        let signer = credentials.parse().map_err(|what| retryable(format!("{}: {what}", upload.operation)))?;
+        let signer = credentials.parse().map_err(|what| CallError::retry(format!("{}: {what}", upload.operation)))?;
         let operation = &upload.operation;
         let call = |method, step: &str, body: Value| ApiRequest {
             service: "object",
@@ -159,7 +159,7 @@ impl TaskclusterClaim {
         let create = call(Method::PUT, "upload", proposed);
         let chosen: WireUpload = self.service.api.call(create).await?.json()?;
         let Some(put) = chosen.upload_method.put_url else {
-            return Err(retryable(format!("{operation}: the object service did not accept an upload by URL")));
+            return Err(CallError::retry(format!("{operation}: the object service did not accept an upload by URL")));
         };
         let hashes = self.put_content(upload, content, &put.url, &put.headers).await?;
         let finish = json!({
@@ -186,10 +186,10 @@ impl TaskclusterClaim {
     ) -> Result<Hashes, CallError> {
         let (api, operation) = (&self.service.api, &upload.operation);
         let url = api.address_policy().parse_url(url);
-        let url = url.map_err(|what| retryable(format!("{operation}: the upload URL {what}")))?;
+        let url = url.map_err(|what| CallError::retry(format!("{operation}: the upload URL {what}")))?;
         let mut headers = HeaderMap::try_from(headers).map_err(|_| {
             let what = format!("{operation}: invalid upload header; is the content type valid?");
-            call_error(Refusal::Rejected, what)
+            CallError::new(Refusal::Rejected, what)
         })?;
         headers.insert(CONTENT_LENGTH, HeaderValue::from(content.bytes));
         let request = api.http().put(url).headers(headers);
@@ -201,8 +201,8 @@ impl TaskclusterClaim {
             async { tokio::join!(stream_content(content, writer), request.body(Body::wrap_stream(stream)).send()) };
         // A storage that responds early and stops reading would block the reader forever.
         let both = tokio::time::timeout(timeout, both).await;
-        let (read, sent) = both.map_err(|_| retryable(format!("{operation}: the upload timed out")))?;
-        let sent_hashes = read.map_err(|what| call_error(Refusal::Rejected, format!("{operation}: {what}")))?;
+        let (read, sent) = both.map_err(|_| CallError::retry(format!("{operation}: the upload timed out")))?;
+        let sent_hashes = read.map_err(|what| CallError::new(Refusal::Rejected, format!("{operation}: {what}")))?;
         let response = sent.map_err(|error| transport_error(operation, error))?;
         if !response.status().is_success() {
             let answered = read_error_response(response).await;
@@ -218,16 +218,17 @@ impl TaskclusterClaim {
             if answered.content_type.starts_with("text/plain") {
                 write!(what, ": {}", summary_line(&String::from_utf8_lossy(&answered.body))).ok();
             }
-            return Err(call_error(refusal, what));
+            return Err(CallError::new(refusal, what));
         }
-        sent_hashes.ok_or_else(|| retryable(format!("{operation}: storage responded before the upload was complete")))
+        sent_hashes
+            .ok_or_else(|| CallError::retry(format!("{operation}: storage responded before the upload was complete")))
     }
 }
 
 fn expiry_of(artifact: &Artifact, state: &TaskclusterClaim, operation: &str) -> Result<String, CallError> {
     artifact.expires.as_ref().or(state.task_expires.as_ref()).cloned().ok_or_else(|| {
         let what = format!("{operation}: neither the artifact nor its task has an expiry");
-        call_error(Refusal::Rejected, what)
+        CallError::new(Refusal::Rejected, what)
     })
 }
 

@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::credentials::{Credentials, Swap};
-use super::error_response::{retryable, sanitize};
+use super::error_response::sanitize;
 use super::transport::{ApiRequest, ApiResponse, FailedCall, TimeoutClass, encode_segment};
 use super::wire::{CheckedGrant, TaskDefinition, WireClaim, WireClaimed, WireClaimedPage, WireClaims, WireStatusReply};
 use super::{Dialect, Service, Taskcluster};
@@ -69,7 +69,7 @@ impl Taskcluster {
         // expire.
         if claims.tasks.len() > usize::from(POLL_MESSAGES_MAX) {
             let found = claims.tasks.len();
-            return Err(retryable(format!("{operation}: received {found} claims but asked for {max}")));
+            return Err(CallError::retry(format!("{operation}: received {found} claims but asked for {max}")));
         }
         let mut batch = PollBatch::default();
         for entry in claims.tasks {
@@ -129,7 +129,7 @@ impl Taskcluster {
             }
         };
         let granted = self.service.check_grant(&operation, run, &reply)?;
-        self.service.grant(granted, sent_at).map_err(|what| retryable(format!("{operation}: {what}")))
+        self.service.grant(granted, sent_at).map_err(|what| CallError::retry(format!("{operation}: {what}")))
     }
 
     pub(super) async fn recover_lost_claims(
@@ -186,7 +186,7 @@ impl Taskcluster {
     async fn reclaim_as_worker(&self, run: &Run, task: TaskDefinition) -> Result<Grant, CallError> {
         let (sent_at, renewed) =
             self.service.reclaim(run, None).await.map_err(|error| self.explain_missing_scopes(error))?;
-        self.service.grant(CheckedGrant { task: Some(task), ..renewed }, sent_at).map_err(retryable)
+        self.service.grant(CheckedGrant { task: Some(task), ..renewed }, sent_at).map_err(CallError::retry)
     }
 
     async fn fetch_definition(&self, task: &TaskId) -> Result<TaskDefinition, CallError> {
@@ -276,9 +276,9 @@ impl Service {
 
     fn check_grant(&self, operation: &str, run: &Run, reply: &ApiResponse) -> Result<CheckedGrant, CallError> {
         let granted = reply.json::<WireClaim>()?.check(&self.worker_identity, reply.date_or_now());
-        let granted = granted.map_err(|what| retryable(format!("{operation}: {what}")))?;
+        let granted = granted.map_err(|what| CallError::retry(format!("{operation}: {what}")))?;
         if granted.run != *run {
-            return Err(retryable(format!("{operation}: response is for {}", granted.run)));
+            return Err(CallError::retry(format!("{operation}: response is for {}", granted.run)));
         }
         Ok(granted)
     }
@@ -327,7 +327,7 @@ impl TaskclusterClaim {
         let reply: WireStatusReply = self.service.api.call(call.signed_by(&credentials)).await?.json()?;
         // A 200 from a proxy has accepted nothing.
         if reply.status.task_id != run.task.as_str() {
-            return Err(retryable(format!("report of {run}: response is for {:?}", reply.status.task_id)));
+            return Err(CallError::retry(format!("report of {run}: response is for {:?}", reply.status.task_id)));
         }
         Ok(())
     }
@@ -338,7 +338,7 @@ impl TaskclusterClaim {
         let call = ApiRequest::to_queue(format!("status of {run}"), Method::GET, path);
         let reply: WireStatusReply = self.service.api.call(call).await?.json()?;
         let Some(found) = reply.status.runs.iter().find(|found| found.run_id == run.run) else {
-            return Err(retryable(format!("status of {run}: the response lacks this run")));
+            return Err(CallError::retry(format!("status of {run}: the response lacks this run")));
         };
         let group = found.worker_group.as_deref().unwrap_or_default();
         let id = found.worker_id.as_deref().unwrap_or_default();
@@ -348,7 +348,7 @@ impl TaskclusterClaim {
             ("exception", Some("deadline-exceeded")) => Ok(Some(LossReason::DeadlineExceeded)),
             ("running" | "completed" | "failed" | "exception", _) => Ok(Some(LossReason::Revoked)),
             // This worker holds the grant, so the response is older than the claim.
-            (state, _) => Err(retryable(format!("status of {run}: unexpected state {state:?}"))),
+            (state, _) => Err(CallError::retry(format!("status of {run}: unexpected state {state:?}"))),
         }
     }
 }

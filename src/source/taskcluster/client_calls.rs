@@ -6,7 +6,7 @@ use reqwest::{Method, Response};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::error_response::{call_error, classify_status, retryable, transport_error};
+use super::error_response::{classify_status, transport_error};
 use super::transport::{Api, ApiRequest, ApiResponse, FailedCall, TimeoutClass, encode_segment, read_error_response};
 use crate::source::CallError;
 use journeyman_domain::id::{Run, TaskId};
@@ -60,7 +60,7 @@ impl Download {
         match tokio::time::timeout(self.chunk_timeout, self.response.chunk()).await {
             Ok(Ok(chunk)) => Ok(chunk.map(Vec::from)),
             Ok(Err(error)) => Err(transport_error(&self.operation, error)),
-            Err(_) => Err(retryable(format!("{}: download stalled", self.operation))),
+            Err(_) => Err(CallError::retry(format!("{}: download stalled", self.operation))),
         }
     }
 }
@@ -94,16 +94,6 @@ impl Api {
     pub async fn cancel_task(&self, task: &TaskId) -> Result<Value, CallError> {
         let call = ApiRequest::to_queue(format!("cancelTask {task}"), Method::POST, task_path(task, "/cancel"));
         self.call_for_status(call).await
-    }
-
-    /// task: returns the definition.
-    ///
-    /// # Errors
-    ///
-    /// `Gone` if the task does not exist.
-    pub async fn task_definition(&self, task: &TaskId) -> Result<Value, CallError> {
-        let call = ApiRequest::to_queue(format!("definition of {task}"), Method::GET, task_path(task, ""));
-        self.call(call).await?.json()
     }
 
     /// One page of the tasks of an embedded queue, the newest first. Taskcluster has no such call.
@@ -165,7 +155,7 @@ impl Api {
             }
             response = self.follow_redirect(&operation, &response).await?;
         }
-        Err(retryable(format!("{operation}: more than {ARTIFACT_HOPS_MAX} redirects")))
+        Err(CallError::retry(format!("{operation}: more than {ARTIFACT_HOPS_MAX} redirects")))
     }
 
     /// Signs requests to the queue service, and no others.
@@ -175,8 +165,10 @@ impl Api {
             .get(reqwest::header::LOCATION)
             .and_then(|value| value.to_str().ok())
             .and_then(|text| from.url().join(text).ok())
-            .ok_or_else(|| retryable(format!("{operation}: redirect without a valid URL")))?;
-        self.address_policy().check_url(&url).map_err(|what| retryable(format!("{operation}: the redirect {what}")))?;
+            .ok_or_else(|| CallError::retry(format!("{operation}: redirect without a valid URL")))?;
+        self.address_policy()
+            .check_url(&url)
+            .map_err(|what| CallError::retry(format!("{operation}: the redirect {what}")))?;
         if let Some(path) = url.as_str().strip_prefix(self.queue_base_url())
             && path.starts_with("/task/")
         {
@@ -189,14 +181,14 @@ impl Api {
         }
         let error = read_error_response(response).await;
         let what = format!("{operation}: storage responded with {}", error.status);
-        Err(call_error(classify_status(error.status, error.retry_after), what))
+        Err(CallError::new(classify_status(error.status, error.retry_after), what))
     }
 
     async fn call_for_status(&self, call: ApiRequest<'_>) -> Result<Value, CallError> {
         let operation = call.operation.clone();
         let mut reply: Value = self.call(call).await?.json()?;
         let status = reply.get_mut("status").map(Value::take);
-        status.ok_or_else(|| retryable(format!("{operation}: the response has no status")))
+        status.ok_or_else(|| CallError::retry(format!("{operation}: the response has no status")))
     }
 
     async fn list_page(&self, operation: String, mut path: String, token: Option<&str>) -> Result<ListPage, CallError> {

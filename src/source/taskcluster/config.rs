@@ -3,15 +3,17 @@
 use serde::{Deserialize, Serialize};
 
 use super::{ArtifactStorage, Dialect};
-use crate::settings::Environment;
-use crate::settings::rules::Rules;
-use crate::settings::secrets::SecretError;
-use crate::settings::values::{Queue as TaskQueue, Secret, SecretFile, Url, WORKER_NAME_CHARS_MAX_AZURE, WorkerName};
 use crate::task::command_name;
+use journeyman_platform::settings::Environment;
+use journeyman_platform::settings::rules::Rules;
+use journeyman_platform::settings::secrets::SecretError;
+use journeyman_platform::settings::values::{
+    Queue as TaskQueue, Secret, SecretFile, Url, WORKER_NAME_CHARS_MAX_AZURE, WorkerName,
+};
 
 /// Tasks of a Taskcluster deployment.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct TaskclusterSource {
     /// How tasks are claimed: through Azure-style queues, or by `claimWork`.

@@ -25,14 +25,6 @@ struct ErrorBody {
     error: Option<String>,
 }
 
-pub(super) fn call_error(refusal: Refusal, what: impl Into<String>) -> CallError {
-    CallError { refusal, message: what.into() }
-}
-
-pub(super) fn retryable(what: impl Into<String>) -> CallError {
-    call_error(Refusal::Retry { retry_after: None }, what)
-}
-
 pub(super) fn transport_error(operation: &str, error: reqwest::Error) -> CallError {
     let error = error.without_url();
     let what = if error.is_timeout() {
@@ -43,7 +35,7 @@ pub(super) fn transport_error(operation: &str, error: reqwest::Error) -> CallErr
         format!("{operation}: the connection failed")
     };
     let cause = root_cause(&error);
-    retryable(format!("{what}: {}{}", sanitize(&cause), plain_port_hint(&cause)))
+    CallError::retry(format!("{what}: {}{}", sanitize(&cause), plain_port_hint(&cause)))
 }
 
 pub(super) fn classify_service_error(operation: &str, answered: &ErrorResponse) -> CallError {
@@ -51,13 +43,13 @@ pub(super) fn classify_service_error(operation: &str, answered: &ErrorResponse) 
     let ErrorResponse { status, retry_after, .. } = *answered;
     if (300..400).contains(&status) {
         let what = format!("{operation}: {status}, a redirect, which is not followed; is root_url correct?");
-        return retryable(what);
+        return CallError::retry(what);
     }
     let unknown_route =
         status == 404 && parsed.as_ref().is_some_and(|body| body.code.is_none() && body.error.is_some());
     let is_foreign_page = parsed.is_none() && answered.content_type.contains("html");
     if unknown_route || (is_foreign_page && (400..500).contains(&status)) {
-        return retryable(format!(
+        return CallError::retry(format!(
             "{operation}: {status}, not a response of Taskcluster; is root_url correct, and is there a proxy or a \
              captive portal in between?"
         ));
@@ -71,7 +63,7 @@ pub(super) fn classify_service_error(operation: &str, answered: &ErrorResponse) 
             write!(what, ": {}", summary_line(&message)).ok();
         }
     }
-    call_error(classify_status(status, retry_after), what)
+    CallError::new(classify_status(status, retry_after), what)
 }
 
 pub(super) const fn classify_status(status: u16, retry_after: Option<Duration>) -> Refusal {

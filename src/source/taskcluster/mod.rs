@@ -45,7 +45,7 @@ const IDENTIFIER_BYTES_MAX: usize = 38;
 
 /// How the source claims tasks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Dialect {
     /// Signed URLs of Azure-style queues, and `claimTask` for each message
@@ -57,7 +57,7 @@ pub enum Dialect {
 
 /// The service that stores the content of artifacts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum ArtifactStorage {
     /// The queue's own bucket.

@@ -17,7 +17,7 @@ use url::{Position, Url};
 
 use super::address_policy::AddressPolicy;
 use super::credentials::{Credentials, Swap};
-use super::error_response::{ErrorResponse, call_error, classify_service_error, retryable, transport_error};
+use super::error_response::{ErrorResponse, classify_service_error, transport_error};
 use crate::source::CallError;
 use journeyman_domain::limits::{
     ARTIFACT_TRANSFER_TIMEOUT_MAX, CALL_TIMEOUT, CONNECT_TIMEOUT, ERROR_BODY_BYTES_MAX, JSON_BODY_BYTES_MAX,
@@ -184,7 +184,7 @@ impl ApiResponse {
         serde_json::from_slice(&self.body).map_err(|error| {
             let operation = &self.operation;
             // An error of serde_json may quote the unexpected value; only the position is permitted.
-            retryable(format!(
+            CallError::retry(format!(
                 "{operation}: unexpected JSON in the response (line {}, column {})",
                 error.line(),
                 error.column()
@@ -288,7 +288,7 @@ impl Api {
     async fn send_once(&self, call: &ApiRequest<'_>) -> Result<Response, FailedCall> {
         let ApiRequest { operation, body, .. } = call;
         let text = format!("{}/api/{}/v1{}", self.0.root_url, call.service, call.path);
-        let invalid = |_| call_error(Refusal::Rejected, format!("{operation}: the URL is invalid"));
+        let invalid = |_| CallError::new(Refusal::Rejected, format!("{operation}: the URL is invalid"));
         let url = Url::parse(&text).map_err(invalid)?;
         let timeout = match call.timeout_class {
             TimeoutClass::Call => self.0.timeouts.call,
@@ -326,7 +326,7 @@ impl Api {
     pub(super) async fn send_for_head(&self, operation: &str, request: RequestBuilder) -> Result<Response, CallError> {
         match tokio::time::timeout(self.0.timeouts.call, request.send()).await {
             Ok(sent) => sent.map_err(|error| transport_error(operation, error)),
-            Err(_) => Err(retryable(format!("{operation}: timed out"))),
+            Err(_) => Err(CallError::retry(format!("{operation}: timed out"))),
         }
     }
 
@@ -360,7 +360,7 @@ pub(super) async fn read_error_response(response: Response) -> ErrorResponse {
 pub(super) async fn read_body(operation: &str, mut response: Response, bytes_max: usize) -> Result<Vec<u8>, CallError> {
     client::read_body(&mut response, bytes_max).await.map_err(|error| match error {
         BodyError::Connection(error) => transport_error(operation, error),
-        BodyError::TooLong => retryable(format!("{operation}: response exceeds {bytes_max} bytes")),
+        BodyError::TooLong => CallError::retry(format!("{operation}: response exceeds {bytes_max} bytes")),
     })
 }
 

@@ -3,14 +3,14 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Dialect, ZooKeeperQueue};
-use crate::settings::rules::Rules;
-use crate::settings::values::{File, Span};
 use crate::task::command_name;
-use crate::zookeeper::{ConnectConfig, TlsFiles};
+use journeyman_platform::settings::rules::Rules;
+use journeyman_platform::settings::values::{File, Span};
+use journeyman_platform::zookeeper::{ConnectConfig, TlsFiles};
 
 /// Requests or tasks that are nodes of a ZooKeeper.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ZooKeeperSource {
     /// Whose layout the queue has: the merge jobs or the builds of a Zuul, or one node a task.

@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 
 use super::ZooKeeperQueue;
 use crate::source::InspectionTable;
-use crate::zookeeper::inspect::Walk;
-use crate::zookeeper::{Error, Session};
 use journeyman_domain::limits::{ZOOKEEPER_INSPECT_NODES_MAX, ZOOKEEPER_INSPECT_ROWS_MAX};
+use journeyman_platform::zookeeper::inspect::Walk;
+use journeyman_platform::zookeeper::{Error, Session};
 
 const ROOTS: [&str; 5] =
     ["/zuul/components", "/zuul/merger", "/zuul/executor", "/zuul/semaphores", "/zuul/global-semaphores"];

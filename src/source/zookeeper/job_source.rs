@@ -14,12 +14,12 @@ use tokio::time::{Instant, sleep_until, timeout};
 use crate::source::{
     CallError, Capabilities, Grant, InspectionTable, OpenResult, PollBatch, Source, SourceEvent, SourceFuture, next_of,
 };
-use crate::zookeeper::components::{self, Component, ComponentState, Registration};
-use crate::zookeeper::{ConnectConfig, Session};
 use journeyman_domain::id::PriorityQueue;
 use journeyman_domain::limits::{ZOOKEEPER_CLOSE_TIMEOUT, ZOOKEEPER_EVENTS_MAX, ZOOKEEPER_LONG_POLL_WAIT};
 use journeyman_domain::refusal::Refusal;
 use journeyman_platform::host::clock::Clock;
+use journeyman_platform::zookeeper::components::{self, Component, ComponentState, Registration};
+use journeyman_platform::zookeeper::{ConnectConfig, Session};
 
 use super::queue_watch::QueueWatch;
 use super::{Dialect, inspection, native, zuul};
@@ -131,7 +131,7 @@ impl SourceInner {
             && lost.held_claims() > 0
         {
             let message = format!("{} requests of a lost session are still being ended", lost.held_claims());
-            return Err(CallError { refusal: Refusal::Retry { retry_after: None }, message });
+            return Err(CallError::retry(message));
         }
         let session = Arc::new(Session::connect(&self.config.connect).await?);
         let (mut registrations, arrived) = (Vec::new(), Arc::new(Notify::new()));
@@ -216,8 +216,8 @@ impl SourceInner {
             tokio::select! {
                 () = changed => {}
                 () = watched.session.ended() => {
-                    let message = format!("the session with {} has expired", self.config.connect.servers);
-                    return Err(CallError { refusal: Refusal::Retry { retry_after: None }, message });
+                    let servers = &self.config.connect.servers;
+                    return Err(CallError::retry(format!("the session with {servers} has expired")));
                 }
                 // Nothing can be lost: a request is claimed in the branch above.
                 () = self.paused.notified() => return Ok(PollBatch::default()),
@@ -300,10 +300,8 @@ impl Source for ZooKeeperSource {
     fn inspect(&self) -> Option<SourceFuture<'_, Vec<InspectionTable>>> {
         Some(Box::pin(async {
             let watched = self.inner.watched.lock().await.clone();
-            let watched = watched.filter(|watched| !watched.session.is_ended()).ok_or_else(|| {
-                let message = format!("there is no session with {}", self.inner.config.connect.servers);
-                CallError { refusal: Refusal::Retry { retry_after: None }, message }
-            })?;
+            let none = || CallError::retry(format!("there is no session with {}", self.inner.config.connect.servers));
+            let watched = watched.filter(|watched| !watched.session.is_ended()).ok_or_else(none)?;
             Ok(inspection::tables(&watched.session, &self.inner.config.queues).await?)
         }))
     }

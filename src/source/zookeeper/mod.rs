@@ -12,5 +12,5 @@ mod native;
 mod queue_watch;
 mod zuul;
 
-pub use crate::zookeeper::Dialect;
 pub use job_source::{ZooKeeperQueue, ZooKeeperSource, ZooKeeperSourceConfig};
+pub use journeyman_platform::zookeeper::Dialect;

@@ -13,13 +13,13 @@ use super::job_source::SourceInner;
 use super::queue_watch::QueueWatch;
 use crate::source::{CallError, Grant, Granted, RunTerms, SourceFuture};
 use crate::task::Results;
-use crate::zookeeper::json_object::JsonObject;
-use crate::zookeeper::{CreateMode, Error, Write, client as zk};
 use journeyman_domain::id::{Run, TaskId};
 use journeyman_domain::limits::{ZOOKEEPER_ATTEMPTS_MAX, ZOOKEEPER_NODE_BYTES_MAX};
 use journeyman_domain::outcome::{ExceptionReason, Outcome};
 use journeyman_domain::refusal::Refusal;
 use journeyman_platform::host::crash_points::crash_point;
+use journeyman_platform::zookeeper::json_object::JsonObject;
+use journeyman_platform::zookeeper::{CreateMode, Error, Write, client as zk};
 
 struct HeldTask {
     task_path: String,
@@ -136,7 +136,7 @@ impl HeldTask {
             (Some(0 | 1), _) => gone("another process has changed its node"),
             (Some(_), zk::Error::NodeExists) => {
                 session.delete(&self.result_path).await?;
-                Err(CallError { refusal: Refusal::Retry { retry_after: None }, message: failed.error.to_string() })
+                Err(CallError::retry(failed.error.to_string()))
             }
             _ => Err(failed.error.into()),
         }

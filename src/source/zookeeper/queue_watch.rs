@@ -12,15 +12,15 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Dialect, ZooKeeperQueue};
 use crate::source::{CallError, Grant, SourceEvent};
-use crate::zookeeper::janitor::{Cleaned, Janitor};
-use crate::zookeeper::job_queue::{JobQueue, RequestState};
-use crate::zookeeper::json_object::JsonObject;
-use crate::zookeeper::watch::{TreeEvent, TreeWatch};
-use crate::zookeeper::{Error, Session};
 use journeyman_domain::id::Run;
 use journeyman_domain::jitter::Jitter;
 use journeyman_domain::job_requests::{JobRequests, SeenRequest};
 use journeyman_domain::limits::ZOOKEEPER_READS_CONCURRENT_MAX;
+use journeyman_platform::zookeeper::janitor::{Cleaned, Janitor};
+use journeyman_platform::zookeeper::job_queue::{JobQueue, RequestState};
+use journeyman_platform::zookeeper::json_object::JsonObject;
+use journeyman_platform::zookeeper::watch::{TreeEvent, TreeWatch};
+use journeyman_platform::zookeeper::{Error, Session};
 
 pub(super) struct QueueWatch {
     pub(super) session: Arc<Session>,

@@ -13,16 +13,16 @@ use super::job_source::SourceInner;
 use super::queue_watch::QueueWatch;
 use crate::source::{CallError, Grant, Granted, RunTerms, SourceFuture};
 use crate::task::{Reply, Results, cannot_pause};
-use crate::zookeeper::event_queue::{EventQueue, event};
-use crate::zookeeper::job_queue::{
-    ClaimAttempt, ClaimedRequest, JobError, JobRequest, MERGE_COMPLETED, RequestState, merge_event_kind,
-};
-use crate::zookeeper::submit::unix_seconds;
 use journeyman_domain::id::{Run, TaskId};
 use journeyman_domain::limits::{ZOOKEEPER_RESULT_BYTES_MAX, ZOOKEEPER_RETRY_DELAY, ZOOKEEPER_SEMAPHORE_RETRY};
 use journeyman_domain::outcome::{ExceptionReason, Outcome};
 use journeyman_domain::refusal::Refusal;
 use journeyman_platform::host::crash_points::crash_point;
+use journeyman_platform::zookeeper::event_queue::{EventQueue, event};
+use journeyman_platform::zookeeper::job_queue::{
+    ClaimAttempt, ClaimedRequest, JobError, JobRequest, MERGE_COMPLETED, RequestState, merge_event_kind,
+};
+use journeyman_platform::zookeeper::submit::unix_seconds;
 
 struct HeldJob {
     dialect: Dialect,
@@ -30,17 +30,6 @@ struct HeldJob {
     started_at: f64,
     /// Steps of a settlement that need not be repeated.
     is_result_stored: bool,
-}
-
-impl From<JobError> for CallError {
-    fn from(error: JobError) -> Self {
-        match error {
-            JobError::Call(error) => error.into(),
-            other @ (JobError::Shards(_) | JobError::Unreadable { .. }) => {
-                Self { refusal: Refusal::Rejected, message: other.to_string() }
-            }
-        }
-    }
 }
 
 pub(super) async fn claim(

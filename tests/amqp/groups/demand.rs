@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use journeyman::source::zookeeper::Dialect;
-use journeyman::zookeeper::job_queue::JobQueue;
-use journeyman::zookeeper::submit::Submission;
+use journeyman_platform::zookeeper::job_queue::JobQueue;
+use journeyman_platform::zookeeper::submit::Submission;
 use serde_json::{Value, json};
 
 use super::seen::{status, until};

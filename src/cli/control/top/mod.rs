@@ -16,10 +16,10 @@ use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::output::Format;
 use crate::control::client::{ControlClient, Error};
 use crate::control::{WorkerCommand, WorkerCommandRequest};
-use crate::settings::Environment;
-use crate::settings::values::Span;
 use crate::worker::Note;
 use journeyman_domain::limits::{TOP_KEY_POLL_INTERVAL, TOP_KEYS_QUEUED_MAX, TOP_REFRESH_INTERVAL};
+use journeyman_platform::settings::Environment;
+use journeyman_platform::settings::values::Span;
 
 /// Without a terminal, behaves as `status --watch`.
 pub(in crate::cli) async fn top(target: SocketArgs, environment: &Environment) -> ExitResult {

@@ -19,8 +19,6 @@ use crate::cli::task::task_status::{TaskState, TaskStatus};
 use crate::cli::{output, worker, worker_setup};
 use crate::config::schema::Config;
 use crate::handler::config::{Handler, ProgramHandler};
-use crate::settings::Environment;
-use crate::settings::values::Span;
 use crate::source::CallError;
 use crate::source::taskcluster::Api;
 use crate::task::COMMAND;
@@ -28,6 +26,8 @@ use crate::task::formats::format_time;
 use crate::worker::Control;
 use crate::worker::status::BlockedReason;
 use journeyman_domain::limits::{DEMO_POLL_INTERVAL, DEMO_TASKS_TIMEOUT};
+use journeyman_platform::settings::Environment;
+use journeyman_platform::settings::values::Span;
 
 /// Short enough that the task `long` is reclaimed (at half of so short a claim), long enough to survive a stall of 5 s.
 const CLAIM_TIMEOUT: Duration = Duration::from_secs(20);

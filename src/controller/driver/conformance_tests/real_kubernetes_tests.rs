@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::kubernetes_tests::{ObservedWorkers, ROLE};
 use super::*;
 use crate::controller::config::{KubernetesDriverConfig, KubernetesScaling};
-use crate::kubernetes::{KubernetesClient, KubernetesError, parse_yaml};
+use journeyman_platform::kubernetes::{KubernetesClient, KubernetesError, parse_yaml};
 
 const DRIVER_USER: &str = "journeyman-test";
 const JSON: &str = "application/json";

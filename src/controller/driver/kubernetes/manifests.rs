@@ -10,10 +10,10 @@ use sha2::{Digest as _, Sha256};
 use crate::controller::config::{KubernetesDriverConfig, PoolConfig};
 use crate::controller::driver::WorkerSpec;
 use crate::controller::driver::object_name::object_name;
-use crate::kubernetes::Kind;
-use crate::settings::values::merge_json;
 use journeyman_domain::group::Key;
 use journeyman_domain::limits::{DEPLOYMENT_NAME_BYTES_MAX, OBJECT_NAME_BYTES_MAX};
+use journeyman_platform::kubernetes::Kind;
+use journeyman_platform::settings::values::merge_json;
 
 pub(super) const POOL: &str = "journeyman/pool";
 pub(super) const GROUP: &str = "journeyman/group";

@@ -12,12 +12,12 @@ use tokio::sync::Mutex;
 
 use super::{Driver, DriverError, ListedWorker, StartError, StopMode, WorkerExit, WorkerSpec, WorkerState};
 use crate::controller::config::{KubernetesDriverConfig, KubernetesScaling, PoolConfig};
-use crate::kubernetes::{
-    KubernetesClient, KubernetesError, PODS, Pod, PodState, PodWatch, SECRETS, existing, pod_state,
-};
-use crate::settings::values::File;
 use journeyman_domain::group::Key;
 use journeyman_domain::limits::{DRIVER_LOG_TAIL_BYTES_MAX, KUBERNETES_CHANGE_ATTEMPTS_MAX};
+use journeyman_platform::kubernetes::{
+    KubernetesClient, KubernetesError, PODS, Pod, PodState, PodWatch, SECRETS, existing, pod_state,
+};
+use journeyman_platform::settings::values::File;
 use manifests::{
     CONTAINER, DEPLOYMENTS, GROUP, GroupManifests, POOL, TEMPLATE, WORKER, annotation, deployment_name, key_of,
     pool_label,

@@ -15,7 +15,7 @@ use url::Url;
 
 use super::Taskcluster;
 use super::address_policy::host_matches;
-use super::error_response::{ErrorResponse, call_error, retryable, sanitize, transport_error};
+use super::error_response::{ErrorResponse, sanitize, transport_error};
 use super::transport::{ApiRequest, encode_segment, read_body, read_error_response};
 use crate::source::{CallError, Message, OpenResult, PollBatch};
 use crate::task::formats::is_slugid;
@@ -72,17 +72,17 @@ impl Taskcluster {
         let WireQueues { queues, expires } = reply.json()?;
         let count = u16::try_from(queues.len()).unwrap_or(u16::MAX);
         if count == 0 || usize::from(count) > PRIORITY_QUEUES_MAX {
-            return Err(retryable(format!(
+            return Err(CallError::retry(format!(
                 "{operation}: received {count} queues; expected 1 to {PRIORITY_QUEUES_MAX}"
             )));
         }
         let usable_for = url_lifetime(expires, date)
-            .ok_or_else(|| retryable(format!("{operation}: the signed URLs have already expired")))?;
+            .ok_or_else(|| CallError::retry(format!("{operation}: the signed URLs have already expired")))?;
         let mut signed = Vec::with_capacity(queues.len());
         for (index, queue) in queues.into_iter().enumerate() {
             let queue = SignedUrls::new(queue.signed_poll_url, queue.signed_delete_url)
                 .and_then(|queue| self.check_queue_hosts(&queue).map(|()| queue))
-                .map_err(|what| retryable(format!("{operation}: queue {index}: {what}")))?;
+                .map_err(|what| CallError::retry(format!("{operation}: queue {index}: {what}")))?;
             signed.push(queue);
         }
         self.signed_queues.store(SignedQueues(signed));
@@ -95,15 +95,16 @@ impl Taskcluster {
         let signed = self.signed_queues.load();
         let url = signed_urls(&signed, queue, &operation)?
             .poll(max)
-            .map_err(|what| call_error(Refusal::Stale, format!("{operation}: its URL {what}")))?;
+            .map_err(|what| CallError::new(Refusal::Stale, format!("{operation}: its URL {what}")))?;
         let response = self.send_to_storage(&operation, Method::GET, url).await?;
         if response.status().as_u16() != 200 {
             let answered = read_error_response(response).await;
             return Err(classify_storage_error(&operation, &answered));
         }
         let body = read_body(&operation, response, POLL_BODY_BYTES_MAX).await?;
-        let unreadable =
-            |what: String| retryable(format!("{operation}: invalid response: {what}; is there a proxy in between?"));
+        let unreadable = |what: String| {
+            CallError::retry(format!("{operation}: invalid response: {what}; is there a proxy in between?"))
+        };
         let body = String::from_utf8(body).map_err(|_| unreadable("it is not UTF-8".into()))?;
         let mut messages = xml::parse_messages(&body).map_err(unreadable)?;
         // Surplus messages have no slot; they reappear after their visibility timeout.
@@ -117,14 +118,16 @@ impl Taskcluster {
         let signed = self.signed_queues.load();
         let url = signed_urls(&signed, *queue, &operation)?
             .delete(id, receipt)
-            .map_err(|what| call_error(Refusal::Rejected, format!("{operation}: its URL {what}")))?;
+            .map_err(|what| CallError::new(Refusal::Rejected, format!("{operation}: its URL {what}")))?;
         let response = self.send_to_storage(&operation, Method::DELETE, url).await?;
         let is_deleted = response.status().is_success();
         let answered = read_error_response(response).await;
         // An HTML page comes from a proxy, which has deleted nothing.
         let is_page = answered.content_type.contains("html");
         if is_deleted && is_page {
-            return Err(retryable(format!("{operation}: response is an HTML page, not from the storage service")));
+            return Err(CallError::retry(format!(
+                "{operation}: response is an HTML page, not from the storage service"
+            )));
         }
         if is_deleted || (answered.status == 404 && !is_page) {
             return Ok(());
@@ -173,7 +176,7 @@ fn signed_urls<'a>(
     signed
         .0
         .get(usize::from(queue.0))
-        .ok_or_else(|| call_error(Refusal::Stale, format!("{operation}: no signed URL for this queue")))
+        .ok_or_else(|| CallError::new(Refusal::Stale, format!("{operation}: no signed URL for this queue")))
 }
 
 fn classify_storage_error(operation: &str, answered: &ErrorResponse) -> CallError {
@@ -195,7 +198,7 @@ fn classify_storage_error(operation: &str, answered: &ErrorResponse) -> CallErro
         None if (300..400).contains(&status) => ", a redirect, which is not followed".into(),
         None => String::new(),
     };
-    call_error(refusal, format!("{operation}: {status}{detail}"))
+    CallError::new(refusal, format!("{operation}: {status}{detail}"))
 }
 
 fn poll_batch(queue: PriorityQueue, messages: Vec<RawMessage>) -> PollBatch {

@@ -1,0 +1,439 @@
+//! Zuul's job request queue, from both sides: submitting, claiming, completing and removing requests.
+//!
+//! A queue is a folder of `requests`, `locks`, `params`, `result-data`, `results` and `waiters`, each with a node for each request.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::client as zk;
+use super::client::CreateMode;
+use super::event_queue::EventQueue;
+use super::json_object::JsonObject;
+use super::lock::{HeldLock, LockMode};
+use super::semaphore::Places;
+use super::shards::ShardError;
+use super::{Error, Session, Write};
+use crate::host::crash_points::crash_point;
+use journeyman_domain::refusal::{CallError, Refusal};
+
+const FOLDERS: [&str; 6] = ["requests", "locks", "params", "result-data", "results", "waiters"];
+
+/// The state of a request. Its outcome is in its result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RequestState {
+    /// Not in the queue.
+    Unsubmitted,
+    /// Is held back until its submitter sets it to requested.
+    Hold,
+    /// Waits for a worker.
+    Requested,
+    /// A worker holds it.
+    Running,
+    /// A worker holds it, and its payload waits to be resumed.
+    Paused,
+    /// It has ended; its submitter removes it.
+    Completed,
+}
+
+/// Why a request or its data cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum JobError {
+    /// A call failed.
+    #[error(transparent)]
+    Call(#[from] Error),
+    /// Sharded data cannot be read or written.
+    #[error(transparent)]
+    Shards(ShardError),
+    /// A node does not hold what it should.
+    #[error("{path} cannot be read: {message}")]
+    Unreadable {
+        /// The node.
+        path: String,
+        /// What is wrong, without its content.
+        message: String,
+    },
+}
+
+impl From<JobError> for CallError {
+    fn from(error: JobError) -> Self {
+        match error {
+            JobError::Call(error) => error.into(),
+            other @ (JobError::Shards(_) | JobError::Unreadable { .. }) => {
+                Self { refusal: Refusal::Rejected, message: other.to_string() }
+            }
+        }
+    }
+}
+
+impl From<ShardError> for JobError {
+    fn from(error: ShardError) -> Self {
+        match error {
+            ShardError::Call(error) => Self::Call(error),
+            other @ (ShardError::NotCompressed { .. } | ShardError::TooLarge(_)) => Self::Shards(other),
+        }
+    }
+}
+
+/// A request, with every key that this program does not know.
+#[derive(Debug, Clone)]
+pub struct JobRequest {
+    /// The id, which is the name of its nodes.
+    pub id: String,
+    /// Its JSON.
+    pub json: JsonObject,
+    /// The version of its node that was read.
+    pub version: i32,
+}
+
+impl JobRequest {
+    /// The state; `None` if this program does not know it.
+    pub fn state(&self) -> Option<RequestState> {
+        self.json.get("state")
+    }
+}
+
+pub const MERGE_COMPLETED: &str = "MergeCompletedEvent";
+
+/// The event that ends a merge job without a waiter.
+pub fn merge_event_kind(request: &JobRequest) -> &'static str {
+    let job_type = request.json.get::<String>("job_type");
+    if job_type.as_deref() == Some("fileschanges") { "FilesChangesCompletedEvent" } else { MERGE_COMPLETED }
+}
+
+/// A queue of requests.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobQueue {
+    root: String,
+}
+
+/// A try to claim a request.
+#[derive(Debug)]
+pub enum ClaimAttempt {
+    /// It is this worker's.
+    Claimed(Box<ClaimedRequest>),
+    /// Another worker holds its lock.
+    Locked,
+    /// A semaphore that it needs has no free place.
+    Waits,
+    /// It is gone, or waits for no worker.
+    Settled,
+}
+
+/// A request that this worker holds.
+#[derive(Debug)]
+pub struct ClaimedRequest {
+    /// The request as it was written last.
+    pub request: JobRequest,
+    /// Its parameters, or why there are none.
+    pub params: Result<Vec<u8>, String>,
+    /// The places of semaphores that were taken for it.
+    pub places: Option<Places>,
+    /// The right to run it.
+    pub lock: HeldLock,
+}
+
+enum Start {
+    Started { request: JobRequest, params: Result<Vec<u8>, String>, places: Option<Places> },
+    Settled,
+    Waits,
+}
+
+impl JobQueue {
+    /// The queue below this path, such as `/zuul/merger`.
+    #[must_use]
+    pub fn new(root: &str) -> Self {
+        Self { root: root.to_owned() }
+    }
+
+    /// The path of the queue.
+    pub fn root(&self) -> &str {
+        &self.root
+    }
+
+    /// The node of a request in one of the queue's folders.
+    pub fn path(&self, folder: &str, id: &str) -> String {
+        format!("{}/{folder}/{id}", self.root)
+    }
+
+    /// The node that asks the worker of a build to stop it.
+    pub fn cancel_flag(&self, id: &str) -> String {
+        format!("{}/requests/{id}/cancel", self.root)
+    }
+
+    /// Creates its folders. Every party does, since any may be the first.
+    ///
+    /// # Errors
+    ///
+    /// See [`Error`].
+    pub async fn ensure(&self, session: &Session) -> Result<(), Error> {
+        for folder in FOLDERS {
+            let path = format!("{}/{folder}", self.root);
+            session.retry(|| session.ensure(&path)).await?;
+        }
+        Ok(())
+    }
+
+    /// Reads a request; `None` if it is gone.
+    ///
+    /// # Errors
+    ///
+    /// See [`JobError`].
+    pub async fn read(&self, session: &Session, id: &str) -> Result<Option<JobRequest>, JobError> {
+        let path = self.path("requests", id);
+        let Some((data, stat)) = session.retry(|| session.get(&path)).await? else { return Ok(None) };
+        let json =
+            JsonObject::parse(&data).map_err(|error| JobError::Unreadable { path, message: error.to_string() })?;
+        Ok(Some(JobRequest { id: id.to_owned(), json, version: stat.version }))
+    }
+
+    /// Adds a request with its parameters.
+    ///
+    /// # Errors
+    ///
+    /// See [`JobError`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Not cancel safe: parameters without a request may remain.
+    pub async fn submit(
+        &self,
+        session: &Session,
+        id: &str,
+        request: &JsonObject,
+        params: &[u8],
+    ) -> Result<(), JobError> {
+        session.write_shards(&self.path("params", id), params).await?;
+        let data = self.to_bytes(id, request)?;
+        // Workers see it from here on.
+        session.create(&self.path("requests", id), &data, CreateMode::Persistent).await?;
+        Ok(())
+    }
+
+    /// Claims a request: takes its lock, looks at it again, and sets it to running.
+    ///
+    /// # Errors
+    ///
+    /// See [`JobError`]. The lock is given up, unless the session is disturbed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Not cancel safe: the request may stay locked until the session ends.
+    pub async fn claim(
+        &self,
+        session: &Arc<Session>,
+        id: &str,
+        worker_info: Option<&Value>,
+    ) -> Result<ClaimAttempt, JobError> {
+        let Some(lock) = HeldLock::try_take(session, &self.path("locks", id), LockMode::Exclusive).await? else {
+            return Ok(ClaimAttempt::Locked);
+        };
+        crash_point("zookeeper-locked");
+        match self.start(session, id, worker_info).await {
+            Ok(Start::Started { request, params, places }) => {
+                Ok(ClaimAttempt::Claimed(Box::new(ClaimedRequest { request, params, places, lock })))
+            }
+            Ok(Start::Waits) => {
+                lock.release().await?;
+                Ok(ClaimAttempt::Waits)
+            }
+            Ok(Start::Settled) => {
+                let is_gone = session.stat(&self.path("requests", id)).await?.is_none();
+                lock.release().await?;
+                if is_gone {
+                    // Its owner has removed the folder; taking the lock has made it again.
+                    session.delete_tree(&self.path("locks", id)).await?;
+                }
+                Ok(ClaimAttempt::Settled)
+            }
+            Err(error) => {
+                // The error says more than one of the release.
+                lock.release().await.ok();
+                Err(error)
+            }
+        }
+    }
+
+    /// The executor's order: the parameters are removed once the request says that it runs, so that a crash in between leaves
+    /// no request without parameters.
+    async fn start(&self, session: &Session, id: &str, worker_info: Option<&Value>) -> Result<Start, JobError> {
+        let Some(mut request) = self.read(session, id).await? else { return Ok(Start::Settled) };
+        if request.state() != Some(RequestState::Requested) {
+            return Ok(Start::Settled);
+        }
+        let mut params = match session.read_shards(&self.path("params", id)).await {
+            Ok(params) => params.ok_or_else(|| "its parameters are gone".to_owned()),
+            Err(ShardError::Call(error)) => return Err(error.into()),
+            Err(error) => Err(error.to_string()),
+        };
+        let mut places = None;
+        if let Some(info) = worker_info {
+            self.put(&mut request, "worker_info", info)?;
+            match params.as_ref().map_or(Ok(None), |params| Places::of_build(params)) {
+                Ok(needed) => places = needed,
+                Err(error) => params = Err(error),
+            }
+        }
+        if let Some(places) = &places
+            && !session.acquire_semaphores(places).await?
+        {
+            return Ok(Start::Waits);
+        }
+        let is_set = self.set_state(session, &mut request, RequestState::Running).await;
+        if let (Ok(false) | Err(_), Some(places)) = (&is_set, &places) {
+            session.release_semaphores(places).await?;
+        }
+        if !is_set? {
+            return Ok(Start::Settled);
+        }
+        crash_point("zookeeper-running");
+        let params_path = self.path("params", id);
+        session.retry(|| session.delete_tree(&params_path)).await?;
+        crash_point("zookeeper-params-removed");
+        Ok(Start::Started { request, params, places })
+    }
+
+    /// Sets a request that this worker has locked to another state. `false` if it is gone or another process has changed it.
+    ///
+    /// # Errors
+    ///
+    /// See [`JobError`].
+    pub async fn set_state(
+        &self,
+        session: &Session,
+        request: &mut JobRequest,
+        state: RequestState,
+    ) -> Result<bool, JobError> {
+        self.put(request, "state", &state)?;
+        let (path, data) = (self.path("requests", &request.id), self.to_bytes(&request.id, &request.json)?);
+        let mut is_repeated = false;
+        loop {
+            match session.set(&path, &data, Some(request.version)).await {
+                Ok(stat) => {
+                    request.version = stat.version;
+                    return Ok(true);
+                }
+                Err(error) if error.is_unanswered() && !session.is_ended() => is_repeated = true,
+                // The write before may be ours, whose answer was lost.
+                Err(error) if error.cause == zk::Error::BadVersion && is_repeated => {
+                    let found = session.retry(|| session.get(&path)).await?;
+                    let Some((_, stat)) = found.filter(|(found, _)| *found == data) else { return Ok(false) };
+                    request.version = stat.version;
+                    return Ok(true);
+                }
+                Err(error) if matches!(error.cause, zk::Error::BadVersion | zk::Error::NoNode) => return Ok(false),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Stores the result of a request whose submitter waits for it: first the data, then a pointer to them.
+    ///
+    /// # Errors
+    ///
+    /// See [`JobError`].
+    pub async fn store_result(&self, session: &Session, id: &str, result: &[u8]) -> Result<(), JobError> {
+        let data_path = self.path("result-data", id);
+        loop {
+            match session.write_shards(&data_path, result).await {
+                Err(ShardError::Call(error)) if error.is_unanswered() && !session.is_ended() => {}
+                written => break written?,
+            }
+        }
+        crash_point("zookeeper-result-data");
+        let pointer = serde_json::json!({ "result_data_path": data_path }).to_string();
+        let path = self.path("results", id);
+        let created = session.retry(|| session.create(&path, pointer.as_bytes(), CreateMode::Persistent));
+        match created.await {
+            Err(error) if error.cause != zk::Error::NodeExists => Err(error.into()),
+            Ok(_) | Err(_) => Ok(()),
+        }
+    }
+
+    /// Removes a request with its parameters and its lock, as the worker of a merge does at its end.
+    ///
+    /// # Errors
+    ///
+    /// See [`Error`].
+    pub async fn remove(&self, session: &Session, id: &str) -> Result<(), Error> {
+        for folder in ["requests", "params", "locks"] {
+            let path = self.path(folder, id);
+            session.retry(|| session.delete_tree(&path)).await?;
+        }
+        Ok(())
+    }
+
+    /// Puts a request back that was claimed and not started: its parameters first.
+    ///
+    /// # Errors
+    ///
+    /// See [`JobError`].
+    pub async fn put_back(&self, session: &Session, claimed: &mut ClaimedRequest) -> Result<(), JobError> {
+        if let Ok(params) = &claimed.params {
+            session.write_shards(&self.path("params", &claimed.request.id), params).await?;
+        }
+        self.set_state(session, &mut claimed.request, RequestState::Requested).await.map(drop)
+    }
+
+    /// Completes a build: its event and its state in one transaction. `false` if the request is gone or another process has
+    /// completed it.
+    ///
+    /// # Errors
+    ///
+    /// See [`JobError`].
+    pub async fn complete_with_event(
+        &self,
+        session: &Session,
+        request: &mut JobRequest,
+        events: &EventQueue,
+        event: Map<String, Value>,
+    ) -> Result<bool, JobError> {
+        self.put(request, "state", &RequestState::Completed)?;
+        let (path, data) = (self.path("requests", &request.id), self.to_bytes(&request.id, &request.json)?);
+        let (event_path, event) = (events.event_prefix(), events.to_node(session, event).await?);
+        let event = Write::Create { path: &event_path, data: &event, mode: CreateMode::PersistentSequential };
+        loop {
+            let state = Write::Set { path: &path, data: &data, version: Some(request.version) };
+            let failed = match session.multi(&[event, state]).await {
+                Ok(_) => return Ok(true),
+                Err(failed) => failed,
+            };
+            match (failed.index, failed.error.cause.clone()) {
+                (None, _) if failed.error.is_unanswered() && !session.is_ended() => {
+                    let found = session.retry(|| session.get(&path)).await?;
+                    match found {
+                        // The answer was lost, not the transaction.
+                        Some((found, _)) if found == data => return Ok(true),
+                        Some((_, stat)) if stat.version == request.version => {}
+                        Some(_) | None => return Ok(false),
+                    }
+                }
+                // The pipeline is gone, and so are the readers of its events.
+                (Some(0), zk::Error::NoNode) => {
+                    tracing::info!(
+                        request = request.id,
+                        "the pipeline of a build is gone; completing it without an event"
+                    );
+                    return self.set_state(session, request, RequestState::Completed).await;
+                }
+                (Some(1), zk::Error::NoNode | zk::Error::BadVersion) => return Ok(false),
+                _ => return Err(failed.error.into()),
+            }
+        }
+    }
+
+    fn put(&self, request: &mut JobRequest, key: &str, value: &impl Serialize) -> Result<(), JobError> {
+        let set = request.json.set(key, value);
+        set.map_err(|error| JobError::Unreadable {
+            path: self.path("requests", &request.id),
+            message: error.to_string(),
+        })
+    }
+
+    fn to_bytes(&self, id: &str, json: &JsonObject) -> Result<Vec<u8>, JobError> {
+        let written = json.to_bytes();
+        written.map_err(|error| JobError::Unreadable { path: self.path("requests", id), message: error.to_string() })
+    }
+}
