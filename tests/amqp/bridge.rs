@@ -8,7 +8,7 @@ use journeyman::handler::ExecuteError;
 use journeyman::source::taskcluster::{self, ArtifactStorage, Dialect, Taskcluster};
 use journeyman::task::Reply;
 use journeyman::worker::WorkerConfig;
-use journeyman_domain::id::{Run, TaskId};
+use journeyman_domain::id::TaskId;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -67,17 +67,6 @@ impl Setup {
         self.tasks.create("far/side", payload).await
     }
 
-    /// Polls: the queue sends no notification.
-    async fn resolved(&self, task: &TaskId) -> Value {
-        let mut status = Value::Null;
-        until("the task is resolved", async || {
-            status = self.tasks.api.task_status(task).await.expect("a status");
-            !["pending", "running"].contains(&status["state"].as_str().expect("a state"))
-        })
-        .await;
-        status
-    }
-
     /// Polls until the bridge's status contains these words.
     async fn says(&self, words: &str) {
         until(words, async || {
@@ -87,16 +76,6 @@ impl Setup {
             String::from_utf8_lossy(&output.stdout).contains(words)
         })
         .await;
-    }
-
-    async fn artifact(&self, task: &TaskId, run: u32, name: &str) -> Vec<u8> {
-        let run = Run { task: task.clone(), run };
-        let mut download = self.tasks.api.artifact(&run, name).await.expect("it is there");
-        let mut bytes = Vec::new();
-        while let Some(piece) = download.next_chunk().await.expect("a piece") {
-            bytes.extend(piece);
-        }
-        bytes
     }
 }
 
@@ -226,12 +205,12 @@ async fn a_task_becomes_a_request_and_the_reply_its_outcome() {
     let good = setup.task(json!({"path": "/echo", "json": {"x": 1}})).await;
     let bad = setup.task(json!({"path": "/no", "body": "text"})).await;
     let none = setup.task(json!({"path": 7})).await;
-    assert_eq!(setup.resolved(&good).await["state"], "completed");
-    assert_eq!(setup.artifact(&good, 0, "public/result.json").await, b"{\"x\":1}");
-    assert_eq!(setup.resolved(&bad).await["state"], "failed");
-    let why = setup.artifact(&bad, 0, "public/result.json").await;
+    assert_eq!(setup.tasks.resolved(&good).await["state"], "completed");
+    assert_eq!(setup.tasks.content(&good, 0, "public/result.json").await, b"{\"x\":1}");
+    assert_eq!(setup.tasks.resolved(&bad).await["state"], "failed");
+    let why = setup.tasks.content(&bad, 0, "public/result.json").await;
     assert!(String::from_utf8(why).expect("text").contains("it will not"));
-    let none = setup.resolved(&none).await;
+    let none = setup.tasks.resolved(&none).await;
     assert_eq!(none["runs"][0]["reasonResolved"], "malformed-payload");
     setup.finish(bridge, worker).await;
 }
@@ -249,13 +228,13 @@ async fn a_bridge_claims_at_most_its_capacity_of_tasks() {
     setup.client.until_depth(8, 0).await;
     let mut running = 0;
     for task in &tasks {
-        running += usize::from(setup.tasks.api.task_status(task).await.expect("a status")["state"] == "running");
+        running += usize::from(setup.tasks.status(task).await["state"] == "running");
     }
     assert_eq!(running, 8);
     let worker = Running::start(requests(&setup.client), 4, returns_body());
     for (n, task) in tasks.iter().enumerate() {
-        assert_eq!(setup.resolved(task).await["state"], "completed");
-        assert_eq!(setup.artifact(task, 0, "public/result.json").await, n.to_string().as_bytes());
+        assert_eq!(setup.tasks.resolved(task).await["state"], "completed");
+        assert_eq!(setup.tasks.content(task, 0, "public/result.json").await, n.to_string().as_bytes());
     }
     setup.finish(bridge, worker).await;
 }
@@ -273,8 +252,7 @@ async fn c7_tasks_of_a_bridge_that_is_killed_repeatedly_ask_once() {
     let count_completed = async || {
         let mut completed = 0;
         for task in &tasks {
-            completed +=
-                usize::from(setup.tasks.api.task_status(task).await.expect("a status")["state"] == "completed");
+            completed += usize::from(setup.tasks.status(task).await["state"] == "completed");
         }
         completed
     };
@@ -316,7 +294,7 @@ async fn a_bridge_retries_while_the_other_side_is_unavailable_and_reports_it() {
     setup.says("no queue for the key").await;
     setup.client.declare(Kind::Durable, &setup.client.queue).await;
     let worker = Running::start(requests(&setup.client), 4, returns_body());
-    assert_eq!(setup.resolved(&task).await["state"], "completed");
+    assert_eq!(setup.tasks.resolved(&task).await["state"], "completed");
     worker.drained().await;
     bridge.drained().await;
     // The opposite direction: the task queue is unavailable, and comes back.

@@ -111,18 +111,6 @@ async fn a_released_request_runs_on_another_worker_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_waits_for_a_missing_queue() {
-    let Some(broker) = shared() else { return };
-    let name = format!("jm-test-{}", uuid::Uuid::new_v4().simple());
-    let client = Client::without_queue(&broker, &name).await;
-    let worker = Running::start(queue(&client), 1, echo());
-    worker.reports_error("404 NOT_FOUND").await;
-    client.declare(Kind::Transient, &name).await;
-    assert_eq!(client.call("/echo", b"1").await.status(), "ok");
-    client.finish(worker).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_worker_whose_queue_is_deleted_finishes_and_exits() {
     let Some(client) = Client::shared(Kind::Transient).await else { return };
     client.request(&["1"]).await;

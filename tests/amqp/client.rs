@@ -215,10 +215,7 @@ async fn a_call_without_a_reply_times_out_and_a_late_reply_is_dropped() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pending_calls_fail_with_the_connection_and_the_next_call_reconnects() {
-    if shared().is_none() {
-        return;
-    }
-    let mut own = Broker::start("");
+    let Some(mut own) = Broker::own() else { return };
     let reached = broker(&own.uri());
     let pool = Pool::new(&reached, FieldTable::default()).await;
     let client = RpcClient::new(reached.clone(), "a test");
@@ -400,10 +397,7 @@ async fn the_command_prints_the_reply_and_reports_an_error_status() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_command_uses_client_certificates_and_verifies_the_broker() {
-    if shared().is_none() {
-        return;
-    }
-    let own = tokio::task::block_in_place(|| Broker::start(""));
+    let Some(own) = Broker::own() else { return };
     let pool = Pool::new(&broker(&own.uri()), FieldTable::default()).await;
     let set = |key: &str, name: &str| format!("amqp.{key}={}", own.tls().join(name).display());
     let (ca, certificate) = (set("ca_file", "ca.pem"), set("certificate_file", "client.pem"));

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use journeyman_platform::amqp;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::amqp::controller::{ECHO, Reports, fresh};
 use crate::amqp::support::{Client, Kind, broker, shared_uri, within};
+use crate::support::http::get;
 use crate::support::process::{Process, config};
 
 async fn answers(client: &Client) {
@@ -33,15 +33,6 @@ async fn variables_that_are_not_set_have_defaults() {
     answers(&client).await;
     worker.drained().await;
     client.delete_queue().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_default_broker_is_on_this_machine() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let config = config(folder.path(), ECHO, "");
-    let mut worker = Process::start(folder.path(), &config, &[("WORKER_KEY", "42")]);
-    worker.says("AMQP queue core-req-42 at amqp://127.0.0.1:5672/%2F").await;
-    worker.drained().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -96,15 +87,6 @@ async fn a_max_run_time_above_the_consumer_timeout_is_warned_of() {
     client.delete_queue().await;
 }
 
-pub(crate) async fn get(address: &str, path: &str) -> String {
-    let mut stream = tokio::net::TcpStream::connect(address).await.expect("it listens");
-    let asked = format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
-    stream.write_all(asked.as_bytes()).await.expect("it is sent");
-    let mut answer = String::new();
-    within("an answer", stream.read_to_string(&mut answer)).await.expect("it is text");
-    answer
-}
-
 /// The address of the status page.
 pub(crate) async fn listening(worker: &mut Process) -> String {
     worker.says("http://").await;
@@ -140,15 +122,17 @@ async fn a_request_appears_as_a_claim_in_journal_page_and_metrics() {
     // In the journal before it starts, on the status page and in the metrics while it runs.
     let journal = std::fs::read_to_string(dir.join("work/journal")).expect("a journal");
     assert!(journal.lines().any(|line| line.contains("\"claimed\"") && line.contains(&id)), "{journal}");
-    assert!(get(address, "/").await.contains(&id), "on the status page");
-    let metrics = get(address, "/metrics").await;
+    assert!(get(address, "/").await.body.contains(&id), "on the status page");
+    let metrics = get(address, "/metrics").await.body;
     assert!(metrics.contains("journeyman_tasks_running{source=\"requests\"} 1.0"), "{metrics}");
     let go = dir.join("go");
     tokio::task::spawn_blocking(move || std::fs::write(go, "go\n").expect("it reads")).await.expect("it is let go");
     assert_eq!(client.answer(&id).await.body, b"null");
     // The reply arrives before it is counted.
-    within("it is counted", async { while !get(address, "/metrics").await.contains("counter=\"replies\"} 1.0") {} })
-        .await;
+    within("it is counted", async {
+        while !get(address, "/metrics").await.body.contains("counter=\"replies\"} 1.0") {}
+    })
+    .await;
     worker.drained().await;
     client.delete_empty_queue().await;
 }

@@ -3,18 +3,17 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use journeyman_platform::amqp;
 use journeyman_platform::amqp::lapin::options::{
     BasicConsumeOptions, BasicPublishOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions,
 };
 use journeyman_platform::amqp::lapin::types::{AMQPValue, FieldTable};
 use journeyman_platform::amqp::lapin::{BasicProperties, Consumer, ExchangeKind};
 
-use crate::amqp::configuration::{get, listening};
-use crate::support::broker::Broker;
+use crate::amqp::configuration::listening;
+use crate::support::http::get;
 
 use crate::amqp::support::{Client, Kind, broker, next, pika_python, shared_uri, target, within};
-use crate::support::process::{Ended, Process, config};
+use crate::support::process::{Process, config};
 use crate::support::task_queue::{TOKEN, TaskQueue};
 use crate::support::wire::{Way, Wire};
 
@@ -261,7 +260,7 @@ async fn tasks_run_without_the_broker_and_activity_resumes_with_it() {
     let tasks = TaskQueue::start(folder.path(), |_| {}).await;
     let mut worker = worker_of_tasks(&tasks, "claim-work", &exchange, &wire.uri(&uri));
     let address = listening(&mut worker.process).await;
-    let metrics = async || get(&address, "/metrics").await;
+    let metrics = async || get(&address, "/metrics").await.body;
     tasks.create("test/worker", sleeps("0")).await;
     within("the task", async { while !metrics().await.contains("outcome=\"completed\"} 1.0") {} }).await;
     within("a failure", async {
@@ -279,49 +278,6 @@ async fn tasks_run_without_the_broker_and_activity_resumes_with_it() {
     worker.leaves().await;
     tasks.service.stop().await;
     client.delete_queue().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_missing_handler_is_reported() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let config = folder.path().join("journeyman.toml");
-    std::fs::write(&config, "").expect("it is written");
-    let variables = [("WORKER_KEY", "42"), ("WORKER_AMQP_URI", "amqp://x:hunter2@127.0.0.1:1")];
-    let Ended { status, log } = Process::start(folder.path(), &config, &variables).ends().await;
-    assert!(!status.success() && log.contains("it has no handler for its requests"), "{log}");
-    assert!(!log.contains("hunter2"), "{log}");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_worker_connects_with_a_private_ca_and_a_client_certificate() {
-    if shared_uri().is_none() {
-        return;
-    }
-    let own = tokio::task::spawn_blocking(|| Broker::start("")).await.expect("it starts");
-    let client = Client::new(&broker(&own.uri()), Kind::Transient).await;
-    let tls = own.tls();
-    let file = |name: &str| tls.join(name).display().to_string();
-    let all = [
-        ("WORKER_REQUESTS_QUEUE", client.queue.clone()),
-        ("WORKER_KEY", "1".to_owned()),
-        ("WORKER_AMQP_URI", own.tls_uri()),
-        ("JOURNEYMAN__AMQP__CA_FILE", file("ca.pem")),
-        ("JOURNEYMAN__AMQP__CERTIFICATE_FILE", file("client.pem")),
-        ("JOURNEYMAN__AMQP__KEY_FILE", file("client.key")),
-    ];
-    let all: Vec<(&str, &str)> = all.iter().map(|(name, value)| (*name, value.as_str())).collect();
-    let worker = Worker::start(&all);
-    assert!(client.publish(Client::properties("a", "/a"), b"1").await);
-    assert!(client.answer("a").await.partial);
-    assert_eq!(client.answer("a").await.status(), "ok");
-    worker.leaves().await;
-    // No CA for the broker, or no client certificate: no request is exchanged.
-    let unknown = broker(&own.tls_uri()).connect("test").await;
-    assert!(unknown.err().is_some_and(|refused| refused.message.contains("certificate")));
-    let no_certificate = amqp::BrokerConfig { ca: Some(tls.join("ca.pem")), ..amqp::BrokerConfig::new(own.tls_uri()) };
-    let refused = amqp::Broker::new(&no_certificate).expect("the address is good").connect("test").await;
-    assert!(refused.is_err());
-    drop(own);
 }
 
 /// The page's first section: its configuration, its worker, and a client in another library.

@@ -7,11 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use journeyman::handler::staged::{Staged, StagedHandler, Work};
-use journeyman::handler::{ExecuteFailure, Request, erase};
-use journeyman::source::amqp::{
-    AmqpSource, AmqpSourceConfig as Queue, Check, CheckFormat, CheckRoute, DeferralConfig, OnRetry,
-};
-use journeyman::task::{NextCheck, Reply};
+use journeyman::handler::{Request, erase};
+use journeyman::source::amqp::{AmqpSource, AmqpSourceConfig as Queue, DeferralConfig};
+use journeyman::task::Reply;
 use journeyman::worker::WorkerConfig;
 use journeyman_domain::staged::{Progress, StagedAnswer, StagedPolicy, StagedRecord, Stamp};
 use journeyman_platform::amqp;
@@ -24,7 +22,7 @@ use journeyman_platform::host::crash_points::DEFERRAL_CRASH_POINTS;
 use parking_lot::Mutex;
 use rustix::process::Signal;
 
-use crate::amqp::support::{Client, Kind, Running, broker, failing, header, queue, shared_uri, until, within};
+use crate::amqp::support::{Client, Kind, Running, broker, queue, shared_uri, until, within};
 use crate::amqp::worker_kills::repeats;
 use crate::support::process::{Process, config};
 
@@ -126,12 +124,9 @@ impl Scene {
 
     fn worker(&self, capacity: u32) -> Running {
         let deferral = Some(DeferralConfig::of_requests(&self.client.queue.as_str().into()));
-        self.worker_of(Queue { deferral, ..queue(&self.client) }, capacity)
-    }
-
-    fn worker_of(&self, queue: Queue, capacity: u32) -> Running {
+        let source = AmqpSource::new(Queue { deferral, ..queue(&self.client) });
         let handler = erase(Staged(Launcher(Arc::clone(&self.work))));
-        Running::serving(Arc::new(AmqpSource::new(queue)), |config| WorkerConfig { capacity, ..config }, handler)
+        Running::serving(Arc::new(source), |config| WorkerConfig { capacity, ..config }, handler)
     }
 
     async fn launches(&self, count: usize) {
@@ -252,76 +247,6 @@ async fn a_check_that_comes_twice_or_too_early_is_looked_at_once_and_in_time() {
         assert_eq!(scene.end(1).await, ["again"]);
     }
     scene.close(worker.drained()).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_worker_that_drains_leaves_its_work_to_the_next_one() {
-    let Some(scene) = Scene::new(Kind::Durable).await else { return };
-    let worker = scene.worker(1);
-    scene.publish(scene.properties("1")).await;
-    scene.looks(2).await;
-    worker.drained().await;
-    assert_eq!(scene.work.removed.load(Ordering::Relaxed), 0);
-    let next = scene.worker(1);
-    assert_eq!(scene.end(1).await, ["1"]);
-    assert_eq!(scene.work.launched.lock().len(), 1);
-    scene.close(next.drained()).await;
-}
-
-/// Checks in the form of another system's queues.
-#[derive(Debug)]
-struct Foreign;
-
-impl CheckFormat for Foreign {
-    fn read(&self, delivery: &Delivery) -> Option<StagedRecord> {
-        serde_json::from_str(&header(delivery, "x-record")?).ok()
-    }
-
-    fn key(&self, _: &Delivery) -> Option<String> {
-        Some("build-7".to_owned())
-    }
-
-    fn write(&self, properties: &BasicProperties, body: &bytes::Bytes, _: &str, next: &NextCheck) -> Option<Check> {
-        let record = serde_json::to_string(&next.record).expect("it is written");
-        let headers = amqp::header_table([("x-record", AMQPValue::LongString(record.into()))]);
-        let wait = next.wait.as_millis().to_string();
-        let properties = properties.clone().with_headers(headers).with_expiration(wait.as_str().into());
-        Some(Check { to_source: false, properties, body: body.clone() })
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn checks_of_another_form_go_through_the_wait_queue_that_is_there() {
-    let Some(scene) = Scene::new(Kind::Durable).await else { return };
-    let wait = format!("{}-wait", scene.client.queue);
-    let text = |text: &str| AMQPValue::LongString(text.into());
-    let back = [("x-dead-letter-exchange", text("")), ("x-dead-letter-routing-key", text(&scene.client.queue))];
-    scene.client.declare_with(Kind::Durable, &wait, back).await;
-    let route = CheckRoute::WaitQueue { exchange: "".into(), key: wait.as_str().into() };
-    let deferral = DeferralConfig { format: Arc::new(Foreign), route };
-    let worker = scene.worker_of(Queue { deferral: Some(deferral), ..queue(&scene.client) }, 1);
-    scene.publish(scene.properties("1")).await;
-    scene.looks(3).await;
-    assert_eq!(scene.end(1).await, ["1"]);
-    assert_eq!(*scene.work.launched.lock(), ["build-7"]);
-    scene.client.finish(worker).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn another_attempt_may_come_by_way_of_a_dead_letter_cycle() {
-    let Some(client) = Client::shared(Kind::Durable).await else { return };
-    client.delete_queue().await;
-    let (text, cycle) = (|text: &str| AMQPValue::LongString(text.into()), format!("{}-dlr", client.queue));
-    let to = |queue: &str| [("x-dead-letter-exchange", text("")), ("x-dead-letter-routing-key", text(queue))];
-    client.declare_with(Kind::Durable, &client.queue, to(&cycle)).await;
-    let back = to(&client.queue).into_iter().chain([("x-message-ttl", AMQPValue::LongInt(100))]);
-    client.declare_with(Kind::Durable, &cycle, back).await;
-    let (act, runs) = failing(2, ExecuteFailure::Intermittent, "not yet");
-    let worker = Running::start(Queue { on_retry: OnRetry::DeadLetter, ..queue(&client) }, 1, act);
-    client.request(&["1"]).await;
-    assert_eq!(client.answer("1").await.status(), "ok");
-    assert_eq!(runs.load(Ordering::Relaxed), 3);
-    client.finish(worker).await;
 }
 
 /// Launches work by making a file, whose end is another file.

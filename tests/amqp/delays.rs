@@ -84,18 +84,3 @@ async fn s4_a_message_that_is_delayed_again_and_again_arrives_each_time() {
         properties = arrived;
     }
 }
-
-#[tokio::test]
-async fn s5_a_message_that_reaches_no_queue_is_an_error() {
-    let Some(bench) = Bench::new(&[]).await else { return };
-    let missing = DelayQueues::new(&fresh(), &[]);
-    let refused = missing.lead_to(&bench.connection, &bench.queue).await.expect_err("there are no delays");
-    assert!(refused.message.contains("404"), "{}", refused.message);
-    let nowhere = format!("{}.nowhere", bench.queue);
-    let none = BasicProperties::default();
-    let published = bench.delays.publish(&bench.connection, &nowhere, Duration::ZERO, &none, b"");
-    let refused = published.await.expect_err("there is no such queue");
-    assert!(refused.message.contains("it reaches no queue"), "{}", refused.message);
-    let refused = bench.delays.lead_to(&bench.connection, &nowhere).await.expect_err("there is no such queue");
-    assert!(refused.message.contains(&nowhere), "{}", refused.message);
-}

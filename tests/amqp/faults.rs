@@ -11,7 +11,7 @@ use journeyman::worker::WorkerConfig;
 use journeyman_platform::amqp::lapin::BasicProperties;
 use tokio::sync::Semaphore;
 
-use crate::amqp::support::{Client, Gate, Kind, Running, broker, echo, handler, queue, shared, until, wired, within};
+use crate::amqp::support::{Client, Gate, Kind, Running, broker, echo, handler, queue, until, wired, within};
 use crate::support::broker::Broker;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -38,10 +38,7 @@ async fn a_lost_connection_stops_the_payload_and_the_redelivery_is_answered_once
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_waits_for_a_killed_broker_and_no_durable_request_is_lost() {
-    if shared().is_none() {
-        return;
-    }
-    let mut own = tokio::task::block_in_place(|| Broker::start(""));
+    let Some(mut own) = Broker::own() else { return };
     let at = broker(&own.uri());
     let client = Client::new(&at, Kind::Durable).await;
     let reply_to = format!("{}-answers", client.queue);
@@ -80,10 +77,7 @@ pub(crate) fn persistent(id: &str, reply_to: &str) -> BasicProperties {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broker_that_blocks_publishing_delays_replies_only() {
-    if shared().is_none() {
-        return;
-    }
-    let own = tokio::task::block_in_place(|| Broker::start(""));
+    let Some(own) = Broker::own() else { return };
     let client = Client::new(&broker(&own.uri()), Kind::Transient).await;
     let (mut gate, act) = Gate::handler();
     let worker = Running::start(queue(&client), 1, act);
@@ -124,10 +118,7 @@ async fn a_request_is_stopped_before_the_consumer_timeout_and_others_continue() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn i06_a_request_whose_channel_is_closed_by_the_consumer_timeout_does_not_run_twice_at_once() {
-    if shared().is_none() {
-        return;
-    }
-    let own = tokio::task::block_in_place(|| Broker::start(""));
+    let Some(own) = Broker::own() else { return };
     let variables = "[{consumer_timeout, 6000}, {channel_tick_interval, 1000}]";
     let set = format!("[application:set_env(rabbit, K, V) || {{K, V}} <- {variables}].");
     tokio::task::block_in_place(|| own.ctl(&["eval", &set]));

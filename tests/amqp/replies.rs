@@ -14,19 +14,6 @@ use journeyman_platform::amqp::lapin::types::AMQPValue;
 use crate::amqp::support::{Client, Gate, Kind, Running, TEST_TIMEOUT, echo, handler, queue, replies, shared};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reply_equals_the_one_of_the_recorded_worker() {
-    let Some(broker) = shared() else { return };
-    for kind in [Kind::Transient, Kind::Durable, Kind::Quorum] {
-        let client = Client::new(&broker, kind).await;
-        let worker = Running::start(queue(&client), 2, echo());
-        let answer = client.call("/echo", b"{\"x\":1}").await;
-        assert_eq!((answer.status(), answer.partial), ("ok", false));
-        assert_eq!(answer.body, b"{\"echo\":{\"x\":1}}");
-        client.finish(worker).await;
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn every_outcome_becomes_a_reply() {
     let Some(client) = Client::shared(Kind::Durable).await else { return };
     let act = handler(|request, context| async move {

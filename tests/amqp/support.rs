@@ -1,34 +1,31 @@
 //! A client like the recorded one, and a worker with a handler of the test's.
 
 use std::collections::HashMap;
-use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use futures_core::Stream as _;
-use journeyman::handler::{
-    Context, DynHandler, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError, Request, erase,
-};
+use journeyman::handler::{Context, ExecuteError, ExecuteFailure, PrepareError, Request, erase};
 use journeyman::source::amqp::{AmqpSource, AmqpSourceConfig as Queue};
 use journeyman::source::{Grant, Source};
 use journeyman::task::Reply;
-use journeyman::worker::{Control, ExitReason, SourceBinding, Worker, WorkerConfig};
+use journeyman::worker::WorkerConfig;
 use journeyman_domain::id::PriorityQueue;
 use journeyman_platform::amqp::lapin::message::Delivery;
 use journeyman_platform::amqp::lapin::options::{
-    BasicConsumeOptions, BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, ExchangeDeleteOptions,
-    QueueDeclareOptions, QueueDeleteOptions,
+    BasicConsumeOptions, BasicGetOptions, BasicPublishOptions, ExchangeDeleteOptions, QueueDeclareOptions,
+    QueueDeleteOptions,
 };
 use journeyman_platform::amqp::lapin::types::{AMQPValue, FieldTable};
 use journeyman_platform::amqp::lapin::{BasicProperties, Channel, Confirmation, Connection, Consumer};
 use journeyman_platform::amqp::{self, headers};
 use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
 
+use crate::support::scripted::{self, Scripted};
 use crate::support::wire::Wire;
 
+pub(crate) use crate::support::scripted::Running;
 pub(crate) use crate::support::{TEST_TIMEOUT, until, within};
 
 /// The broker that all tests share.
@@ -42,13 +39,7 @@ pub(crate) fn shared_uri() -> Option<String> {
 
 /// A Python with the client library pika.
 pub(crate) fn pika_python() -> Option<String> {
-    let python = std::env::var("JOURNEYMAN_TEST_PIKA_PYTHON").ok();
-    let is_needed = std::env::var("CI").is_ok_and(|value| value == "true");
-    assert!(python.is_some() || !is_needed, "JOURNEYMAN_TEST_PIKA_PYTHON names no Python with pika; tests/run has one");
-    if python.is_none() {
-        eprintln!("NOT TESTED: JOURNEYMAN_TEST_PIKA_PYTHON names no Python with pika; tests/run has one");
-    }
-    python
+    crate::support::needs("JOURNEYMAN_TEST_PIKA_PYTHON")
 }
 
 pub(crate) fn broker(uri: &str) -> amqp::Broker {
@@ -125,9 +116,7 @@ impl Client {
     }
 
     pub(crate) async fn without_queue(broker: &amqp::Broker, queue: &str) -> Self {
-        let connection = broker.connect("test client").await.expect("the broker lets us in");
-        let channel = connection.create_channel().await.expect("a channel");
-        channel.confirm_select(ConfirmSelectOptions::default()).await.expect("confirms");
+        let (connection, channel) = crate::support::broker::connect(broker).await;
         let answers = consume(&channel, "amq.rabbitmq.reply-to").await;
         let (broker, answers) = (broker.clone(), Mutex::new(Some(answers)));
         Self { queue: queue.to_owned(), broker, connection, channel, answers, unclaimed: Mutex::default() }
@@ -342,34 +331,7 @@ fn read(delivery: &Delivery) -> Answered {
     }
 }
 
-/// What the handler of a test does.
-pub(crate) type Act =
-    Arc<dyn Fn(Request, Context) -> Pin<Box<dyn Future<Output = Result<(), ExecuteError>> + Send>> + Send + Sync>;
-
-struct Scripted(Act);
-
-impl PayloadHandler for Scripted {
-    type Payload = Request;
-    type Prepared = Request;
-
-    async fn prepare(&self, payload: Request, _: &Context) -> Result<Request, PrepareError> {
-        if payload.path.as_deref() == Some("/malformed") {
-            return Err(PrepareError::malformed(vec!["body: it is not what it should be".to_owned()]));
-        }
-        Ok(payload)
-    }
-
-    async fn execute(&self, request: Request, context: &Context) -> Result<(), ExecuteError> {
-        (self.0)(request, context.clone()).await
-    }
-}
-
-/// A worker with a handler of the test's.
-pub(crate) struct Running {
-    pub(crate) control: Control,
-    worker: JoinHandle<std::io::Result<ExitReason>>,
-    _folder: tempfile::TempDir,
-}
+pub(crate) type Act = scripted::Act<Request>;
 
 impl Running {
     pub(crate) fn start(queue: Queue, capacity: u32, act: Act) -> Self {
@@ -384,61 +346,11 @@ impl Running {
 
     /// The worker has a source of the test's.
     pub(crate) fn of(source: Arc<dyn Source>, change: impl FnOnce(WorkerConfig) -> WorkerConfig, act: Act) -> Self {
-        Self::serving(source, change, erase(Scripted(act)))
-    }
-
-    /// The worker has a source and a handler of the test's.
-    pub(crate) fn serving(
-        source: Arc<dyn Source>,
-        change: impl FnOnce(WorkerConfig) -> WorkerConfig,
-        handler: Arc<dyn DynHandler>,
-    ) -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
-        let settings = change(WorkerConfig {
-            work_dir: folder.path().join("work"),
-            termination_grace: Duration::from_secs(1),
-            ..WorkerConfig::default()
-        });
-        let feed = SourceBinding { name: "requests".to_owned(), source, handler, env: Arc::default() };
-        let worker = Worker::new(settings, vec![feed]);
-        let control = worker.control();
-        Self { control, worker: tokio::spawn(worker.run()), _folder: folder }
-    }
-
-    /// A counter of its source.
-    pub(crate) async fn counter(&self, name: &str) -> u64 {
-        let view = self.control.status().await.expect("it works");
-        view.sources[0].metrics[name]
-    }
-
-    /// Waits until the status shows an error of its source.
-    pub(crate) async fn reports_error(&self, words: &str) {
-        until(words, async || {
-            let view = self.control.status().await.expect("it works");
-            view.sources[0].error.as_ref().is_some_and(|error| error.message.contains(words))
-        })
-        .await;
-    }
-
-    /// Waits until a counter of its source reaches this.
-    pub(crate) async fn counts(&self, name: &str, least: u64) {
-        until(&format!("{least} {name}"), async || self.counter(name).await >= least).await;
-    }
-
-    /// Waits until this many requests are completed: clients get the reply before the worker counts it.
-    pub(crate) async fn completed(&self, count: u64) {
-        let completed = || self.control.counts().sources.outcomes.completed;
-        until(&format!("{count} completed"), async || completed() >= count).await;
-    }
-
-    pub(crate) async fn ended(self) -> ExitReason {
-        within("the end of the worker", self.worker).await.expect("it did not panic").expect("it could work")
-    }
-
-    /// Drains it and waits for its end.
-    pub(crate) async fn drained(self) {
-        self.control.drain().await;
-        assert_eq!(self.ended().await, ExitReason::Drained);
+        let prepare = |request: Request| match request.path.as_deref() {
+            Some("/malformed") => Err(PrepareError::malformed(vec!["body: it is not what it should be".to_owned()])),
+            _ => Ok(request),
+        };
+        Self::serving(source, change, erase(Scripted { prepare, act }))
     }
 }
 
@@ -502,18 +414,11 @@ pub(crate) fn handler<F>(run: impl Fn(Request, Context) -> F + Send + Sync + 'st
 where
     F: Future<Output = Result<(), ExecuteError>> + Send + 'static,
 {
-    Arc::new(move |request, context| Box::pin(run(request, context)))
+    scripted::handler(run)
 }
 
-/// A handler that replies at once.
 pub(crate) fn replies(body: impl Fn(&Request, &Context) -> Vec<u8> + Send + Sync + 'static) -> Act {
-    handler(move |request, context| {
-        let reply = Reply::ok(body(&request, &context));
-        async move {
-            context.set_reply(reply).expect("the worker accepts it");
-            Ok(())
-        }
-    })
+    scripted::replies(body)
 }
 
 /// A handler that fails this often before it replies with the number of the attempt, and the number of its runs.

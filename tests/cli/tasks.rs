@@ -1,8 +1,5 @@
 //! `journeyman task`: lists of tasks and logs.
 
-use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
-
 use axum::Router;
 use axum::http::StatusCode;
 use axum::response::IntoResponse as _;
@@ -10,7 +7,7 @@ use axum::routing::get;
 use serde_json::json;
 
 use crate::cli::host::Host;
-use crate::cli::server::{Server, fifo, serve};
+use crate::cli::server::{Server, fifo, get as fetch, serve};
 
 #[test]
 fn e2_tasks_are_found_by_state_queue_name_and_age() {
@@ -98,34 +95,12 @@ fn e3_a_log_is_followed_through_the_queue_while_the_task_runs() {
 }
 
 #[test]
-fn e3_an_address_that_readers_cannot_use_is_a_configuration_error() {
-    let host = Host::new();
-    let check = |text: &str| {
-        host.write("journeyman.toml", text);
-        host.run(&["config", "check", "journeyman.toml"])
-    };
-    let refused = check("[worker]\nlive_log = \"0.0.0.0:60098\"\n");
-    assert!(refused.code == 30 && refused.err.contains("live_log_url"), "{}", refused.err);
-    for text in [
-        "[worker]\nlive_log = \"0.0.0.0:60098\"\nlive_log_url = \"https://logs.example.com/host7\"\n",
-        "[worker]\nlive_log = \"127.0.0.1:0\"\n",
-    ] {
-        let accepted = check(text);
-        assert_eq!(accepted.code, 0, "{}", accepted.err);
-    }
-}
-
-#[test]
 fn e1_dev_serves_the_status_page_of_its_worker() {
     let host = Host::new();
     let mut server = Server::start(host.journeyman(&["dev"]).env("NO_COLOR", "1"));
     let line = server.logs("a status page: http://");
     let address = line.split("http://").nth(1).and_then(|rest| rest.split('/').next()).expect("an address");
-    let mut stream = TcpStream::connect(address).expect("a connection");
-    let request = format!("GET / HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).expect("the request is sent");
-    let mut page = String::new();
-    stream.read_to_string(&mut page).expect("the response is UTF-8");
+    let page = fetch(address, "/");
     assert!(page.contains("recent results") && page.contains("default-src 'none'"), "{page}");
     server.drain();
 }

@@ -10,7 +10,7 @@ use base64::engine::general_purpose::STANDARD;
 use jiff::{SignedDuration, Timestamp};
 use journeyman::source::Source;
 use journeyman::source::taskcluster::{ApiConfig, ArtifactStorage, Config, Dialect, Taskcluster};
-use journeyman_domain::id::{Run, TaskId};
+use journeyman_domain::id::TaskId;
 use serde_json::json;
 
 use crate::conformance::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};
@@ -46,16 +46,7 @@ impl Rig for Azurite {
     }
 
     fn can(&self, need: Need) -> bool {
-        match need {
-            Need::Messages | Need::Redelivery | Need::Garbage => true,
-            Need::Claims
-            | Need::History
-            | Need::Waits
-            | Need::Recovery
-            | Need::LeaseEnd
-            | Need::Artifacts
-            | Need::Links => false,
-        }
+        matches!(need, Need::Messages | Need::Redelivery | Need::Garbage)
     }
 
     fn bench(&self) -> Fut<'static, Arc<dyn Bench>> {
@@ -174,17 +165,5 @@ impl Bench for AzuriteBench {
     fn pass(&self, _span: Span) -> Fut<'_, ()> {
         // Azurite has its own clock; cases poll until the message reappears.
         Box::pin(async {})
-    }
-
-    fn cancel<'a>(&'a self, _task: &'a TaskId) -> Fut<'a, ()> {
-        panic!("storage knows no tasks");
-    }
-
-    fn states<'a>(&'a self, _task: &'a TaskId) -> Fut<'a, Vec<String>> {
-        panic!("storage knows no tasks");
-    }
-
-    fn artifact<'a>(&'a self, _run: &'a Run, _name: &'a str) -> Fut<'a, Vec<u8>> {
-        panic!("storage knows no artifacts");
     }
 }

@@ -96,14 +96,25 @@ pub(crate) trait Bench: Send + Sync {
     /// A source that claims from it as this worker.
     fn source(&self, worker: &str) -> Arc<dyn Source>;
     fn create(&self, spec: Spec) -> Fut<'_, TaskId>;
-    fn cancel<'a>(&'a self, task: &'a TaskId) -> Fut<'a, ()>;
+    // Without what a case needs of these, it is not run.
+    fn cancel<'a>(&'a self, task: &'a TaskId) -> Fut<'a, ()> {
+        panic!("{task} cannot be canceled");
+    }
     /// The states of a task's runs: `pending`, `running`, `completed`, `failed`, `exception/<reason>`.
-    fn states<'a>(&'a self, task: &'a TaskId) -> Fut<'a, Vec<String>>;
+    fn states<'a>(&'a self, task: &'a TaskId) -> Fut<'a, Vec<String>> {
+        panic!("the states of {task} are not known");
+    }
     /// The content of an artifact, wherever it leads.
-    fn artifact<'a>(&'a self, run: &'a Run, name: &'a str) -> Fut<'a, Vec<u8>>;
+    fn artifact<'a>(&'a self, _run: &'a Run, name: &'a str) -> Fut<'a, Vec<u8>> {
+        panic!("{name} cannot be read back");
+    }
     /// Puts something among the messages that nothing can be made of.
-    fn garbage(&self) -> Fut<'_, ()>;
-    fn pass(&self, span: Span) -> Fut<'_, ()>;
+    fn garbage(&self) -> Fut<'_, ()> {
+        panic!("all messages can be read");
+    }
+    fn pass(&self, span: Span) -> Fut<'_, ()> {
+        panic!("{span:?} cannot be made to pass");
+    }
 }
 
 pub(crate) fn messages(source: &dyn Source) -> &dyn MessageQueue {

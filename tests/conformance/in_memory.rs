@@ -37,9 +37,9 @@ impl Rig for InMemory {
     fn can(&self, need: Need) -> bool {
         let messages = matches!(self.style, PollStyle::Messages { .. });
         match need {
-            Need::Claims | Need::History | Need::LeaseEnd | Need::Artifacts | Need::Links => true,
             Need::Messages | Need::Redelivery | Need::Garbage => messages,
             Need::Waits | Need::Recovery => !messages,
+            _ => true,
         }
     }
 

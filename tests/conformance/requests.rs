@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::conformance::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};
+use crate::conformance::bench::{Adapter, Bench, Fut, Need, Rig, Spec};
 use futures_core::Stream as _;
 use journeyman::source::amqp::{AmqpSource, AmqpSourceConfig, PayloadForm};
 use journeyman::source::{Artifact, Capabilities, Claim, Grant, OpenResult, PollBatch, Source, SourceFuture};
@@ -43,17 +43,7 @@ impl Rig for Requests {
     }
 
     fn can(&self, need: Need) -> bool {
-        match need {
-            Need::Claims | Need::Waits => true,
-            Need::History
-            | Need::Messages
-            | Need::Recovery
-            | Need::LeaseEnd
-            | Need::Redelivery
-            | Need::Garbage
-            | Need::Artifacts
-            | Need::Links => false,
-        }
+        matches!(need, Need::Claims | Need::Waits)
     }
 
     fn bench(&self) -> Fut<'static, Arc<dyn Bench>> {
@@ -137,22 +127,6 @@ impl Bench for RequestsBench {
             let heard = self.heard.lock().expect("unpoisoned");
             vec![heard.get(task.as_str()).cloned().unwrap_or_else(|| "running".to_owned())]
         })
-    }
-
-    fn cancel<'a>(&'a self, _task: &'a TaskId) -> Fut<'a, ()> {
-        panic!("a request cannot be canceled");
-    }
-
-    fn artifact<'a>(&'a self, _run: &'a Run, _name: &'a str) -> Fut<'a, Vec<u8>> {
-        panic!("a request has no artifacts");
-    }
-
-    fn garbage(&self) -> Fut<'_, ()> {
-        panic!("every message is a request");
-    }
-
-    fn pass(&self, span: Span) -> Fut<'_, ()> {
-        panic!("{span:?} cannot be made to pass at a broker");
     }
 }
 

@@ -3,13 +3,14 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use journeyman::source::Source;
 use journeyman::source::taskcluster::{Api, ApiConfig, ArtifactStorage, Config, Credentials, Dialect, Taskcluster};
+use journeyman::task::formats::new_task_id;
 use journeyman_domain::id::{Run, TaskId};
-use serde_json::{Value, json};
 
 use crate::conformance::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec, Waits};
+use crate::support::task_queue::{content, definition, states};
 
 /// The visibility timeout of the signed URLs of every Taskcluster.
 const HIDDEN: Duration = Duration::from_secs(300);
@@ -51,12 +52,9 @@ impl Rig for RealService {
     fn can(&self, need: Need) -> bool {
         let azure = self.service.dialect == Dialect::Azure;
         match need {
-            Need::Claims | Need::History | Need::Artifacts | Need::Links => true,
-            Need::Messages => azure,
+            Need::Messages | Need::Redelivery => azure,
             Need::Waits | Need::Recovery => !azure,
-            Need::LeaseEnd => true,
-            Need::Redelivery => azure,
-            Need::Garbage => false,
+            _ => need != Need::Garbage,
         }
     }
 
@@ -69,7 +67,7 @@ impl Rig for RealService {
 
     fn bench(&self) -> Fut<'static, Arc<dyn Bench>> {
         let task_queue = self.task_queue.clone().unwrap_or_else(fresh_task_queue);
-        let bench = self.service.bench(task_queue);
+        let bench = self.service.bench(task_queue, None);
         Box::pin(async move { Arc::new(bench) as Arc<dyn Bench> })
     }
 }
@@ -92,9 +90,9 @@ impl Service {
         ApiConfig::new(&self.root_url, Some(self.credentials.clone()))
     }
 
-    pub(crate) fn bench(&self, task_queue: String) -> ServiceBench {
+    pub(crate) fn bench(&self, task_queue: String, pass: Option<Pass>) -> ServiceBench {
         let api = Api::new(self.api()).expect("the address is good");
-        ServiceBench { service: self.clone(), api, task_queue, created: Mutex::default() }
+        ServiceBench { service: self.clone(), api, task_queue, created: Mutex::default(), pass }
     }
 }
 
@@ -103,7 +101,11 @@ pub(crate) struct ServiceBench {
     api: Api,
     task_queue: String,
     created: Mutex<Vec<TaskId>>,
+    /// Lets time pass where it need not be waited for.
+    pass: Option<Pass>,
 }
+
+pub(crate) type Pass = Box<dyn Fn(Span) -> Fut<'static, ()> + Send + Sync>;
 
 impl ServiceBench {
     /// `takenUntil` of the claimed runs of this bench.
@@ -123,14 +125,6 @@ impl ServiceBench {
     }
 }
 
-fn slugid() -> TaskId {
-    use base64::Engine as _;
-    let mut bytes = *uuid::Uuid::new_v4().as_bytes();
-    // A task id never starts with a dash.
-    bytes[0] &= 0x7f;
-    TaskId::parse(&base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(bytes)).expect("a good id")
-}
-
 impl Bench for ServiceBench {
     fn source(&self, worker: &str) -> Arc<dyn Source> {
         let settings = Config {
@@ -146,26 +140,16 @@ impl Bench for ServiceBench {
 
     fn create(&self, spec: Spec) -> Fut<'_, TaskId> {
         Box::pin(async move {
-            let task = slugid();
+            let task = new_task_id();
             let (provisioner, worker_type) = self.task_queue.split_once('/').expect("it has two parts");
-            let at = |hours| (Timestamp::now() + SignedDuration::from_hours(hours)).to_string();
-            let metadata = json!({
-                "name": "conformance",
-                "description": "a case of journeyman's conformance suite",
-                "owner": "owner@example.com",
-                "source": "https://example.com/",
-            });
-            let definition = json!({
-                "provisionerId": provisioner,
-                "workerType": worker_type,
-                "priority": spec.priority,
-                "retries": spec.retries,
-                "created": at(0),
-                "deadline": at(1),
-                "expires": at(2),
-                "payload": spec.payload,
-                "metadata": metadata,
-            });
+            let mut definition = definition(&self.task_queue, &spec.payload);
+            // A queue of 2019 knows no `taskQueueId`.
+            definition.as_object_mut().expect("an object").remove("taskQueueId");
+            let own = [("provisionerId", provisioner), ("workerType", worker_type), ("priority", spec.priority)];
+            for (field, value) in own {
+                definition[field] = value.into();
+            }
+            definition["retries"] = spec.retries.into();
             self.api.create_task(&task, definition).await.expect("it is created");
             self.created.lock().expect("no case has panicked").push(task.clone());
             task
@@ -179,33 +163,17 @@ impl Bench for ServiceBench {
     }
 
     fn states<'a>(&'a self, task: &'a TaskId) -> Fut<'a, Vec<String>> {
-        Box::pin(async {
-            let status = self.api.task_status(task).await.expect("it is known");
-            let text = |run: &Value, key| run.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
-            let shown = |run: &Value| match text(run, "state").as_str() {
-                "exception" => format!("exception/{}", text(run, "reasonResolved")),
-                state => state.to_owned(),
-            };
-            status["runs"].as_array().expect("it has runs").iter().map(shown).collect()
-        })
+        Box::pin(async { states(&self.api.task_status(task).await.expect("it is known")) })
     }
 
     fn artifact<'a>(&'a self, run: &'a Run, name: &'a str) -> Fut<'a, Vec<u8>> {
-        Box::pin(async move {
-            let mut download = self.api.artifact(run, name).await.expect("it was stored");
-            let mut content = Vec::new();
-            while let Some(piece) = download.next_chunk().await.expect("it can be read") {
-                content.extend(piece);
-            }
-            content
-        })
-    }
-
-    fn garbage(&self) -> Fut<'_, ()> {
-        panic!("not possible with a real service");
+        Box::pin(content(&self.api, run, name))
     }
 
     fn pass(&self, span: Span) -> Fut<'_, ()> {
+        if let Some(pass) = &self.pass {
+            return pass(span);
+        }
         Box::pin(async move {
             let left =
                 |until: &Timestamp| Duration::try_from(until.duration_since(Timestamp::now())).unwrap_or_default();

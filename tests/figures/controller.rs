@@ -21,7 +21,7 @@ use crate::{Lab, Outcome};
 
 impl Lab {
     pub(crate) async fn controller(&self) -> Outcome<Vec<Row>> {
-        let Some(broker) = Broker::start(self).await? else { return Ok(Vec::new()) };
+        let Some(broker) = Broker::start(self)? else { return Ok(Vec::new()) };
         Ok(vec![
             self.cold_calls(&broker).await?,
             self.new_keys(&broker).await?,

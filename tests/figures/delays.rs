@@ -31,7 +31,7 @@ const LEVELS: u32 = 17;
 
 impl Lab {
     pub(crate) async fn delays(&self) -> Outcome<Vec<Row>> {
-        let Some(broker) = Broker::start(self).await? else { return Ok(Vec::new()) };
+        let Some(broker) = Broker::start(self)? else { return Ok(Vec::new()) };
         let count = self.pick(10_000, 200);
         let prefix = format!("bench-{}", new_task_id());
         let connection = Connection::connect(&broker.uri, ConnectionProperties::default()).await?;

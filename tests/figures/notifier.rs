@@ -199,7 +199,7 @@ impl Lab {
         let webhooks = self.bare_webhooks().await?;
         let flushed = flushes(self.path(), self.pick(Duration::from_secs(3), Duration::from_millis(100))).await?;
         self.rates("SQLite", &|| async { Ok(SQLITE.to_owned()) }, flushed.per_second(), webhooks, &mut rows).await?;
-        let postgres = Postgres::start(self).await?;
+        let postgres = Postgres::start(self)?;
         if let Some(postgres) = &postgres {
             let commits =
                 postgres.commits_per_second(COMMITS, self.pick(Duration::from_secs(3), Duration::from_millis(100)));
@@ -371,7 +371,7 @@ impl Lab {
 
     /// What it costs to follow the queues of a Mistral, beside listing them as often as the blueprint does.
     async fn discovery(&self) -> Outcome<Vec<Row>> {
-        let Some(broker) = Broker::start(self).await? else { return Ok(Vec::new()) };
+        let Some(broker) = Broker::start(self)? else { return Ok(Vec::new()) };
         let Some(management) = broker.management.clone() else { return Ok(Vec::new()) };
         let (queues, lasting) = self.pick((1_000, 62), (20, 1));
         let vhost = format!("bench-{}", new_task_id());

@@ -1,7 +1,7 @@
 //! The programs that are measured: `journeyman` with a configuration of its own, the embedded queue, a RabbitMQ, a ZooKeeper.
 
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -17,6 +17,8 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::{sleep, timeout};
 
 use crate::machine::{Usage, now};
+use crate::support::named;
+use crate::support::server::Server;
 use crate::support::task_queue::{CLIENT_ID, TOKEN, api, definition};
 use crate::{Lab, Outcome};
 
@@ -238,46 +240,40 @@ impl Queue {
     }
 }
 
+/// What a server says of itself, and the server if it is one of the run's own; or what the environment says of another.
+/// `None` where there is none, which is printed.
+fn server(lab: &Lab, script: &'static str, names: &[&str]) -> Outcome<Option<(Vec<String>, Option<Server>)>> {
+    if let Some(values) = names.iter().map(|name| named(&format!("JOURNEYMAN_TEST_{name}"))).collect() {
+        return Ok(Some((values, None)));
+    }
+    let mut own = Server::new(script, &lab.fresh(script)?);
+    let why = match own.start() {
+        Ok(()) => match names.iter().map(|name| own.value(name)).collect() {
+            Some(values) => return Ok(Some((values, Some(own)))),
+            None => "it does not say where it is".to_owned(),
+        },
+        Err(why) => why,
+    };
+    eprintln!("NOT MEASURED: no {script} (`apt-get install` provides it): {why}");
+    Ok(None)
+}
+
 /// A RabbitMQ of the run's own, or the one that the environment names.
 pub(crate) struct Broker {
     pub(crate) uri: String,
     /// The address of its management interface, with credentials.
     pub(crate) management: Option<String>,
-    folder: Option<PathBuf>,
-}
-
-fn script(server: &str, action: &str, folder: &Path) -> Command {
-    let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support").join(server));
-    command.arg(action).arg(folder).stdin(Stdio::null());
-    command
+    _own: Option<Server>,
 }
 
 impl Broker {
-    /// `None` where there is no RabbitMQ, which is printed.
-    pub(crate) async fn start(lab: &Lab) -> Outcome<Option<Self>> {
-        let named = |name: &str| std::env::vars().find(|(key, value)| key == name && !value.is_empty());
-        if let Some((_, uri)) = named("JOURNEYMAN_TEST_AMQP") {
-            let management = named("JOURNEYMAN_TEST_AMQP_MANAGEMENT").map(|(_, url)| url);
-            return Ok(Some(Self { uri, management, folder: None }));
-        }
-        let folder = lab.fresh("rabbitmq")?;
-        let output = script("rabbitmq", "start", &folder).output().await?;
-        let text = String::from_utf8_lossy(&output.stdout);
-        let uri = text.lines().find_map(|line| line.strip_prefix("AMQP="));
-        let management = text.lines().find_map(|line| line.strip_prefix("MANAGEMENT=")).map(str::to_owned);
-        if uri.is_none() {
-            let why = String::from_utf8_lossy(&output.stderr);
-            eprintln!("NOT MEASURED: no RabbitMQ (`apt-get install rabbitmq-server` provides it): {why}");
-        }
-        Ok(uri.map(|uri| Self { uri: uri.to_owned(), management, folder: Some(folder) }))
-    }
-}
-
-impl Drop for Broker {
-    fn drop(&mut self) {
-        if let Some(folder) = &self.folder {
-            script("rabbitmq", "kill", folder).as_std_mut().status().ok();
-        }
+    pub(crate) fn start(lab: &Lab) -> Outcome<Option<Self>> {
+        let Some((mut values, own)) = server(lab, "rabbitmq", &["AMQP"])? else { return Ok(None) };
+        let management = match &own {
+            Some(own) => own.value("MANAGEMENT"),
+            None => named("JOURNEYMAN_TEST_AMQP_MANAGEMENT"),
+        };
+        Ok(values.pop().map(|uri| Self { uri, management, _own: own }))
     }
 }
 
@@ -285,28 +281,14 @@ impl Drop for Broker {
 pub(crate) struct Postgres {
     url: String,
     pub(crate) ca: String,
-    folder: Option<PathBuf>,
+    _own: Option<Server>,
 }
 
 impl Postgres {
-    /// `None` where there is no PostgreSQL, which is printed.
-    pub(crate) async fn start(lab: &Lab) -> Outcome<Option<Self>> {
-        let named = |name: &str| std::env::vars().find(|(key, value)| key == name && !value.is_empty());
-        if let (Some((_, url)), Some((_, ca))) =
-            (named("JOURNEYMAN_TEST_POSTGRES"), named("JOURNEYMAN_TEST_POSTGRES_CA"))
-        {
-            return Ok(Some(Self { url, ca, folder: None }));
-        }
-        let folder = lab.fresh("postgres-server")?;
-        let output = script("postgres", "start", &folder).output().await?;
-        let text = String::from_utf8_lossy(&output.stdout);
-        let value = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned);
-        let (Some(url), Some(ca)) = (value("POSTGRES="), value("POSTGRES_CA=")) else {
-            let why = String::from_utf8_lossy(&output.stderr);
-            eprintln!("NOT MEASURED: no PostgreSQL (`apt-get install postgresql` provides it): {why}");
-            return Ok(None);
-        };
-        Ok(Some(Self { url, ca, folder: Some(folder) }))
+    pub(crate) fn start(lab: &Lab) -> Outcome<Option<Self>> {
+        let Some((values, own)) = server(lab, "postgres", &["POSTGRES", "POSTGRES_CA"])? else { return Ok(None) };
+        let [url, ca] = <[String; 2]>::try_from(values).map_err(|values| format!("{values:?}"))?;
+        Ok(Some(Self { url, ca, _own: own }))
     }
 
     /// The URL of a new database.
@@ -352,43 +334,15 @@ impl Postgres {
     }
 }
 
-impl Drop for Postgres {
-    fn drop(&mut self) {
-        if let Some(folder) = &self.folder {
-            script("postgres", "kill", folder).as_std_mut().status().ok();
-        }
-    }
-}
-
 /// A ZooKeeper of the run's own, or the one that the environment names.
 pub(crate) struct Ensemble {
     pub(crate) servers: String,
-    folder: Option<PathBuf>,
+    _own: Option<Server>,
 }
 
 impl Ensemble {
-    /// `None` where there is no ZooKeeper, which is printed.
-    pub(crate) async fn start(lab: &Lab) -> Outcome<Option<Self>> {
-        let named = std::env::vars().find(|(name, value)| name == "JOURNEYMAN_TEST_ZOOKEEPER" && !value.is_empty());
-        if let Some((_, servers)) = named {
-            return Ok(Some(Self { servers, folder: None }));
-        }
-        let folder = lab.fresh("zookeeper")?;
-        let output = script("zookeeper", "start", &folder).output().await?;
-        let text = String::from_utf8_lossy(&output.stdout);
-        let servers = text.lines().find_map(|line| line.strip_prefix("ZOOKEEPER="));
-        if servers.is_none() {
-            let why = String::from_utf8_lossy(&output.stderr);
-            eprintln!("NOT MEASURED: no ZooKeeper (`apt-get install zookeeper` provides it): {why}");
-        }
-        Ok(servers.map(|servers| Self { servers: servers.to_owned(), folder: Some(folder) }))
-    }
-}
-
-impl Drop for Ensemble {
-    fn drop(&mut self) {
-        if let Some(folder) = &self.folder {
-            script("zookeeper", "kill", folder).as_std_mut().status().ok();
-        }
+    pub(crate) fn start(lab: &Lab) -> Outcome<Option<Self>> {
+        let Some((mut values, own)) = server(lab, "zookeeper", &["ZOOKEEPER"])? else { return Ok(None) };
+        Ok(values.pop().map(|servers| Self { servers, _own: own }))
     }
 }

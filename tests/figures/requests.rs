@@ -59,7 +59,7 @@ impl Rate {
 
 impl Lab {
     pub(crate) async fn requests(&self) -> Outcome<Vec<Row>> {
-        let Some(broker) = Broker::start(self).await? else { return Ok(Vec::new()) };
+        let Some(broker) = Broker::start(self)? else { return Ok(Vec::new()) };
         let mut rows = Vec::new();
         for queue_type in ["classic", "quorum"] {
             for prefetch in [1, 20, 256] {

@@ -39,7 +39,7 @@ const EXISTING: &str = "1 CPU-second, 112 MB in a process each by Screwdriver's 
 
 impl Lab {
     pub(crate) async fn screwdriver(&self) -> Outcome<Vec<Row>> {
-        let Some(broker) = Broker::start(self).await? else { return Ok(Vec::new()) };
+        let Some(broker) = Broker::start(self)? else { return Ok(Vec::new()) };
         let count = self.pick(500, 20);
         let (queues, cluster, api) =
             (Queues::declare(&broker).await?, Cluster::start().await, BuildApi::start().await?);

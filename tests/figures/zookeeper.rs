@@ -275,7 +275,7 @@ impl Backlog {
 
 impl Lab {
     pub(crate) async fn zookeeper(&self) -> Outcome<Vec<Row>> {
-        let Some(ensemble) = Ensemble::start(self).await? else { return Ok(Vec::new()) };
+        let Some(ensemble) = Ensemble::start(self)? else { return Ok(Vec::new()) };
         let mut rows = Vec::new();
         for workers in [1, self.pick(16, 2)] {
             rows.extend(self.zookeeper_tasks(&ensemble, workers).await?);

@@ -64,10 +64,3 @@ async fn the_number_of_listed_violations_is_limited() {
     assert_eq!(sentences.len(), 20);
     assert!(sentences.iter().all(|line| line.len() <= 500));
 }
-
-#[test]
-fn the_schema_contains_the_constraints_of_the_type() {
-    let schema = erase(Greet).schema();
-    assert_eq!(schema["properties"]["times"]["maximum"], 3);
-    assert_eq!(schema["additionalProperties"], false);
-}

@@ -72,15 +72,6 @@ async fn a_background_process_is_killed_and_its_output_is_logged() {
 }
 
 #[tokio::test]
-async fn a_silent_grandchild_in_the_group_does_not_outlive_the_payload() {
-    let bench = Bench::new();
-    let script = "( (sh -c 'echo $$ >pid; exec sleep 600' >/dev/null 2>&1 &) & ); while [ ! -s pid ]; do :; done";
-    let ended = run(&bench, script, LONG).await;
-    assert_eq!(ended.status, ProcessStatus::Code(0));
-    assert!(!runs(number_in(&bench.workdir().join("pid"))));
-}
-
-#[tokio::test]
 async fn a_process_that_ignores_sigterm_is_killed_after_the_grace() {
     let bench = Bench::new();
     let script = "trap '' TERM; echo ready; while :; do sleep 0.05; done";

@@ -12,7 +12,7 @@ use journeyman::task::{Artifact, ArtifactBody, PartialReplySink, Reply, ReplyFut
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
-use crate::handler::bench::{Bench, RunResult, number_in, runs};
+use crate::handler::bench::{Bench, RunResult, number_in};
 use crate::handler::services::{Parts, REPLY_LIMITS};
 
 /// A shell script as a handler; the document is on its standard input.
@@ -293,14 +293,6 @@ async fn a_program_need_not_read_its_input() {
     let bench = Bench::new();
     run_with(&bench, script(talkative), payload).await.completed();
     assert!(number_in(&bench.workdir().join("count")) > 4 << 20);
-}
-
-#[tokio::test]
-async fn a_background_process_delays_neither_the_log_nor_descriptor_3() {
-    let bench = Bench::new();
-    run(&bench, r#"sleep 600 & echo $! >pid; echo '{"type":"step","name":"s"}' >&3"#).await.completed();
-    assert!(!runs(number_in(&bench.workdir().join("pid"))));
-    assert!(bench.log().contains("step: s"));
 }
 
 #[tokio::test]

@@ -27,13 +27,10 @@ use tokio::task::JoinHandle;
 
 use crate::handler::bench::{Bench, RunResult};
 use crate::support::gremlin::{Asked, read};
+use crate::support::within;
 
 const BOUND: Duration = Duration::from_secs(30);
 pub(crate) const REPLY_LIMITS: ReplyLimits = ReplyLimits { body_bytes: 1000, content_type_bytes: 255 };
-
-async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(BOUND, future).await.unwrap_or_else(|_| panic!("{what}: not in time"))
-}
 
 fn whole(code: &str, headers: &str, body: &str) -> String {
     format!("HTTP/1.1 {code}\r\n{headers}Content-Length: {}\r\n\r\n{body}", body.len())

@@ -9,9 +9,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 use crate::support::gremlin::{self, Act, Asked, Gremlin, answer_with, head};
-
-/// Limit for everything that a test waits for.
-pub const STEP_TIMEOUT: Duration = Duration::from_secs(60);
+use crate::support::within;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cloud {
@@ -140,7 +138,7 @@ impl Metadata {
     /// Waits for requests with these words, counted from the start.
     pub async fn wait_until_requested(&self, words: &str, times: usize) {
         let reached = self.server.wait_asked(|asked| count(asked, words) >= times);
-        tokio::time::timeout(STEP_TIMEOUT, reached).await.expect("requests arrive");
+        within("the requests", reached).await;
     }
 }
 

@@ -12,7 +12,8 @@ use journeyman_platform::host::termination_notice::{
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use crate::host::metadata_service::{Cloud, Metadata, STEP_TIMEOUT};
+use crate::host::metadata_service::{Cloud, Metadata};
+use crate::support::within;
 
 pub struct Watched {
     notices: mpsc::Receiver<Notice>,
@@ -44,8 +45,7 @@ impl Watched {
     }
 
     pub async fn next(&mut self) -> Notice {
-        let next = tokio::time::timeout(STEP_TIMEOUT, self.notices.recv());
-        next.await.expect("a notice arrives").expect("the watch runs")
+        within("a notice", self.notices.recv()).await.expect("the watch runs")
     }
 
     /// The seconds until termination in the next notice.
@@ -58,7 +58,7 @@ impl Watched {
     /// Waits until a status matches.
     pub async fn wait_for_status(&mut self, wanted: impl Fn(&WatchStatus) -> bool) -> WatchStatus {
         let seen = self.statuses.wait_for(|statuses| statuses.iter().any(&wanted));
-        let seen = tokio::time::timeout(STEP_TIMEOUT, seen).await.expect("it is seen").expect("the watch runs");
+        let seen = within("a status", seen).await.expect("the watch runs");
         seen.iter().find(|status| wanted(status)).expect("it is seen").clone()
     }
 

@@ -1,18 +1,18 @@
 //! Whole worker processes on a host with a termination notice.
 
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use journeyman_domain::id::TaskId;
 use rustix::fs::{CWD, Mode, mkfifoat};
 use serde_json::Value;
-use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
-use tokio::process::{Child, ChildStderr, Command};
 
-use crate::host::metadata_service::{Cloud, Metadata, STEP_TIMEOUT};
+use crate::host::metadata_service::{Cloud, Metadata};
+use crate::support::process::Process;
 use crate::support::task_queue::{CLIENT_ID, TOKEN, TaskQueue, shell};
+use crate::support::{until, within};
 
 const TASK_QUEUE: &str = "test/spot";
 /// Exits only in its second run.
@@ -48,38 +48,24 @@ impl Setup {
         self.queue.create(TASK_QUEUE, shell(&script)).await
     }
 
-    fn up(&self, task: &TaskId) -> PathBuf {
-        self.folder.path().join(format!("{task}.up"))
-    }
-
     /// Waits until the payload runs: a claim that has not started would be released.
     async fn wait_started(&self, task: &TaskId) {
-        let up = self.up(task);
-        let running = async {
-            while !up.exists() {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        };
-        tokio::time::timeout(STEP_TIMEOUT, running).await.expect("the payload runs");
+        let up = self.folder.path().join(format!("{task}.up"));
+        until("the payload runs", async || up.exists()).await;
     }
 
     /// The worker closes its long poll when it claims nothing more.
     async fn wait_no_long_poll(&self) {
-        let closed = async {
-            while self.queue.service.long_polls() > 0 {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        };
-        tokio::time::timeout(STEP_TIMEOUT, closed).await.expect("the worker closes its poll");
+        until("the worker closes its poll", async || self.queue.service.long_polls() == 0).await;
     }
 
     async fn open_gate(&self) {
         let opened = tokio::fs::write(self.folder.path().join("gate"), "go on\n");
-        tokio::time::timeout(STEP_TIMEOUT, opened).await.expect("the task waits").expect("it is a pipe");
+        within("the task waits", opened).await.expect("it is a pipe");
     }
 
     async fn runs(&self, task: &TaskId) -> Vec<Run> {
-        let status = self.queue.api.task_status(task).await.expect("a status");
+        let status = self.queue.status(task).await;
         let text = |run: &Value, key: &str| run.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
         let runs = status["runs"].as_array().expect("runs");
         let run = |run: &Value| Run {
@@ -90,7 +76,7 @@ impl Setup {
         runs.iter().map(run).collect()
     }
 
-    fn worker(&self, id: &str, host: &str) -> Worker {
+    fn worker(&self, id: &str, host: &str) -> Process {
         let home = self.folder.path().join(id);
         std::fs::create_dir_all(&home).expect("a folder");
         let config = format!(
@@ -101,7 +87,10 @@ impl Setup {
         );
         std::fs::write(home.join("journeyman.toml"), config).expect("it can be written");
         std::fs::write(home.join("token"), TOKEN).expect("it can be written");
-        Worker::start(&home)
+        let mut command = Command::new(env!("CARGO_BIN_EXE_journeyman"));
+        command.arg("worker").current_dir(home).env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        Process::of(command)
     }
 
     /// The first run was released before the deadline, and the second is pending.
@@ -114,90 +103,35 @@ impl Setup {
     }
 }
 
-/// Killed when dropped.
-struct Worker {
-    child: Child,
-    lines: Lines<BufReader<ChildStderr>>,
-    log: String,
-}
-
-impl Worker {
-    fn start(home: &Path) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_journeyman"))
-            .arg("worker")
-            .current_dir(home)
-            .env_clear()
-            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .expect("the binary starts");
-        let lines = BufReader::new(child.stderr.take().expect("stderr is piped")).lines();
-        Self { child, lines, log: String::new() }
-    }
-
-    /// The next log line with these words.
-    async fn wait_for_log(&mut self, words: &str) -> String {
-        let line = async {
-            loop {
-                let line = self.lines.next_line().await.expect("it is UTF-8");
-                let line = line.unwrap_or_else(|| panic!("it exited without logging {words:?}:\n{}", self.log));
-                self.log.push_str(&line);
-                self.log.push('\n');
-                if line.contains(words) {
-                    return line;
-                }
-            }
-        };
-        tokio::time::timeout(STEP_TIMEOUT, line).await.expect("the line is logged in time")
-    }
-
-    async fn runs(&mut self, tasks: usize) {
-        for _ in 0..tasks {
-            self.wait_for_log("\"claimed\"").await;
-        }
-    }
-
-    async fn exits_with(&mut self, code: i32) {
-        let rest = async {
-            while let Some(line) = self.lines.next_line().await.expect("it is UTF-8") {
-                self.log.push_str(&line);
-                self.log.push('\n');
-            }
-            self.child.wait().await.expect("it ends")
-        };
-        let status = tokio::time::timeout(STEP_TIMEOUT, rest).await.expect("it ends in time");
-        assert_eq!(status.code(), Some(code), "{}", self.log);
-        assert!(!self.log.contains(TOKEN) && !self.log.contains("token-1=="), "no token is logged:\n{}", self.log);
-    }
+async fn exits_with(worker: Process, code: i32) -> String {
+    let ended = worker.ends().await;
+    assert_eq!(ended.code(), Some(code), "{}", ended.log);
+    assert!(!ended.log.contains(TOKEN) && !ended.log.contains("token-1=="), "no token is logged:\n{}", ended.log);
+    ended.log
 }
 
 /// Four tasks run at the notice; all are released before the deadline, and another worker completes them.
-async fn releases_in_time(provider: &str, host: &str, notice: impl AsyncFnOnce(&mut Worker) -> Timestamp) {
+async fn releases_in_time(provider: &str, host: &str, notice: impl AsyncFnOnce(&mut Process) -> Timestamp) {
     let setup = Setup::start(Duration::from_secs(2)).await;
     let mut tasks = Vec::new();
     for script in [ENDLESS, ENDLESS, STUBBORN, STUBBORN] {
         tasks.push(setup.create(script).await);
     }
     let mut worker = setup.worker("first", host);
-    worker.runs(tasks.len()).await;
+    worker.line("\"claimed\"", tasks.len()).await;
     for task in &tasks {
         setup.wait_started(task).await;
     }
     let deadline = notice(&mut worker).await;
-    let line = worker.wait_for_log("this host terminates").await;
+    let line = worker.line("this host terminates", 1).await;
     assert!(line.contains(&format!("\"provider\":\"{provider}\"")), "{line}");
-    worker.exits_with(12).await;
+    exits_with(worker, 12).await;
     assert!(Timestamp::now() < deadline, "the worker exits before the host");
     for task in &tasks {
         setup.assert_released(task, deadline).await;
     }
     let mut other = setup.worker("other", "metadata_service = \"off\"");
-    for _ in &tasks {
-        other.wait_for_log("\"outcome\":\"completed\"").await;
-    }
+    other.line("\"outcome\":\"completed\"", tasks.len()).await;
     for task in &tasks {
         let runs = setup.runs(task).await;
         assert_eq!((runs.len(), runs[1].state.as_str()), (2, "completed"));
@@ -253,10 +187,10 @@ impl FileSetup {
     }
 
     /// Starts a worker that executes a task.
-    async fn execute(&self, script: &str) -> (TaskId, Worker) {
+    async fn execute(&self, script: &str) -> (TaskId, Process) {
         let task = self.setup.create(script).await;
         let mut worker = self.setup.worker("first", &self.host);
-        worker.runs(1).await;
+        worker.says("\"claimed\"").await;
         self.setup.wait_started(&task).await;
         (task, worker)
     }
@@ -273,9 +207,9 @@ async fn a_task_that_can_finish_before_the_deadline_does_and_the_worker_exits_ea
     let host = FileSetup::start(Duration::from_secs(1), "").await;
     let (task, mut worker) = host.execute(GATED).await;
     let deadline = host.terminate_in(600);
-    worker.wait_for_log("this host terminates").await;
+    worker.says("this host terminates").await;
     host.setup.open_gate().await;
-    worker.exits_with(12).await;
+    exits_with(worker, 12).await;
     let runs = host.setup.runs(&task).await;
     assert_eq!((runs.len(), runs[0].state.as_str()), (1, "completed"));
     assert!(Timestamp::now() + SignedDuration::from_secs(300) < deadline, "the worker does not wait for the deadline");
@@ -286,16 +220,16 @@ async fn a_termination_file_without_a_time_means_at_once_and_is_logged() {
     let host = FileSetup::start(Duration::from_secs(1), "").await;
     let (task, mut worker) = host.execute(ENDLESS).await;
     replace(&host.file, "{\"action\": \"terminate\"}");
-    let line = worker.wait_for_log("contains no RFC 3339 time").await;
+    let line = worker.line("contains no RFC 3339 time", 1).await;
     assert!(line.contains("WARN") && line.contains("terminate-at"), "{line}");
-    worker.wait_for_log("terminates soon").await;
-    worker.exits_with(12).await;
+    worker.says("terminates soon").await;
+    let log = exits_with(worker, 12).await;
     // The worker's open poll may claim the task again: that run is released as well.
     let runs = host.setup.runs(&task).await;
     let (last, before) = runs.split_last().expect("a run");
     assert_eq!(last.state, "pending");
     let back = |run: &Run| (run.state.as_str(), run.reason.as_str()) == ("exception", "worker-shutdown");
-    assert!(!before.is_empty() && before.iter().all(back), "{}", worker.log);
+    assert!(!before.is_empty() && before.iter().all(back), "{log}");
 }
 
 /// The worker's long poll is open at the notice; a task that it claims afterwards is not started.
@@ -304,28 +238,27 @@ async fn b12_no_task_that_is_created_after_the_notice_is_claimed() {
     let host = FileSetup::start(Duration::from_secs(20), "").await;
     let (running, mut worker) = host.execute(ENDLESS).await;
     let deadline = host.terminate_in(20);
-    worker.wait_for_log("this host terminates").await;
+    worker.says("this host terminates").await;
     host.setup.wait_no_long_poll().await;
     let late = host.setup.create(ENDLESS).await;
-    worker.exits_with(12).await;
+    let log = exits_with(worker, 12).await;
     host.setup.assert_released(&running, deadline).await;
     assert_eq!(host.setup.runs(&late).await[0].state, "pending");
-    assert_eq!(worker.log.matches("\"claimed\"").count(), 1, "{}", worker.log);
+    assert_eq!(log.matches("\"claimed\"").count(), 1, "{log}");
 }
 
 #[tokio::test]
 async fn a_worker_that_starts_after_the_notice_exits() {
     let host = FileSetup::start(Duration::from_secs(1), "").await;
     host.terminate_in(600);
-    let mut worker = host.setup.worker("first", &host.host);
-    worker.exits_with(12).await;
+    let worker = host.setup.worker("first", &host.host);
+    exits_with(worker, 12).await;
 }
 
 #[tokio::test]
 async fn an_invalid_endpoint_is_rejected_at_the_start() {
     let setup = Setup::start(Duration::from_secs(1)).await;
-    let mut worker =
-        setup.worker("worker", "metadata_service = \"aws\"\nmetadata_endpoint = \"https://169.254.169.254\"");
-    worker.exits_with(30).await;
-    assert!(worker.log.contains("metadata_endpoint"), "{}", worker.log);
+    let worker = setup.worker("worker", "metadata_service = \"aws\"\nmetadata_endpoint = \"https://169.254.169.254\"");
+    let log = exits_with(worker, 30).await;
+    assert!(log.contains("metadata_endpoint"), "{log}");
 }

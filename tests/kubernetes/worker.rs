@@ -2,18 +2,15 @@
 
 use std::path::Path;
 use std::process::Stdio;
-use std::time::Duration;
 
-use journeyman_domain::id::{Run, TaskId};
+use journeyman_domain::id::TaskId;
 use serde_json::{Value, json};
 use tokio::process::{Child, Command};
-use tokio::time::timeout;
 
 use crate::support::cluster::{Cluster, NAMESPACE};
 use crate::support::task_queue::{CLIENT_ID, TOKEN, TaskQueue};
 
 const QUEUE: &str = "test/pods";
-const BOUND: Duration = Duration::from_secs(60);
 
 struct Place {
     folder: tempfile::TempDir,
@@ -50,28 +47,8 @@ impl Place {
         self.queue.create(QUEUE, json!({ "image": image })).await
     }
 
-    /// Asks the queue until the task is resolved.
-    async fn resolved(&self, task: &TaskId) -> Value {
-        let asking = async {
-            loop {
-                let status = self.queue.api.task_status(task).await.expect("it answers");
-                if !["pending", "running"].contains(&status["state"].as_str().expect("a state")) {
-                    return status;
-                }
-            }
-        };
-        timeout(BOUND, asking).await.expect("it is resolved")
-    }
-
     async fn log(&self, task: &TaskId, run: u32) -> String {
-        let run = Run { task: task.clone(), run };
-        let mut download =
-            self.queue.api.artifact(&run, "public/logs/live_backing.log").await.expect("the log is there");
-        let mut log = Vec::new();
-        while let Some(chunk) = download.next_chunk().await.expect("it can be read") {
-            log.extend(chunk);
-        }
-        String::from_utf8_lossy(&log).into_owned()
+        String::from_utf8(self.queue.content(task, run, "public/logs/live_backing.log").await).expect("text")
     }
 }
 
@@ -104,7 +81,7 @@ async fn many_pods_run_at_once_through_one_slot() {
         place.cluster.terminate(name(&pod), "task", code, "Completed");
     }
     for (number, task) in tasks.iter().enumerate() {
-        let status = place.resolved(task).await;
+        let status = place.queue.resolved(task).await;
         assert_eq!(status["state"], if number == 7 { "failed" } else { "completed" }, "{status}");
         let log = place.log(task, 0).await;
         assert!(log.contains(&format!("this is tool:{number}\n")), "{log}");
@@ -122,7 +99,7 @@ async fn a_task_that_is_canceled_at_the_queue_ends_its_pod() {
     run(&place.cluster, name(&pod));
     place.queue.api.cancel_task(&task).await.expect("it is canceled");
     place.cluster.wait_until("the pod is removed", |cluster| cluster.pods().is_empty()).await;
-    assert_eq!(place.resolved(&task).await["state"], "exception");
+    assert_eq!(place.queue.resolved(&task).await["state"], "exception");
 }
 
 #[tokio::test(flavor = "multi_thread")]

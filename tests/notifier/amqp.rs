@@ -3,10 +3,7 @@
 use std::collections::BTreeMap;
 use std::process::Output;
 
-use journeyman_platform::amqp;
-use journeyman_platform::amqp::lapin::options::{
-    BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions,
-};
+use journeyman_platform::amqp::lapin::options::{BasicGetOptions, BasicPublishOptions, QueueDeclareOptions};
 use journeyman_platform::amqp::lapin::types::{AMQPValue, FieldTable};
 use journeyman_platform::amqp::lapin::{BasicProperties, Channel, Confirmation, Connection};
 use journeyman_platform::host::crash_points::NOTIFIER_CRASH_POINTS;
@@ -33,8 +30,7 @@ impl Rabbit {
         let shared = broker::shared()?;
         let vhost = format!("notifier-{}", uuid::Uuid::new_v4());
         broker::api(Method::PUT, &format!("vhosts/{vhost}"), Some(json!({}))).await;
-        let (before, _) = shared.rsplit_once('/').expect("an address with a vhost");
-        let uri = format!("{before}/{vhost}");
+        let uri = broker::in_vhost(&shared, &vhost);
         let overview = broker::api(Method::GET, "overview", None).await;
         let types = overview["exchange_types"].as_array().expect("a list");
         let has_hash = types.iter().any(|one| one["name"] == "x-modulus-hash");
@@ -45,10 +41,7 @@ impl Rabbit {
     }
 
     async fn at(vhost: String, uri: String, shards: u16) -> Self {
-        let broker = amqp::Broker::new(&amqp::BrokerConfig::new(uri.as_str())).expect("a broker");
-        let connection = broker.connect("test").await.expect("a connection");
-        let channel = connection.create_channel().await.expect("a channel");
-        channel.confirm_select(ConfirmSelectOptions::default()).await.expect("confirms");
+        let (connection, channel) = broker::connect_to(&uri).await;
         Self { vhost, uri, shards, connection, channel }
     }
 
@@ -287,11 +280,8 @@ async fn p2_nothing_that_rabbitmq_has_confirmed_is_lost_when_the_notifier_is_kil
 
 #[tokio::test]
 async fn p2_nothing_that_rabbitmq_has_confirmed_is_lost_when_rabbitmq_is_killed() {
-    if broker::shared().is_none() {
-        return;
-    }
+    let Some(mut server) = broker::Broker::own() else { return };
     let runs = deaths(1);
-    let mut server = broker::Broker::start("");
     let mut rabbit = Rabbit::at("/".to_owned(), server.uri(), 4).await;
     let receiver = Receiver::failing_first(500).await;
     let place = rabbit.place(&receiver);

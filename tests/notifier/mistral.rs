@@ -5,8 +5,7 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use hmac::{Hmac, KeyInit as _, Mac as _};
-use journeyman_platform::amqp;
-use journeyman_platform::amqp::lapin::options::{BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions};
+use journeyman_platform::amqp::lapin::options::{BasicPublishOptions, QueueDeclareOptions};
 use journeyman_platform::amqp::lapin::types::FieldTable;
 use journeyman_platform::amqp::lapin::{BasicProperties, Channel, Confirmation, Connection};
 use journeyman_platform::host::crash_points::{MISTRAL_CRASH_POINTS, NOTIFIER_CRASH_POINTS};
@@ -15,7 +14,7 @@ use serde_json::{Value, json};
 use sha2::Sha256;
 
 use crate::notifier::support::{Place, Receiver, Running, deaths, within};
-use crate::support::broker;
+use crate::support::{broker, needs, until};
 
 const URL_KEY: &str = "key-that-publishers-share";
 const EXECUTION: &str = "4b1a0b62-7f0e-4a53-9a5c-0c8a6f1f0d11";
@@ -66,15 +65,11 @@ impl Vhost {
     }
 
     fn uri(&self) -> String {
-        let (before, _) = self.shared.rsplit_once('/').expect("an address with a vhost");
-        format!("{before}/{}", self.name)
+        broker::in_vhost(&self.shared, &self.name)
     }
 
     async fn publisher(&self, url: &str) -> Publisher {
-        let broker = amqp::Broker::new(&amqp::BrokerConfig::new(self.uri().as_str())).expect("a broker");
-        let connection = broker.connect("test").await.expect("a connection");
-        let channel = connection.create_channel().await.expect("a channel");
-        channel.confirm_select(ConfirmSelectOptions::default()).await.expect("confirms");
+        let (connection, channel) = broker::connect_to(&self.uri()).await;
         let queue = queue_name(EXECUTION, url);
         Publisher { connection, channel, url: url.to_owned(), queue, returned: 0, unsure: 0, published: 0 }
     }
@@ -188,12 +183,7 @@ struct Example {
 impl Example {
     /// `None` without pika.
     fn start(vhost: &Vhost) -> Option<Self> {
-        let Ok(python) = std::env::var("JOURNEYMAN_TEST_PIKA_PYTHON") else {
-            let needed = std::env::var("CI").is_ok_and(|value| value == "true");
-            assert!(!needed, "JOURNEYMAN_TEST_PIKA_PYTHON names no Python; tests/run finds one");
-            eprintln!("NOT TESTED: JOURNEYMAN_TEST_PIKA_PYTHON names no Python with pika");
-            return None;
-        };
+        let python = needs("JOURNEYMAN_TEST_PIKA_PYTHON")?;
         let script = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/mistral/guaranteed_publisher.py");
         let mut child = Command::new(python)
             .arg(script)
@@ -295,12 +285,7 @@ async fn each_url_gets_the_events_it_wants_and_a_rerun_follows_with_the_next_epo
     for _ in 0..2 {
         notifier.process.says("deleted the queue").await;
     }
-    within("both queues are gone", async {
-        while !vhost.queues().await.is_empty() {
-            tokio::task::yield_now().await;
-        }
-    })
-    .await;
+    until("both queues are gone", async || vhost.queues().await.is_empty()).await;
     example.start_execution(&publishers);
     example.notify(&publishers, &data(4), "WORKFLOW_RERUN", "RUNNING", 1);
     example.notify(&publishers, &data(5), "TASK_FAILED", "RUNNING", 1);
@@ -373,12 +358,7 @@ async fn p2_nothing_of_mistral_is_lost_when_the_notifier_is_killed() {
         }
         let notifier = place.start().await;
         receiver.wait_for(publisher.published).await;
-        within("the queue is gone: `end` was kept", async {
-            while !vhost.queues().await.is_empty() {
-                tokio::task::yield_now().await;
-            }
-        })
-        .await;
+        until("the queue is gone: `end` was kept", async || vhost.queues().await.is_empty()).await;
         notifier.stop().await;
         check_published(&receiver, publisher.published);
         println!("{point}: {runs} deaths, {} confirmed, 0 lost, {} sent", publisher.published, receiver.got().len());

@@ -1,6 +1,5 @@
 //! Several notifiers that share a PostgreSQL.
 
-use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures_util::future::BoxFuture;
@@ -9,6 +8,8 @@ use tokio::sync::watch;
 
 use crate::notifier::support::{Place, Receiver, answered, deaths, event, within};
 use crate::support::gremlin::{Act, Asked, Gremlin};
+use crate::support::needs;
+use crate::support::server::Server;
 
 fn events(numbers: std::ops::Range<usize>, lanes: usize) -> Vec<serde_json::Value> {
     numbers.map(|number| event(&number.to_string(), &format!("lane-{}", number % lanes))).collect()
@@ -73,30 +74,19 @@ async fn p3_what_a_stalled_node_stores_after_its_lease_is_refused() {
     assert_eq!((receiver.check_order(), receiver.got().len()), (10, 11), "the head is sent by both: {log}");
 }
 
-/// Runs tests/support/postgres.
-fn server(what: &str, folder: &std::path::Path) -> String {
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/postgres");
-    let output = Command::new(script).arg(what).arg(folder).output().expect("it runs");
-    assert!(output.status.success(), "{what}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).expect("text")
-}
-
 #[tokio::test]
 async fn p2_nothing_that_was_accepted_is_lost_when_postgresql_is_killed() {
     let receiver = Receiver::failing_first(503).await;
     let place = Place::new(&[("ci", &receiver)]);
     // The server is stopped at the end of the test only: it has to be one of its own.
-    if std::env::var("JOURNEYMAN_TEST_POSTGRES").is_err() {
-        eprintln!("NOT TESTED: JOURNEYMAN_TEST_POSTGRES names no server; tests/run starts one");
+    if needs("JOURNEYMAN_TEST_POSTGRES").is_none() {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
-    let started = server("start", folder.path());
-    let value = |name: &str| {
-        let line = started.lines().find_map(|line| line.strip_prefix(name)).expect("it says where it is");
-        line.trim_start_matches('=').to_owned()
-    };
-    let place = place.with_postgres(&value("POSTGRES="), &value("POSTGRES_CA"));
+    let mut server = Server::new("postgres", folder.path());
+    server.start().expect("it starts");
+    let value = |name| server.value(name).expect("it says where it is");
+    let place = place.with_postgres(&value("POSTGRES"), &value("POSTGRES_CA"));
     let runs = deaths(1);
     let notifier = place.start().await;
     let mut accepted = 0;
@@ -105,8 +95,9 @@ async fn p2_nothing_that_was_accepted_is_lost_when_postgresql_is_killed() {
             let id = run * 40 + number;
             let publishing = notifier.publish(event(&id.to_string(), &format!("lane-{}", id % 7)).to_string());
             if number == 20 {
-                let _ = tokio::join!(publishing, async { server("kill", folder.path()) });
-                server("start", folder.path());
+                let (_, killed) = tokio::join!(publishing, async { server.run("kill", &[]) });
+                killed.expect("it is there");
+                server.start().expect("it starts again");
                 // What had no answer, or an error, is sent again.
                 let again = async {
                     while notifier
@@ -124,7 +115,7 @@ async fn p2_nothing_that_was_accepted_is_lost_when_postgresql_is_killed() {
     }
     receiver.wait_for(accepted).await;
     notifier.stop().await;
-    server("stop", folder.path());
+    drop(server);
     assert_eq!(receiver.check_order(), accepted);
     println!("{runs} deaths of PostgreSQL, {accepted} accepted, 0 lost, {} sent", receiver.got().len());
 }

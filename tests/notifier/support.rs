@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
@@ -9,6 +10,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::support::gremlin::{Act, Asked, Gremlin, answer};
+use crate::support::needs;
 use crate::support::process::Process;
 
 pub(crate) use crate::support::{TEST_TIMEOUT, within};
@@ -56,42 +58,34 @@ impl Got {
 
 impl Receiver {
     pub(crate) async fn answering(status: u16) -> Self {
-        Self(Gremlin::responding(move |_| Box::pin(std::future::ready(answered(status)))).await)
+        Self::with(move |_, _| status).await
     }
 
     /// Answers so many requests with this status, and all others with 200.
     pub(crate) async fn answering_at_first(status: u16, count: usize) -> Self {
-        let seen = Mutex::new(0);
-        let respond = move |_: &Asked| {
-            let mut seen = seen.lock();
-            *seen += 1;
-            let act: BoxFuture<'static, Act> =
-                Box::pin(std::future::ready(answered(if *seen <= count { status } else { 200 })));
-            act
-        };
-        Self(Gremlin::responding(respond).await)
+        Self::by_number(move |number| if number < count { status } else { 200 }).await
     }
 
     /// Answers the first attempt of each third message of a lane with this status, and all others with 200.
     pub(crate) async fn failing_first(status: u16) -> Self {
         let seen = Mutex::new(BTreeSet::new());
-        let respond = move |asked: &Asked| {
+        Self::with(move |_, asked| {
             let got = Got::of(asked);
-            let is_failed = got.seq.is_multiple_of(3) && seen.lock().insert(got.webhook_id);
-            let act: BoxFuture<'static, Act> =
-                Box::pin(std::future::ready(answered(if is_failed { status } else { 200 })));
-            act
-        };
-        Self(Gremlin::responding(respond).await)
+            if got.seq.is_multiple_of(3) && seen.lock().insert(got.webhook_id) { status } else { 200 }
+        })
+        .await
     }
 
     /// Answers each attempt with the status of its number, from 0.
     pub(crate) async fn by_number(status: impl Fn(usize) -> u16 + Send + Sync + 'static) -> Self {
-        let number = Mutex::new(0);
-        let respond = move |_: &Asked| {
-            let mut number = number.lock();
-            *number += 1;
-            let act: BoxFuture<'static, Act> = Box::pin(std::future::ready(answered(status(*number - 1))));
+        Self::with(move |number, _| status(number)).await
+    }
+
+    async fn with(status: impl Fn(usize, &Asked) -> u16 + Send + Sync + 'static) -> Self {
+        let number = AtomicUsize::new(0);
+        let respond = move |asked: &Asked| {
+            let status = status(number.fetch_add(1, Ordering::SeqCst), asked);
+            let act: BoxFuture<'static, Act> = Box::pin(std::future::ready(answered(status)));
             act
         };
         Self(Gremlin::responding(respond).await)
@@ -241,13 +235,7 @@ pub(crate) struct PostgresDatabase {
 impl PostgresDatabase {
     /// `None` without a server.
     pub(crate) async fn create() -> Option<Self> {
-        let server = std::env::var("JOURNEYMAN_TEST_POSTGRES").ok().filter(|url| !url.is_empty());
-        let is_needed = std::env::var("CI").is_ok_and(|ci| ci == "true");
-        assert!(server.is_some() || !is_needed, "JOURNEYMAN_TEST_POSTGRES names no server; tests/run starts one");
-        let Some(server) = server else {
-            eprintln!("NOT TESTED: JOURNEYMAN_TEST_POSTGRES names no server; tests/run starts one");
-            return None;
-        };
+        let server = needs("JOURNEYMAN_TEST_POSTGRES")?;
         let name = format!("test_{}", uuid::Uuid::new_v4().simple());
         let (client, connection) = tokio_postgres::connect(&server, tokio_postgres::NoTls).await.expect("it connects");
         let create = format!("CREATE DATABASE {name}");

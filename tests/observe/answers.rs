@@ -9,31 +9,10 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 use crate::observe::views::{self, Server};
+use crate::support::http::{Answer, exchange, get};
 
-/// An answer, taken apart by hand: the head as it came, and the body.
-pub(crate) struct Answer {
-    pub(crate) status: u16,
-    pub(crate) head: String,
-    pub(crate) body: String,
-}
-
-pub(crate) async fn ask(address: SocketAddr, head: &str) -> Answer {
+async fn ask(address: SocketAddr, head: &str) -> Answer {
     exchange(address, &format!("{head}\r\nConnection: close\r\n\r\n")).await
-}
-
-/// Sends a request as it is, and reads until the connection is closed.
-pub(crate) async fn exchange(address: SocketAddr, request: &str) -> Answer {
-    let mut stream = TcpStream::connect(address).await.expect("a connection");
-    stream.write_all(request.as_bytes()).await.expect("it is read");
-    let mut text = String::new();
-    stream.read_to_string(&mut text).await.expect("it is UTF-8");
-    let (head, body) = text.split_once("\r\n\r\n").expect("a head");
-    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
-    Answer { status, head: head.to_ascii_lowercase(), body: body.to_owned() }
-}
-
-pub(crate) async fn get(address: SocketAddr, path: &str) -> Answer {
-    ask(address, &format!("GET {path} HTTP/1.1\r\nHost: {address}")).await
 }
 
 #[tokio::test]

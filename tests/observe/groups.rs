@@ -10,8 +10,8 @@ use journeyman::controller::status::{
 };
 use journeyman_platform::http::BearerToken;
 
-use crate::observe::answers::get;
 use crate::observe::views::{HOSTILE, Server};
+use crate::support::http::get;
 
 fn status(pools: Vec<PoolStatus>) -> ControllerStatusReply {
     ControllerStatusReply { version: "0.3.0".into(), pid: 4121, uptime_seconds: 11_520.5, pools }

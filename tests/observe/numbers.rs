@@ -9,6 +9,7 @@ use journeyman::console::worker::metrics;
 use journeyman::control::WorkerStatusReply;
 
 use crate::observe::views::{self, Server};
+use crate::support::needs;
 
 /// Reads OpenMetrics and prints each sample as `name{label="value",…} value`, labels in order.
 const READER: &str = r#"
@@ -29,21 +30,6 @@ fn text(status: &WorkerStatusReply) -> String {
 /// The table of `examples/prometheus/README.md`.
 pub(crate) fn markdown() -> String {
     openmetrics::markdown(&metrics(&views::idle()))
-}
-
-/// The Python that `tests/run` made ready; without it nothing is tested.
-fn python() -> Option<String> {
-    let python = std::env::var("JOURNEYMAN_TEST_METRICS_PYTHON").ok();
-    assert!(
-        python.is_some() || std::env::var("CI").as_deref() != Ok("true"),
-        "CI=true, and JOURNEYMAN_TEST_METRICS_PYTHON is not set"
-    );
-    if python.is_none() {
-        eprintln!(
-            "NOT TESTED: JOURNEYMAN_TEST_METRICS_PYTHON names no python with prometheus_client; `tests/run observe` makes one"
-        );
-    }
-    python
 }
 
 fn read(python: &str, text: &str) -> Result<Vec<String>, String> {
@@ -81,7 +67,7 @@ pub(crate) fn documented() -> BTreeSet<String> {
 
 #[test]
 fn the_reference_parser_reads_the_metrics_of_every_state() {
-    let Some(python) = python() else { return };
+    let Some(python) = needs("JOURNEYMAN_TEST_METRICS_PYTHON") else { return };
     for (word, status) in views::all() {
         let text = text(&status);
         let samples = read(&python, &text).unwrap_or_else(|error| panic!("{word}: {error}\n{text}"));
@@ -151,7 +137,7 @@ fn exactly_the_existing_metrics_are_documented() {
 #[tokio::test]
 async fn metrics_are_served_as_openmetrics() {
     let server = Server::start(views::running()).await;
-    let answer = crate::observe::answers::get(server.address, "/metrics").await;
+    let answer = crate::support::http::get(server.address, "/metrics").await;
     assert_eq!(answer.status, 200);
     assert!(answer.head.contains("content-type: application/openmetrics-text; version=1.0.0; charset=utf-8"));
     assert_eq!(answer.body, text(&views::running()));

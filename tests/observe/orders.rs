@@ -18,10 +18,10 @@ use journeyman_platform::http::BearerToken;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use crate::observe::answers::{Answer, exchange, get};
 use crate::observe::groups::{busy, failing};
 use crate::observe::views::Server;
 use crate::support::headless::{Scripts, chromium, dom};
+use crate::support::http::{Answer, exchange, get};
 
 const TOKEN: &str = "a-token-of-tests-0123456789";
 

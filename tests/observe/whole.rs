@@ -2,9 +2,9 @@
 
 use crate::cli::server::{dev, fifo};
 use crate::cli::support::{journeyman, run};
-use crate::observe::answers::get;
 use crate::observe::numbers::documented;
 use crate::observe::task;
+use crate::support::http::get;
 
 #[tokio::test]
 async fn a_running_task_is_visible_over_http_and_its_handler_gets_the_trace() {
@@ -13,7 +13,6 @@ async fn a_running_task_is_visible_over_http_and_its_handler_gets_the_trace() {
     let mut dev = dev(here, &["--set", "http.listen=127.0.0.1:0", "--set", "host.min_free_disk=1MiB"]);
     let line = dev.logs("http://");
     let address = line.split("http://").nth(1).and_then(|rest| rest.split('/').next()).expect("an address");
-    let address = address.parse().expect("an address");
     let go = fifo(here.join("go"));
     let script = format!("echo parent=$TRACEPARENT; cat {}", go.display());
     let created = task(here, &["create", "--", "/bin/sh", "-c", &script]).out;
@@ -41,20 +40,4 @@ async fn a_running_task_is_visible_over_http_and_its_handler_gets_the_trace() {
     assert!(metrics.contains("journeyman_tasks_total{source=\"command\",outcome=\"completed\"} 1.0"), "{metrics}");
     let log = task(here, &["log", &id]).out;
     assert!(log.contains(&format!("parent=00-{trace}-")), "{log}");
-}
-
-#[test]
-fn a_remote_listen_address_is_a_configuration_error() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let check = |text: &str| {
-        let file = folder.path().join("journeyman.toml");
-        std::fs::write(&file, text).expect("a file");
-        run(journeyman(folder.path()).args(["config", "check", "journeyman.toml"]), "")
-    };
-    let refused = check("[http]\nlisten = \"0.0.0.0:7080\"\n");
-    assert_eq!(refused.code, 30, "{}", refused.err);
-    let names = refused.err.contains("http.allow_remote = true") && refused.err.contains("journeyman.toml:2");
-    assert!(names, "{}", refused.err);
-    let meant = check("[http]\nlisten = \"0.0.0.0:7080\"\nallow_remote = true\n");
-    assert_eq!(meant.code, 0, "{}", meant.err);
 }

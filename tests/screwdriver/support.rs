@@ -5,14 +5,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 
+use journeyman_platform::amqp::header_table;
 use journeyman_platform::amqp::lapin::message::BasicGetMessage;
 use journeyman_platform::amqp::lapin::options::{
-    BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions, QueueBindOptions,
-    QueueDeclareOptions,
+    BasicGetOptions, BasicPublishOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions,
 };
 use journeyman_platform::amqp::lapin::types::{AMQPValue, FieldTable};
 use journeyman_platform::amqp::lapin::{BasicProperties, Channel, Confirmation, Connection, ExchangeKind};
-use journeyman_platform::amqp::{self, header_table};
 use parking_lot::Mutex;
 use reqwest::Method;
 use rustix::process::Signal;
@@ -176,11 +175,8 @@ impl Place {
         broker::api(Method::PUT, &format!("vhosts/{vhost}"), None).await;
         let all = json!({ "configure": ".*", "write": ".*", "read": ".*" });
         broker::api(Method::PUT, &format!("permissions/{vhost}/guest"), Some(all)).await;
-        let uri = format!("{}/{vhost}", shared.rsplit_once('/').expect("an address with a vhost").0);
-        let broker = amqp::Broker::new(&amqp::BrokerConfig::new(uri.as_str())).expect("the address is good");
-        let connection = broker.connect("test").await.expect("the broker lets us in");
-        let channel = connection.create_channel().await.expect("a channel");
-        channel.confirm_select(ConfirmSelectOptions::default()).await.expect("confirms");
+        let uri = broker::in_vhost(&shared, &vhost);
+        let (connection, channel) = broker::connect_to(&uri).await;
         let options = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
         let declaring = channel.exchange_declare("build".into(), ExchangeKind::Topic, options, FieldTable::default());
         declaring.await.expect("it is declared");

@@ -2,16 +2,17 @@
 
 use std::process::Command;
 
+use journeyman_platform::amqp::header_table;
 use journeyman_platform::amqp::lapin::options::{
-    BasicGetOptions, BasicNackOptions, BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions,
-    ExchangeDeleteOptions, QueueBindOptions, QueueDeclareOptions, QueueDeleteOptions,
+    BasicGetOptions, BasicNackOptions, BasicPublishOptions, ExchangeDeclareOptions, ExchangeDeleteOptions,
+    QueueBindOptions, QueueDeclareOptions, QueueDeleteOptions,
 };
 use journeyman_platform::amqp::lapin::types::{AMQPValue, FieldTable};
 use journeyman_platform::amqp::lapin::{BasicProperties, Channel, Confirmation, ExchangeKind};
-use journeyman_platform::amqp::{Broker, BrokerConfig, header_table};
 use serde_json::Value;
 
-use crate::support::broker::{management, shared};
+use crate::screwdriver::support::{text, until};
+use crate::support::broker::{connect_to, management, shared};
 
 /// Names of one test at the shared broker.
 struct Place {
@@ -31,9 +32,7 @@ struct Told {
 impl Place {
     async fn new() -> Option<Self> {
         let uri = shared()?;
-        let broker = Broker::new(&BrokerConfig::new(uri.as_str())).expect("the address is good");
-        let connection = broker.connect("topology").await.expect("the broker lets us in");
-        let channel = connection.create_channel().await.expect("a channel");
+        let (_, channel) = connect_to(&uri).await;
         let prefix = format!("sd{}", &uuid::Uuid::new_v4().simple().to_string()[..8]);
         Some(Self { uri, folder: tempfile::tempdir().expect("a folder"), prefix, channel })
     }
@@ -97,10 +96,6 @@ impl Told {
     }
 }
 
-fn text(text: &str) -> AMQPValue {
-    AMQPValue::LongString(text.into())
-}
-
 const LATE: &str = "queue P-wait a check with a short delay waits there for longer ones in front of it";
 
 #[tokio::test]
@@ -132,7 +127,6 @@ async fn what_is_missing_is_named_and_declared_and_loses_nothing() {
     let same = ["exchange P-build exists", "queue P-main exists", "queue P-retry exists"];
     assert_eq!(again.of("ok"), same, "nothing is declared twice");
 
-    place.channel.confirm_select(ConfirmSelectOptions::default()).await.expect("confirms");
     for queue in ["main", "retry"] {
         let (exchange, key) = (place.name("build"), place.name(queue));
         let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
@@ -145,20 +139,12 @@ async fn what_is_missing_is_named_and_declared_and_loses_nothing() {
         let message = got.expect("a queue").expect("a message");
         message.nack(BasicNackOptions::default()).await.expect("it is rejected");
         let delay = place.name(&format!("{queue}dlr"));
-        let waiting = async {
-            let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
-            while place
-                .channel
-                .queue_declare(delay.as_str().into(), options, FieldTable::default())
-                .await
-                .expect("a queue")
-                .message_count()
-                == 0
-            {
-                tokio::task::yield_now().await;
-            }
-        };
-        tokio::time::timeout(std::time::Duration::from_secs(30), waiting).await.expect("it is kept for later");
+        let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+        until("it is kept for later", async || {
+            let looking = place.channel.queue_declare(delay.as_str().into(), options, FieldTable::default());
+            looking.await.expect("a queue").message_count() > 0
+        })
+        .await;
     }
     place.remove().await;
 }

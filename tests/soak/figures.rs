@@ -64,10 +64,3 @@ fn slope(samples: &[(Duration, f64)]) -> Option<f64> {
     let under: f64 = points.iter().map(|point| (point.0 - x).powi(2)).sum();
     (points.len() > 2 && under > 0.0).then(|| over / under)
 }
-
-#[test]
-fn a_slope_is_that_of_the_line_through_the_points() {
-    let line = (0..10_u32).map(|minute| (Duration::from_secs(u64::from(minute) * 60), 5.0 + f64::from(minute) * 0.1));
-    assert!(slope(&line.collect::<Vec<_>>()).is_some_and(|slope| (slope - 6.0).abs() < 1e-9));
-    assert_eq!(slope(&[(Duration::ZERO, 1.0)]), None);
-}

@@ -7,6 +7,7 @@ use serde_json::json;
 
 use crate::source::support::{RETRY, discreet, run, settings};
 use crate::support::gremlin::{Act, Gremlin, answer, answer_with, head, json as say};
+use crate::support::task_queue::content;
 
 fn api(root_url: &str) -> Api {
     Api::new(settings(root_url, Dialect::ClaimWork).api).expect("the settings are good")
@@ -14,15 +15,6 @@ fn api(root_url: &str) -> Api {
 
 fn leads_to(place: &str) -> Act {
     answer_with(303, &[("location", place)], "{}")
-}
-
-async fn content(api: &Api, name: &str) -> Vec<u8> {
-    let mut download = api.artifact(&run("T", 0), name).await.expect("it is there");
-    let mut content = Vec::new();
-    while let Some(piece) = download.next_chunk().await.expect("it can be read") {
-        content.extend(piece);
-    }
-    content
 }
 
 #[tokio::test]
@@ -53,7 +45,7 @@ async fn an_artifact_is_followed_to_its_content_and_only_the_service_gets_a_sign
         vec![leads_to(&other), leads_to(&place)]
     };
     let gremlin = Gremlin::start(script).await;
-    assert_eq!(content(&api(&gremlin.url()), "public/a b").await, b"the log");
+    assert_eq!(content(&api(&gremlin.url()), &run("T", 0), "public/a b").await, b"the log");
     let asked = gremlin.asked();
     assert_eq!(asked[0].line, "GET /api/queue/v1/task/T/runs/0/artifacts/public%2Fa%20b HTTP/1.1");
     assert!(asked.iter().all(|asked| asked.header("authorization").is_some()));

@@ -1,34 +1,40 @@
 //! RabbitMQ for tests: the one that `tests/run` has started, and others of a test's own.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::PathBuf;
 use std::time::Duration;
+
+use journeyman_platform::amqp;
+use journeyman_platform::amqp::lapin::options::ConfirmSelectOptions;
+use journeyman_platform::amqp::lapin::{Channel, Connection};
+
+use crate::support::needs;
+use crate::support::server::Server;
 
 /// A broker of one test, which it may stop and start. Removed on drop.
 pub(crate) struct Broker {
+    server: Server,
     folder: tempfile::TempDir,
-    output: String,
-}
-
-fn script() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/rabbitmq")
 }
 
 impl Broker {
+    /// `None` where there is no RabbitMQ.
+    pub(crate) fn own() -> Option<Self> {
+        shared()?;
+        Some(Self::start(""))
+    }
+
     /// Starts a broker with `extra` in its configuration.
     pub(crate) fn start(extra: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::write(folder.path().join("rabbitmq.extra"), extra).expect("it is written");
-        let mut broker = Self { folder, output: String::new() };
+        let mut broker = Self { server: Server::new("rabbitmq", folder.path()), folder };
         broker.up();
         broker
     }
 
     pub(crate) fn up(&mut self) {
-        let again = !self.output.is_empty();
-        let output = self.command("start").output().expect("the script can be run");
-        assert!(output.status.success(), "RabbitMQ does not start: {}", String::from_utf8_lossy(&output.stderr));
-        self.output = String::from_utf8(output.stdout).expect("text");
+        let again = self.server.value("AMQP").is_some();
+        self.server.start().expect("RabbitMQ starts");
         std::fs::write(self.folder.path().join("up"), "").expect("it is written");
         if again {
             // RabbitMQ 3.10.8: of some 70 quorum queues whose node was killed, three elected no leader afterwards, one of them not
@@ -41,7 +47,7 @@ impl Broker {
     }
 
     pub(crate) fn stop(&self) {
-        assert!(self.command("stop").status().expect("the script can be run").success());
+        self.server.run("stop", &[]).expect("it stops");
     }
 
     /// Makes the broker store its list of queues, which it keeps in memory for some seconds: RabbitMQ
@@ -52,13 +58,11 @@ impl Broker {
     }
 
     pub(crate) fn kill(&self) {
-        assert!(self.command("kill").status().expect("the script can be run").success());
+        self.server.run("kill", &[]).expect("it is killed");
     }
 
     pub(crate) fn ctl(&self, arguments: &[&str]) -> String {
-        let output = self.command("ctl").args(arguments).output().expect("the script can be run");
-        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).expect("text")
+        self.server.run("ctl", arguments).unwrap_or_else(|error| panic!("{arguments:?}: {error}"))
     }
 
     /// The state of its queues, and the end of its log.
@@ -75,45 +79,39 @@ impl Broker {
     }
 
     pub(crate) fn uri(&self) -> String {
-        self.value("AMQP")
+        self.server.value("AMQP").expect("it says where it is")
     }
 
     pub(crate) fn tls_uri(&self) -> String {
-        self.value("AMQPS")
+        self.server.value("AMQPS").expect("it says where it is")
     }
 
     /// The directory of its certificates: `ca.pem`, `client.pem`, `client.key`.
     pub(crate) fn tls(&self) -> PathBuf {
         self.folder.path().join("tls")
     }
-
-    fn value(&self, name: &str) -> String {
-        let line = self.output.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
-        line.expect("it says where it is").to_owned()
-    }
-
-    fn command(&self, what: &str) -> Command {
-        let mut command = Command::new(script());
-        command.arg(what).arg(self.folder.path()).stdin(Stdio::null());
-        command
-    }
-}
-
-impl Drop for Broker {
-    fn drop(&mut self) {
-        drop(self.command("kill").stderr(Stdio::null()).status());
-    }
 }
 
 /// The broker that all tests share; `None` where there is none, which is a failure in CI.
 pub(crate) fn shared() -> Option<String> {
-    let uri = std::env::var("JOURNEYMAN_TEST_AMQP").ok().filter(|uri| !uri.is_empty());
-    let needed = std::env::var("CI").is_ok_and(|value| value == "true");
-    assert!(uri.is_some() || !needed, "JOURNEYMAN_TEST_AMQP names no broker; tests/run starts one");
-    if uri.is_none() {
-        eprintln!("NOT TESTED: JOURNEYMAN_TEST_AMQP names no broker; tests/run starts one");
-    }
-    uri
+    needs("JOURNEYMAN_TEST_AMQP")
+}
+
+/// The address of another vhost of a broker.
+pub(crate) fn in_vhost(uri: &str, vhost: &str) -> String {
+    format!("{}/{vhost}", uri.rsplit_once('/').expect("an address with a vhost").0)
+}
+
+/// A channel that confirms, and its connection.
+pub(crate) async fn connect(broker: &amqp::Broker) -> (Connection, Channel) {
+    let connection = broker.connect("test").await.expect("the broker lets us in");
+    let channel = connection.create_channel().await.expect("a channel");
+    channel.confirm_select(ConfirmSelectOptions::default()).await.expect("confirms");
+    (connection, channel)
+}
+
+pub(crate) async fn connect_to(uri: &str) -> (Connection, Channel) {
+    connect(&amqp::Broker::new(&amqp::BrokerConfig::new(uri)).expect("the address is good")).await
 }
 
 /// The management interface of the shared broker.

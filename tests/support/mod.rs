@@ -5,7 +5,10 @@ pub(crate) mod cluster;
 pub(crate) mod exchange;
 pub(crate) mod gremlin;
 pub(crate) mod headless;
+pub(crate) mod http;
 pub(crate) mod process;
+pub(crate) mod scripted;
+pub(crate) mod server;
 pub(crate) mod task_queue;
 pub(crate) mod wire;
 
@@ -26,6 +29,21 @@ pub(crate) async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) 
         }
     };
     within(what, waiting).await;
+}
+
+pub(crate) fn named(variable: &str) -> Option<String> {
+    std::env::var(variable).ok().filter(|value| !value.is_empty())
+}
+
+/// The value of a variable that tests/run sets. A test that has none is not run, which is a failure in CI.
+pub(crate) fn needs(variable: &str) -> Option<String> {
+    let value = named(variable);
+    let is_needed = std::env::var("CI").is_ok_and(|value| value == "true");
+    assert!(value.is_some() || !is_needed, "{variable} is not set; tests/run sets it");
+    if value.is_none() {
+        eprintln!("NOT TESTED: {variable} is not set; tests/run sets it");
+    }
+    value
 }
 
 /// How long a test repeats itself: as often as its variable says, otherwise for a time.

@@ -73,13 +73,26 @@ impl Process {
 
     /// Returns whether the log contains these words.
     pub(crate) async fn says_or_ends(&mut self, words: &str) -> bool {
+        self.line_or_end(words, 1).await.is_some()
+    }
+
+    /// Waits until so many lines of the log have these words, and returns the last of them.
+    pub(crate) async fn line(&mut self, words: &str, count: usize) -> String {
+        let line = self.line_or_end(words, count).await;
+        line.unwrap_or_else(|| panic!("it ended without {count} lines with `{words}`: {}", self.log()))
+    }
+
+    async fn line_or_end(&mut self, words: &str, count: usize) -> Option<String> {
+        let find = |log: &str| log.lines().filter(|line| line.contains(words)).nth(count - 1).map(str::to_owned);
         within(&format!("the worker says `{words}`"), async {
-            while !self.log().contains(words) {
+            loop {
+                if let Some(line) = find(&self.log()) {
+                    return Some(line);
+                }
                 if self.lines.changed().await.is_err() {
-                    return self.log().contains(words);
+                    return find(&self.log());
                 }
             }
-            true
         })
         .await
     }

@@ -7,8 +7,10 @@ use jiff::{SignedDuration, Timestamp};
 use journeyman::queue::{self, Config, Db, RegisteredClient, RunningQueue};
 use journeyman::source::taskcluster::{Api, ApiConfig, Credentials};
 use journeyman::task::formats::{format_time, new_task_id};
-use journeyman_domain::id::TaskId;
+use journeyman_domain::id::{Run, TaskId};
 use serde_json::{Value, json};
+
+use crate::support::until;
 
 pub(crate) const CLIENT_ID: &str = "tester";
 pub(crate) const TOKEN: &str = "secret-token";
@@ -43,6 +45,26 @@ pub(crate) fn definition(task_queue: &str, payload: &Value) -> Value {
     })
 }
 
+/// The content of an artifact.
+pub(crate) async fn content(api: &Api, run: &Run, name: &str) -> Vec<u8> {
+    let mut download = api.artifact(run, name).await.expect("it was stored");
+    let mut content = Vec::new();
+    while let Some(piece) = download.next_chunk().await.expect("it can be read") {
+        content.extend(piece);
+    }
+    content
+}
+
+/// The states of a task's runs. That of an exception is followed by its reason.
+pub(crate) fn states(status: &Value) -> Vec<String> {
+    let text = |run: &Value, key| run.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let shown = |run: &Value| match text(run, "state").as_str() {
+        "exception" => format!("exception/{}", text(run, "reasonResolved")),
+        state => state.to_owned(),
+    };
+    status["runs"].as_array().expect("it has runs").iter().map(shown).collect()
+}
+
 /// The payload of a shell script.
 pub(crate) fn shell(script: &str) -> Value {
     json!({"command": [["/bin/sh", "-c", script]], "maxRunTime": 900})
@@ -63,5 +85,24 @@ impl TaskQueue {
         let task = new_task_id();
         self.api.create_task(&task, definition(task_queue, &payload)).await.expect("created");
         task
+    }
+
+    pub(crate) async fn status(&self, task: &TaskId) -> Value {
+        self.api.task_status(task).await.expect("a status")
+    }
+
+    /// Polls: the queue sends no notification.
+    pub(crate) async fn resolved(&self, task: &TaskId) -> Value {
+        let mut status = Value::Null;
+        until("the task is resolved", async || {
+            status = self.status(task).await;
+            !["pending", "running"].contains(&status["state"].as_str().expect("a state"))
+        })
+        .await;
+        status
+    }
+
+    pub(crate) async fn content(&self, task: &TaskId, run: u32, name: &str) -> Vec<u8> {
+        content(&self.api, &Run { task: task.clone(), run }, name).await
     }
 }

@@ -31,10 +31,9 @@ async fn leases_are_extended_while_every_thread_of_the_handlers_is_blocked() {
     let mut tasks = Vec::new();
     let pipes = ["one", "two", "three", "four"].map(|name| pipe(service.folder.path(), name));
     for path in &pipes {
-        let name = path.file_name().and_then(|name| name.to_str()).expect("a name");
-        tasks.push(service.create(name, json!({"do": "block", "pipe": path})).await);
+        tasks.push(service.create(json!({"do": "block", "pipe": path})).await);
     }
-    let (worker, _told) = service.worker("worker", |settings| settings.handler_threads = 2);
+    let (worker, _told) = service.worker(|settings| settings.handler_threads = 2);
     let control = worker.control();
     // Where leases were kept on blocked threads, nothing of this test would move: this ends it.
     let (done, ended) = std::sync::mpsc::channel::<()>();

@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::memory_queue::{Config, MemoryQueue, MemorySource, PollStyle, RunEnd, RunState};
-use crate::worker::scripted::{COMPLETED, STYLES, Told, binding, create, memory_queue, queue_with, runs, settings};
+use crate::worker::scripted::{
+    COMPLETED, STYLES, Told, binding, create, drained, memory_queue, queue_with, runs, settings,
+};
 use journeyman::source::{
     Artifact, CallError, Capabilities, Claim, Grant, LossReason, Message, MessageQueue, OpenResult, PollBatch,
     Recovery, RecoveryBatch, Source, SourceFuture,
@@ -26,8 +28,6 @@ pub enum Mood {
     Well,
     /// Every call gets this.
     Refuses(Refusal),
-    /// Polls are answered at once, with nothing.
-    Quarantines,
     /// Every call panics.
     Breaks,
     /// Polls fail, and to look for lost claims is not allowed.
@@ -71,7 +71,6 @@ fn unless_moody<'a, T: Send + 'a>(mood: &watch::Receiver<Mood>, answer: SourceFu
                 message: "a portal wants a login".into(),
             }),
             Mood::Well
-            | Mood::Quarantines
             | Mood::StoresNothing
             | Mood::Full
             | Mood::RefusesFiles
@@ -103,9 +102,6 @@ impl Source for Moody {
     }
     fn poll(&self, lane: PriorityQueue, max: u8) -> SourceFuture<'_, PollBatch> {
         self.polls.fetch_add(1, Ordering::Relaxed);
-        if *self.mood.borrow() == Mood::Quarantines {
-            return Box::pin(async { Ok(PollBatch::default()) });
-        }
         if *self.mood.borrow() == Mood::LosesReplies {
             return Box::pin(async move {
                 drop(self.inner.poll(lane, max).await);
@@ -208,21 +204,21 @@ impl Claim for MoodyClaim {
     }
 }
 
-struct Scene {
-    queue: MemoryQueue,
-    mood: watch::Sender<Mood>,
-    polls: Arc<AtomicU64>,
-    told: mpsc::Receiver<Told>,
-    worker: Worker,
-    folder: tempfile::TempDir,
+pub struct Scene {
+    pub queue: MemoryQueue,
+    pub mood: watch::Sender<Mood>,
+    pub polls: Arc<AtomicU64>,
+    pub told: mpsc::Receiver<Told>,
+    pub worker: Worker,
+    pub folder: tempfile::TempDir,
 }
 
 impl Scene {
-    fn new(mood: Mood) -> Self {
+    pub fn new(mood: Mood) -> Self {
         Self::with(mood, STYLES[0], 1)
     }
 
-    fn with(mood: Mood, style: PollStyle, capacity: u32) -> Self {
+    pub fn with(mood: Mood, style: PollStyle, capacity: u32) -> Self {
         Self::of(memory_queue(style), mood, capacity)
     }
 
@@ -249,7 +245,6 @@ impl Scene {
 async fn trouble_for(mood: Mood, trouble: Duration) {
     let mut scene = Scene::new(Mood::Well);
     let task = scene.create(3600);
-    let control = scene.worker.control();
     let watch = async {
         assert!(matches!(scene.told.recv().await, Some(Told::Started(_))));
         // Over the first reclaim, at about 13 minutes.
@@ -257,10 +252,40 @@ async fn trouble_for(mood: Mood, trouble: Duration) {
         scene.mood.send_replace(mood);
         tokio::time::sleep(trouble).await;
         scene.mood.send_replace(Mood::Well);
-        control.drain().await;
     };
-    runs(scene.worker, ExitReason::Drained, watch).await;
+    drained(scene.worker, watch).await;
     assert_eq!(scene.queue.states(&task), [COMPLETED], "{mood:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_of_ten_hours_keeps_its_claim() {
+    for style in STYLES {
+        let mut scene = Scene::with(Mood::Well, style, 1);
+        let task = scene.create(36_000);
+        let control = scene.worker.control();
+        let watch = async {
+            assert!(matches!(scene.told.recv().await, Some(Told::Started(_))));
+        };
+        drained(scene.worker, watch).await;
+        assert_eq!(scene.queue.states(&task), [COMPLETED], "{style:?}");
+        let reclaims = control.counts().sources.reclaims;
+        assert!((45..=50).contains(&reclaims), "at two thirds of 20 minutes, up to a twentieth earlier: {reclaims}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn b1_a_task_claimed_late_in_a_long_poll_runs_where_a_poll_may_outlast_a_claim() {
+    let leases = Config { lease: Duration::from_secs(15), ..Config::default() };
+    let mut scene = Scene::of(queue_with(leases), Mood::Well, 1);
+    let watch = async {
+        // The first poll was sent at 0 s and is held for up to 20 s.
+        tokio::time::sleep(Duration::from_secs(18)).await;
+        let task = create(&scene.queue, "late", json!({"do": "complete"}));
+        assert_eq!(scene.told.recv().await, Some(Told::Started("late/0".to_owned())));
+        task
+    };
+    let task = drained(scene.worker, watch).await;
+    assert_eq!(scene.queue.states(&task), [COMPLETED], "no run was lost");
 }
 
 #[tokio::test(start_paused = true)]
@@ -282,35 +307,19 @@ async fn minutes_of_any_trouble_cost_a_running_task_nothing() {
 async fn what_a_task_leaves_is_sent_until_it_is_taken_and_only_then_is_the_task_over() {
     let mut scene = Scene::new(Mood::StoresNothing);
     let task = scene.create_that(json!({"do": "leave"}));
-    let control = scene.worker.control();
     let queue = scene.queue.clone();
     let watch = async {
         assert!(matches!(scene.told.recv().await, Some(Told::Started(_))));
         tokio::time::sleep(Duration::from_secs(4 * 60)).await;
         assert_eq!(queue.states(&task), [RunState::Running]);
         scene.mood.send_replace(Mood::Well);
-        control.drain().await;
     };
-    runs(scene.worker, ExitReason::Drained, watch).await;
+    drained(scene.worker, watch).await;
     assert_eq!(queue.states(&task), [COMPLETED]);
     let run = Run { task, run: 0 };
     for name in ["public/out.txt", "public/logs/live_backing.log", "public/logs/live.log"] {
         assert!(queue.artifact(&run, name).is_some(), "{name}");
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_task_whose_artifacts_are_never_taken_is_not_completed() {
-    let mut scene = Scene::new(Mood::StoresNothing);
-    let task = scene.create_that(json!({"do": "leave"}));
-    let control = scene.worker.control();
-    let watch = async {
-        assert!(matches!(scene.told.recv().await, Some(Told::Started(_))));
-        control.drain().await;
-    };
-    runs(scene.worker, ExitReason::Drained, watch).await;
-    let unavailable = Outcome::Exception(ExceptionReason::ResourceUnavailable);
-    assert_eq!(scene.queue.states(&task), [RunState::Resolved(RunEnd::Reported(unavailable))]);
 }
 
 /// The files below a folder, by their paths.
@@ -342,10 +351,9 @@ async fn a1_only_artifacts_and_the_log_stay_on_disk_while_they_wait_to_be_stored
         let folder = tasks.join(format!("{task}_0_2"));
         let left = files_below(&folder);
         scene.mood.send_replace(Mood::Well);
-        control.drain().await;
         (left, folder, claim)
     };
-    let (left, folder, claim) = runs(scene.worker, ExitReason::Drained, watch).await;
+    let (left, folder, claim) = drained(scene.worker, watch).await;
     assert_eq!(left, ["kept/file", "kept/folder/a"], "{}", folder.display());
     assert_eq!(claim.progress.as_deref(), Some("not stored yet, retrying: 500: disk full"), "{claim:?}");
     assert_eq!(scene.queue.states(&task), [COMPLETED]);
@@ -365,12 +373,11 @@ async fn a1_a_full_disk_is_waited_for_a_minute_and_an_outage_for_ten() {
     ] {
         let mut scene = Scene::new(mood);
         let task = scene.create_that(json!({"do": what}));
-        let (control, began) = (scene.worker.control(), tokio::time::Instant::now());
+        let began = tokio::time::Instant::now();
         let watch = async {
             assert!(matches!(scene.told.recv().await, Some(Told::Started(_))));
-            control.drain().await;
         };
-        runs(scene.worker, ExitReason::Drained, watch).await;
+        drained(scene.worker, watch).await;
         assert_eq!(scene.queue.states(&task), [state], "{mood:?} {what}");
         let took = began.elapsed().as_secs();
         assert!(seconds.contains(&took), "{mood:?} {what}: {took} s");
@@ -382,13 +389,11 @@ async fn a1_the_outcome_is_reported_before_the_lease_ends_although_the_log_canno
     let leases = Config { lease: Duration::from_secs(5 * 60), ..Config::default() };
     let mut scene = Scene::of(queue_with(leases), Mood::Well, 1);
     let task = scene.create_that(json!({"do": "say"}));
-    let control = scene.worker.control();
     scene.mood.send_replace(Mood::OnlyReports);
     let watch = async {
         assert!(matches!(scene.told.recv().await, Some(Told::Started(_))));
-        control.drain().await;
     };
-    runs(scene.worker, ExitReason::Drained, watch).await;
+    drained(scene.worker, watch).await;
     assert_eq!(scene.queue.states(&task), [COMPLETED]);
 }
 
@@ -408,28 +413,13 @@ async fn a1_a_storage_that_fails_is_logged_once_a_minute_and_b5_shows_in_the_sta
         tokio::time::sleep(Duration::from_secs(150)).await;
         let status = control.status().await.expect("a status");
         scene.mood.send_replace(Mood::Well);
-        control.drain().await;
         status
     };
-    let status = runs(scene.worker, ExitReason::Drained, watch).await;
+    let status = drained(scene.worker, watch).await;
     let hint = status.hints.iter().find(|hint| hint.contains("cannot store artifacts")).expect("a hint");
     assert!(hint.starts_with("memory: ") && hint.contains("500: disk full"), "{hint}");
     assert_eq!(lines.with_both("WARN", "cannot store artifacts"), 3, "at 0 s, 60 s and 120 s");
     assert_eq!(lines.with("artifacts are stored again"), 1);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_quarantined_worker_polls_calmly() {
-    let scene = Scene::new(Mood::Quarantines);
-    let control = scene.worker.control();
-    let polls = Arc::clone(&scene.polls);
-    let watch = async {
-        tokio::time::sleep(Duration::from_secs(100)).await;
-        control.drain().await;
-    };
-    runs(scene.worker, ExitReason::Drained, watch).await;
-    let polls = polls.load(Ordering::Relaxed);
-    assert!((90..=130).contains(&polls), "once a second, up to a fifth earlier: {polls} in 100 s");
 }
 
 /// Log lines of this thread, for as long as it lives.
@@ -473,15 +463,13 @@ async fn i14_each_failed_delete_is_a_line_and_i15_a_message_that_comes_again_and
     // A slot is free, so that there are polls while the task runs.
     let mut scene = Scene::with(Mood::DeletesNothing, STYLES[1], 2);
     let task = scene.create(2 * 3600);
-    let control = scene.worker.control();
-    let counts = control.clone();
+    let counts = scene.worker.control();
     let watch = async {
         assert!(matches!(scene.told.recv().await, Some(Told::Started(_))));
         // Received every five minutes, eleven times and more.
         tokio::time::sleep(Duration::from_secs(70 * 60)).await;
-        control.drain().await;
     };
-    runs(scene.worker, ExitReason::Drained, watch).await;
+    drained(scene.worker, watch).await;
     assert_eq!(scene.queue.states(&task), [COMPLETED]);
     let counts = counts.counts();
     assert!(counts.deletes_failed > 11, "{counts:?}");
@@ -499,12 +487,10 @@ async fn i14_each_failed_delete_is_a_line_and_i15_a_message_that_comes_again_and
 async fn half_an_hour_of_failed_polls_is_one_alert_and_missing_scopes_are_one_line() {
     let (lines, _log) = heard();
     let scene = Scene::new(Mood::FailsAndForbids);
-    let control = scene.worker.control();
     let watch = async {
         tokio::time::sleep(Duration::from_secs(30 * 60)).await;
-        control.drain().await;
     };
-    runs(scene.worker, ExitReason::Drained, watch).await;
+    drained(scene.worker, watch).await;
     assert!(scene.polls.load(Ordering::Relaxed) > 20, "it is tried on");
     assert_eq!(lines.with("[alert operator]"), 1);
     assert_eq!(lines.with("last error: a portal wants a login"), 1);
@@ -515,7 +501,6 @@ async fn half_an_hour_of_failed_polls_is_one_alert_and_missing_scopes_are_one_li
 async fn b8_a_recovered_claim_is_logged_as_such() {
     let (lines, _log) = heard();
     let mut scene = Scene::new(Mood::Well);
-    let control = scene.worker.control();
     let watch = async {
         // The clocks have to tell this process from a previous one.
         tokio::time::sleep(Duration::from_secs(30)).await;
@@ -523,9 +508,8 @@ async fn b8_a_recovered_claim_is_logged_as_such() {
         create(&scene.queue, "task", json!({"do": "complete"}));
         assert!(matches!(scene.told.recv().await, Some(Told::Started(_))));
         scene.mood.send_replace(Mood::Well);
-        control.drain().await;
     };
-    runs(scene.worker, ExitReason::Drained, watch).await;
+    drained(scene.worker, watch).await;
     assert_eq!(lines.with_both("recovered a claim whose reply was lost", "task/0"), 1);
 }
 

@@ -3,12 +3,9 @@
 mod blocking_handlers;
 mod duplicate_worker_id;
 mod faults;
-mod launched;
-mod long_runs;
 mod outcomes;
 mod recovery;
 mod scripted;
 mod service;
-mod several_services;
 mod stopped_in_prepare;
 mod unhealthy_host;

@@ -7,43 +7,41 @@ use journeyman::source::taskcluster::Dialect;
 use journeyman::worker::{Command, ExitReason, Note};
 use serde_json::json;
 
-use crate::worker::scripted::{Told, runs};
+use crate::worker::scripted::{Told, drained, runs};
 use crate::worker::service::Service;
 
 const LONG: Duration = Duration::from_secs(1200);
 
 async fn every_outcome(dialect: Dialect) {
     let service = Service::start(dialect, LONG).await;
-    let completes = service.create("completes", json!({"do": "leave"})).await;
-    let fails = service.create("fails", json!({"do": "fail"})).await;
-    let panics = service.create("panics", json!({"do": "panic"})).await;
-    let again = service.create("again", json!({"do": "retry-later"})).await;
-    let malformed = service.create("malformed", json!({"do": "dance", "wildly": 1})).await;
-    let forgets = service.create("forgets", json!({"do": "forget"})).await;
-    let (worker, mut told) = service.worker("worker", |_| {});
-    let control = worker.control();
-    let counts = control.clone();
+    let completes = service.create(json!({"do": "leave"})).await;
+    let fails = service.create(json!({"do": "fail"})).await;
+    let panics = service.create(json!({"do": "panic"})).await;
+    let again = service.create(json!({"do": "retry-later"})).await;
+    let malformed = service.create(json!({"do": "dance", "wildly": 1})).await;
+    let forgets = service.create(json!({"do": "forget"})).await;
+    let (worker, mut told) = service.worker(|_| {});
+    let counts = worker.control();
     let watch = async {
         // Five that run, and the second run of the one that asks for it; then drain.
         for _ in 0..6 {
             assert!(matches!(told.recv().await, Some(Told::Started(_))));
         }
-        control.drain().await;
     };
-    runs(worker, ExitReason::Drained, watch).await;
+    drained(worker, watch).await;
     assert_eq!(service.states(&completes).await, ["completed"]);
     assert_eq!(service.states(&fails).await, ["failed"]);
-    assert_eq!(service.states(&panics).await, ["internal-error"]);
+    assert_eq!(service.states(&panics).await, ["exception/internal-error"]);
     let states = service.states(&again).await;
-    assert_eq!(states[..2], ["intermittent-task", "intermittent-task"], "{states:?}");
-    assert_eq!(service.states(&malformed).await, ["malformed-payload"]);
-    assert_eq!(service.text(&completes, 0, "public/out.txt").await, "made by the task");
-    assert!(service.text(&completes, 0, "public/logs/live_backing.log").await.contains("hello from the task"));
-    assert!(service.text(&completes, 0, "public/logs/live.log").await.contains("hello from the task"));
-    let log = service.text(&malformed, 0, "public/logs/live_backing.log").await;
+    assert_eq!(states[..2], ["exception/intermittent-task", "exception/intermittent-task"], "{states:?}");
+    assert_eq!(service.states(&malformed).await, ["exception/malformed-payload"]);
+    assert_eq!(service.text(&completes, "public/out.txt").await, "made by the task");
+    assert!(service.text(&completes, "public/logs/live_backing.log").await.contains("hello from the task"));
+    assert!(service.text(&completes, "public/logs/live.log").await.contains("hello from the task"));
+    let log = service.text(&malformed, "public/logs/live_backing.log").await;
     assert!(log.contains("malformed") && log.contains("no task code was run"), "{log}");
     assert_eq!(service.states(&forgets).await, ["failed"]);
-    let log = service.text(&forgets, 0, "public/logs/live_backing.log").await;
+    let log = service.text(&forgets, "public/logs/live_backing.log").await;
     assert!(log.contains("out.txt: no such file"), "{log}");
     assert!(log.trim_end().ends_with("without all of its artifacts the task is not completed"), "{log}");
     let counts = counts.counts();
@@ -64,19 +62,16 @@ async fn every_outcome_is_reported_once() {
 async fn b14_the_log_of_a_canceled_task_is_stored_whether_a_reclaim_or_the_status_poll_saw_the_cancel() {
     for status_poll_interval in [None, Some(Duration::from_millis(50))] {
         let service = Service::start(Dialect::ClaimWork, Duration::from_secs(3)).await;
-        let task = service.create("canceled", json!({"do": "wait"})).await;
-        let (worker, mut told) =
-            service.worker("worker", |settings| settings.status_poll_interval = status_poll_interval);
-        let control = worker.control();
-        let counts = control.clone();
+        let task = service.create(json!({"do": "wait"})).await;
+        let (worker, mut told) = service.worker(|settings| settings.status_poll_interval = status_poll_interval);
+        let counts = worker.control();
         let watch = async {
             assert!(matches!(told.recv().await, Some(Told::Started(_))));
-            service.api().cancel_task(&task).await.expect("canceled");
+            service.queue.api.cancel_task(&task).await.expect("canceled");
             assert!(matches!(told.recv().await, Some(Told::Canceled(_, CancelCause::ClaimLost(_)))));
-            control.drain().await;
         };
-        runs(worker, ExitReason::Drained, watch).await;
-        let log = service.text(&task, 0, "public/logs/live_backing.log").await;
+        drained(worker, watch).await;
+        let log = service.text(&task, "public/logs/live_backing.log").await;
         assert!(log.contains("the task was canceled"), "{status_poll_interval:?}: {log}");
         let outcomes = counts.counts().sources.outcomes;
         assert_eq!((outcomes.canceled, outcomes.superseded, outcomes.lost), (1, 0, 0), "{status_poll_interval:?}");
@@ -86,18 +81,16 @@ async fn b14_the_log_of_a_canceled_task_is_stored_whether_a_reclaim_or_the_statu
 #[tokio::test]
 async fn b6_the_payload_of_a_task_ends_at_its_deadline() {
     let service = Service::start(Dialect::ClaimWork, LONG).await;
-    let task = service.create_until("deadline", json!({"do": "wait"}), jiff::SignedDuration::from_secs(2)).await;
-    let (worker, mut told) = service.worker("worker", |_| {});
-    let control = worker.control();
-    let counts = control.clone();
+    let task = service.create_until(json!({"do": "wait"}), jiff::SignedDuration::from_secs(2)).await;
+    let (worker, mut told) = service.worker(|_| {});
+    let counts = worker.control();
     let watch = async {
         assert!(matches!(told.recv().await, Some(Told::Started(_))));
         assert!(matches!(told.recv().await, Some(Told::Canceled(_, CancelCause::ClaimLost(_)))));
-        control.drain().await;
     };
-    runs(worker, ExitReason::Drained, watch).await;
+    drained(worker, watch).await;
     assert_eq!(service.states(&task).await, ["running"], "nothing is reported: the queue resolves it some time later");
-    let log = service.text(&task, 0, "public/logs/live_backing.log").await;
+    let log = service.text(&task, "public/logs/live_backing.log").await;
     assert!(log.contains("the task's deadline has passed"), "{log}");
     let outcomes = counts.counts().sources.outcomes;
     assert_eq!((outcomes.deadline_exceeded, outcomes.lost), (1, 0));
@@ -106,17 +99,14 @@ async fn b6_the_payload_of_a_task_ends_at_its_deadline() {
 #[tokio::test]
 async fn a_task_ends_before_its_lease_when_the_queue_is_gone() {
     let service = Service::start(Dialect::ClaimWork, Duration::from_secs(2)).await;
-    service.create("abandoned", json!({"do": "wait"})).await;
-    let (worker, mut told) = service.worker("worker", |_| {});
-    let control = worker.control();
+    service.create(json!({"do": "wait"})).await;
+    let (worker, mut told) = service.worker(|_| {});
     let watch = async {
         assert!(matches!(told.recv().await, Some(Told::Started(_))));
-        service.queue.stop().await;
-        let order = told.recv().await;
-        control.drain().await;
-        order
+        service.queue.service.stop().await;
+        told.recv().await
     };
-    let order = runs(worker, ExitReason::Drained, watch).await;
+    let order = drained(worker, watch).await;
     assert!(matches!(order, Some(Told::Canceled(_, CancelCause::ClaimLost(_)))), "{order:?}");
 }
 
@@ -127,17 +117,17 @@ async fn b12_b13_an_idle_worker_closes_its_poll_when_it_stops_and_claims_nothing
         (Command::Terminate { deadline: None }, ExitReason::HostTerminating),
     ] {
         let service = Service::with_long_poll(Dialect::ClaimWork, LONG, Duration::from_secs(60)).await;
-        let (worker, _told) = service.worker("worker", |_| {});
+        let (worker, _told) = service.worker(|_| {});
         let control = worker.control();
         let watch = async {
-            while service.queue.long_polls() == 0 {
+            while service.queue.service.long_polls() == 0 {
                 tokio::task::yield_now().await;
             }
             control.command(command, Note::of("the test")).await;
-            while service.queue.long_polls() > 0 {
+            while service.queue.service.long_polls() > 0 {
                 tokio::task::yield_now().await;
             }
-            service.create("later", json!({"do": "complete"})).await
+            service.create(json!({"do": "complete"})).await
         };
         let stopped = tokio::time::timeout(Duration::from_secs(20), runs(worker, exit, watch)).await;
         let task = stopped.expect("it does not wait for the poll");

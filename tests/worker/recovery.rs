@@ -163,20 +163,6 @@ async fn what_was_decided_and_not_answered_is_reported_as_it_was_decided_and_not
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_queue_may_be_away_for_minutes_when_a_worker_starts_again() {
-    for style in STYLES {
-        let (scene, task) = Scene::orphaned(style).await;
-        scene.mood.send_replace(Mood::Refuses(Refusal::Retry { retry_after: None }));
-        let second = scene.live();
-        tokio::time::sleep(Duration::from_secs(8 * 60)).await;
-        assert_eq!(scene.queue.states(&task), [RunState::Running], "{style:?}");
-        scene.mood.send_replace(Mood::Well);
-        assert_eq!(second.recovered().await.released, 1, "{style:?}");
-        assert_eq!(scene.queue.states(&task)[0], HANDED_BACK, "{style:?}");
-    }
-}
-
-#[tokio::test(start_paused = true)]
 async fn what_has_expired_by_then_is_forgotten() {
     for style in STYLES {
         let (scene, task) = Scene::orphaned(style).await;

@@ -1,6 +1,7 @@
 //! A handler that does what a task's payload says, and tells the test what happens.
 
 use std::path::Path;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -87,6 +88,17 @@ pub async fn runs<T>(worker: Worker, to: ExitReason, meanwhile: impl Future<Outp
     let (exit, seen) = tokio::join!(worker.run(), meanwhile);
     assert_eq!(exit.expect("it ran"), to);
     seen
+}
+
+/// Runs the worker while the test goes on, and drains it.
+pub fn drained<T>(worker: Worker, meanwhile: impl Future<Output = T>) -> Pin<Box<impl Future<Output = T>>> {
+    let control = worker.control();
+    let watch = async move {
+        let seen = meanwhile.await;
+        control.drain().await;
+        seen
+    };
+    Box::pin(runs(worker, ExitReason::Drained, watch))
 }
 
 pub struct Scripted(pub mpsc::Sender<Told>);

@@ -3,24 +3,23 @@
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use journeyman::queue::{self, Db, RegisteredClient};
-use journeyman::source::taskcluster::{
-    Api, ApiConfig, ArtifactStorage, Config as SourceSettings, Credentials, Dialect, Taskcluster,
-};
+use journeyman::source::taskcluster::{ArtifactStorage, Config as SourceSettings, Dialect, Taskcluster};
+use journeyman::task::formats::{format_time, new_task_id};
 use journeyman::worker::{Worker, WorkerConfig};
-use journeyman_domain::id::{Run, TaskId};
-use serde_json::{Value, json};
+use journeyman_domain::id::TaskId;
+use serde_json::Value;
 use tokio::sync::mpsc;
 
+use crate::support::task_queue::{TaskQueue, api_config, definition, states};
 use crate::worker::scripted::{Told, binding};
 
 pub struct Service {
-    pub queue: queue::RunningQueue,
+    pub queue: TaskQueue,
     pub folder: tempfile::TempDir,
     pub dialect: Dialect,
 }
 
-pub const TASK_QUEUE: &str = "test/worker";
+const TASK_QUEUE: &str = "test/worker";
 
 impl Service {
     pub async fn start(dialect: Dialect, claim_timeout: Duration) -> Self {
@@ -29,81 +28,47 @@ impl Service {
 
     pub async fn with_long_poll(dialect: Dialect, claim_timeout: Duration, long_poll: Duration) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let mut settings = queue::Config::new(Db::Memory, folder.path().join("artifacts"));
-        settings.claim_timeout = claim_timeout;
-        settings.long_poll = long_poll;
-        settings.clients = vec![RegisteredClient {
-            client_id: "tester".into(),
-            access_token: "secret-token".to_owned().into(),
-            scopes: vec!["*".into()],
-        }];
-        let queue = queue::start(settings).await.expect("the queue starts");
-        Self { queue, folder, dialect }
+        let change = |config: &mut journeyman::queue::Config| {
+            (config.claim_timeout, config.long_poll) = (claim_timeout, long_poll);
+        };
+        Self { queue: TaskQueue::start(folder.path(), change).await, folder, dialect }
     }
 
-    pub fn api(&self) -> Api {
-        Api::new(self.settings()).expect("usable settings")
-    }
-
-    fn settings(&self) -> ApiConfig {
-        let token = "secret-token".to_owned().into();
-        ApiConfig::new(self.queue.root_url(), Some(Credentials::new("tester", token, None).expect("credentials")))
-    }
-
-    pub async fn create(&self, name: &str, payload: Value) -> TaskId {
-        self.create_until(name, payload, SignedDuration::from_hours(1)).await
+    pub async fn create(&self, payload: Value) -> TaskId {
+        self.queue.create(TASK_QUEUE, payload).await
     }
 
     /// The deadline of the task comes after this time.
-    pub async fn create_until(&self, name: &str, payload: Value, deadline: SignedDuration) -> TaskId {
-        // A slugid whose first eight characters are the name.
-        let id = format!("{name:A<8.8}QACAAAAAAAAAAA");
-        let task = TaskId::parse(&id).expect("a task id");
-        let now = Timestamp::now();
-        let later = now.saturating_add(deadline).expect("a time");
-        let definition = json!({
-            "taskQueueId": TASK_QUEUE, "created": now.to_string(), "deadline": later.to_string(),
-            "payload": payload, "metadata": {"name": name, "description": "d", "owner": "o@example.com", "source": "https://example.com"},
-        });
-        self.api().create_task(&task, definition).await.expect("created");
+    pub async fn create_until(&self, payload: Value, deadline: SignedDuration) -> TaskId {
+        let task = new_task_id();
+        let mut definition = definition(TASK_QUEUE, &payload);
+        definition["deadline"] = format_time(Timestamp::now() + deadline).into();
+        self.queue.api.create_task(&task, definition).await.expect("created");
         task
     }
 
     pub async fn states(&self, task: &TaskId) -> Vec<String> {
-        let status = self.api().task_status(task).await.expect("a status");
-        let word = |run: &Value, key: &str| run.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
-        let runs = status["runs"].as_array().expect("runs");
-        runs.iter()
-            .map(|run| match word(run, "reasonResolved") {
-                reason if word(run, "state") == "exception" => reason,
-                _ => word(run, "state"),
-            })
-            .collect()
+        states(&self.queue.status(task).await)
     }
 
-    pub async fn text(&self, task: &TaskId, run: u32, name: &str) -> String {
-        let run = Run { task: task.clone(), run };
-        let mut download = self.api().artifact(&run, name).await.expect("an artifact");
-        let mut bytes = Vec::new();
-        while let Some(piece) = download.next_chunk().await.expect("a piece") {
-            bytes.extend(piece);
-        }
-        String::from_utf8(bytes).expect("text")
+    /// An artifact of the first run.
+    pub async fn text(&self, task: &TaskId, name: &str) -> String {
+        String::from_utf8(self.queue.content(task, 0, name).await).expect("text")
     }
 
-    pub fn worker(&self, id: &str, change: impl FnOnce(&mut WorkerConfig)) -> (Worker, mpsc::Receiver<Told>) {
+    pub fn worker(&self, change: impl FnOnce(&mut WorkerConfig)) -> (Worker, mpsc::Receiver<Told>) {
         let (sender, told) = mpsc::channel(64);
         let source = Taskcluster::new(SourceSettings {
-            api: self.settings(),
+            api: api_config(self.queue.service.root_url()),
             dialect: self.dialect,
             task_queue: TASK_QUEUE.into(),
             worker_group: "group".into(),
-            worker_id: id.into(),
+            worker_id: "worker".into(),
             artifact_storage: ArtifactStorage::S3,
         });
         let mut settings = WorkerConfig {
             capacity: 8,
-            work_dir: self.folder.path().join(id),
+            work_dir: self.folder.path().join("worker"),
             termination_grace: Duration::from_secs(2),
             poll_interval: Duration::from_millis(50),
             ..WorkerConfig::default()

@@ -2,23 +2,20 @@
 
 use std::time::Duration;
 
-use journeyman::worker::{ExitReason, Worker, WorkerConfig};
+use crate::memory_queue::RunState;
+use journeyman::worker::ExitReason;
 use journeyman_domain::id::TaskId;
 use serde_json::json;
-use tokio::sync::mpsc;
 
-use crate::memory_queue::RunState;
-use crate::worker::scripted::{COMPLETED, HANDED_BACK, STYLES, binding, create, memory_queue, runs, settings};
+use crate::worker::faults::{Mood, Scene};
+use crate::worker::scripted::{COMPLETED, HANDED_BACK, STYLES, create, drained, runs};
 
 #[tokio::test(start_paused = true)]
 async fn i33_a_sick_host_hands_one_task_back_claims_no_other_and_goes_on_once_it_is_mended() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let (queue, clock) = memory_queue(STYLES[0]);
-    let tasks = ["first", "second"].map(|name| create(&queue, name, json!({"do": "leave"})));
-    let (sender, _told) = mpsc::channel(8);
-    let worker = Worker::new(settings(folder.path(), clock), vec![binding(queue.source("worker"), sender)]);
-    let control = worker.control();
-    let work = folder.path().join("tasks");
+    let scene = Scene::new(Mood::Well);
+    let (queue, work) = (&scene.queue, scene.folder.path().join("tasks"));
+    let tasks = ["first", "second"].map(|name| create(queue, name, json!({"do": "leave"})));
+    let control = scene.worker.control();
     let watch = async {
         // Everything a task needs of the disk is gone as soon as the worker has begun.
         while !work.is_dir() {
@@ -35,25 +32,20 @@ async fn i33_a_sick_host_hands_one_task_back_claims_no_other_and_goes_on_once_it
         while !tasks.iter().all(done) {
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
-        control.drain().await;
     };
-    runs(worker, ExitReason::Drained, watch).await;
+    drained(scene.worker, watch).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn i27_a_worker_whose_folder_is_removed_under_it_finishes_what_runs_begins_nothing_more_and_makes_no_folder() {
-    let home = tempfile::tempdir().expect("a folder");
-    let work = home.path().join("work");
-    let (queue, clock) = memory_queue(STYLES[0]);
-    let long = create(&queue, "long", json!({"do": "sleep", "seconds": 300}));
-    let (sender, mut told) = mpsc::channel(8);
-    let settings = WorkerConfig { capacity: 2, ..settings(&work, clock) };
-    let worker = Worker::new(settings, vec![binding(queue.source("worker"), sender)]);
-    let control = worker.control();
+    let mut scene = Scene::with(Mood::Well, STYLES[0], 2);
+    let (queue, work) = (&scene.queue, scene.folder.path());
+    let long = create(queue, "long", json!({"do": "sleep", "seconds": 300}));
+    let control = scene.worker.control();
     let watch = async {
-        told.recv().await.expect("it runs");
-        std::fs::remove_dir_all(&work).expect("removed");
-        let waits = create(&queue, "waits", json!({"do": "leave"}));
+        scene.told.recv().await.expect("it runs");
+        std::fs::remove_dir_all(work).expect("removed");
+        let waits = create(queue, "waits", json!({"do": "leave"}));
         tokio::time::sleep(Duration::from_secs(60)).await;
         let view = control.status().await.expect("it finishes what runs");
         assert!(!work.exists(), "it is the next worker's to make");
@@ -61,7 +53,7 @@ async fn i27_a_worker_whose_folder_is_removed_under_it_finishes_what_runs_begins
         assert!(note.contains("removed or replaced"), "{note}");
         waits
     };
-    let waits = runs(worker, ExitReason::WorkDirLost, watch).await;
+    let waits = runs(scene.worker, ExitReason::WorkDirLost, watch).await;
     assert_eq!(queue.states(&long), [COMPLETED]);
     assert_eq!(queue.states(&waits).last(), Some(&RunState::Pending), "{:?}", queue.states(&waits));
     assert!(!work.exists());

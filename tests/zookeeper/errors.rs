@@ -18,7 +18,7 @@ use journeyman_platform::zookeeper::submit::{CancelResult, Submission};
 use serde_json::{Value, json};
 
 use crate::zookeeper::commands::owner;
-use crate::zookeeper::support::{Running, Tree, handler, never_ends, read_events, returns, until, within};
+use crate::zookeeper::support::{Tree, handler, never_ends, read_events, returns, start, until, within};
 
 const RESULTS: &str = "/zuul/events/tenant/t/pipelines/p/result";
 
@@ -100,7 +100,7 @@ async fn a_request_without_parameters_fails_and_is_answered() {
     let id = submit(&tree, Dialect::ZuulExecutor).await;
     tree.session.delete_tree(&queue.path("params", &id)).await.expect("it is answered");
     let (act, _started) = never_ends();
-    let worker = Running::start(tree.source(Dialect::ZuulExecutor), act);
+    let worker = start(tree.source(Dialect::ZuulExecutor), act);
     let events = EventQueue::new(RESULTS);
     let ended = async || {
         let events = read_events(&events, &tree.session).await;
@@ -179,7 +179,7 @@ async fn a_cancel_that_came_before_the_claim_keeps_the_build_from_starting() {
     let flag = queue.cancel_flag(&id);
     tree.session.create(&flag, b"", CreateMode::Persistent).await.expect("it is created");
     let (act, mut started) = never_ends();
-    let worker = Running::start(tree.source(Dialect::ZuulExecutor), act);
+    let worker = start(tree.source(Dialect::ZuulExecutor), act);
     let events = EventQueue::new(RESULTS);
     let ended = async || {
         let events = read_events(&events, &tree.session).await;
@@ -204,7 +204,7 @@ async fn our_cancel_ends_what_no_worker_holds_and_asks_the_worker_of_the_rest() 
     assert_eq!(results, [&json!("CANCELED")]);
 
     let (act, mut started) = never_ends();
-    let worker = Running::start(tree.source(Dialect::ZuulExecutor), act);
+    let worker = start(tree.source(Dialect::ZuulExecutor), act);
     let id = submit(&tree, Dialect::ZuulExecutor).await;
     started.recv().await.expect("it runs");
     assert_eq!(cancel(&id).await, CancelResult::Requested);
@@ -249,7 +249,7 @@ async fn a_build_waits_for_its_semaphore_and_gives_it_back() {
     let queue = tree.queue(Dialect::ZuulExecutor);
     let added = queue.add(session, &submission(Dialect::ZuulExecutor, params)).await;
     let (act, mut started) = never_ends();
-    let worker = Running::start(tree.source(Dialect::ZuulExecutor), act);
+    let worker = start(tree.source(Dialect::ZuulExecutor), act);
     // It is claimed, found to wait, and given back.
     let lock = format!("{}/locks", queue.root());
     until("it was tried", async || {
@@ -277,7 +277,7 @@ async fn a_build_whose_semaphores_cannot_be_read_is_not_run_without_them() {
     let queue = tree.queue(Dialect::ZuulExecutor);
     queue.add(&tree.session, &submission(Dialect::ZuulExecutor, params)).await.expect("it is added");
     let (act, mut started) = never_ends();
-    let worker = Running::start(tree.source(Dialect::ZuulExecutor), act);
+    let worker = start(tree.source(Dialect::ZuulExecutor), act);
     until("the build has failed", async || {
         let events = read_events(&EventQueue::new(RESULTS), &tree.session).await;
         events.iter().any(|event| event.fields["event_data"]["data"]["result"] == "ERROR")
@@ -298,7 +298,7 @@ async fn a_task_whose_result_is_larger_than_a_node_fails_once() {
             let set = context.set_reply(Reply::ok(result.clone().into_bytes()));
             std::future::ready(set.map_err(|error| ExecuteError::failed(error.to_string())))
         });
-        let worker = Running::start(tree.source(Dialect::Native), act);
+        let worker = start(tree.source(Dialect::Native), act);
         let waiting = queue.wait_for_result(&tree.session, Dialect::Native, &id);
         let ended = within("its end", waiting).await.expect("it can be read");
         assert_eq!(ended["outcome"], "failed", "{ended}");
@@ -318,7 +318,7 @@ async fn a_request_that_may_not_be_read_keeps_no_other_waiting() {
     tree.session.delete_tree(&params).await.expect("it is answered");
     owner.create(&params, b"", CreateMode::Persistent, Acl::CreatorAll).await.expect("it is made");
     let second = submit(&tree, Dialect::ZuulMerger).await;
-    let worker = Running::start(tree.source(Dialect::ZuulMerger), returns(|_| json!({})));
+    let worker = start(tree.source(Dialect::ZuulMerger), returns(|_| json!({})));
     let waiting = queue.wait_for_result(&tree.session, Dialect::ZuulMerger, &second);
     within("its result", waiting).await.expect("it can be read");
     worker.drained().await;
@@ -357,7 +357,7 @@ async fn a_worker_that_is_a_janitor_ends_what_another_has_left() {
     let (act, _started) = never_ends();
     let mut source = tree.source(Dialect::ZuulMerger);
     source.janitor = true;
-    let worker = Running::start(source, act);
+    let worker = start(source, act);
     let waiting = queue.wait_for_result(&tree.session, Dialect::ZuulMerger, &id);
     assert_eq!(within("its result", waiting).await.expect("it can be read"), json!({}));
     worker.drained().await;

@@ -8,6 +8,6 @@ mod page;
 mod pauses;
 mod recorded;
 mod sessions;
-mod support;
+pub(crate) mod support;
 mod zuul_submits;
 mod zuul_works;

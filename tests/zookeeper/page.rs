@@ -1,6 +1,5 @@
 //! The page of a source, as a worker serves it.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use journeyman::console::http::SnapshotFn;
@@ -13,19 +12,9 @@ use journeyman_platform::zookeeper::CreateMode;
 use journeyman_platform::zookeeper::semaphore::{Holder, Places, Semaphore};
 use journeyman_platform::zookeeper::submit::Submission;
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::zookeeper::support::{Running, Tree, never_ends, within};
-
-async fn get(address: SocketAddr, path: &str) -> (String, String) {
-    let mut stream = tokio::net::TcpStream::connect(address).await.expect("it listens");
-    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).await.expect("it reads");
-    let mut answer = String::new();
-    within("an answer", stream.read_to_string(&mut answer)).await.expect("it is text");
-    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
-    (head.split(' ').nth(1).expect("a status").to_owned(), body.to_owned())
-}
+use crate::support::http::get;
+use crate::zookeeper::support::{Tree, never_ends, start};
 
 fn table<'a>(found: &'a Value, source: &str, name: &str) -> &'a Value {
     let tables = found[source]["tables"].as_array().unwrap_or_else(|| panic!("no tables: {found}"));
@@ -38,7 +27,7 @@ async fn a_source_shows_components_queues_locks_and_semaphores() {
         let Some(tree) = Tree::with_pipeline().await else { return };
         let (session, queue) = (&tree.session, tree.queue(dialect));
         let (act, mut started) = never_ends();
-        let mut worker = Running::start(tree.source(dialect), act);
+        let mut worker = start(tree.source(dialect), act);
         let submission =
             Submission { dialect, payload: json!({}), precedence: 200, fields: serde_json::Map::new(), waits: false };
         let id = queue.add(session, &submission).await.expect("it is added");
@@ -61,8 +50,8 @@ async fn a_source_shows_components_queues_locks_and_semaphores() {
         let snapshot: Arc<SnapshotFn<WorkerStatusReply>> = Arc::new(|| Box::pin(std::future::ready(None)));
         let serving = tokio::spawn(serve(listener, snapshot, worker.sources.clone()));
 
-        let (status, body) = get(address, "/sources.json").await;
-        let found: Value = serde_json::from_str(&body).expect("JSON");
+        let json = get(address, "/sources.json").await;
+        let found: Value = serde_json::from_str(&json.body).expect("JSON");
         let (queues, locks) = (table(&found, "requests", "queues"), table(&found, "requests", "locks"));
         assert_eq!(queues[0]["queue"], queue.root(), "{found}");
         assert_eq!((&queues[0]["requests"], &queues[0]["running"]), (&json!(2), &json!(1)), "{found}");
@@ -75,13 +64,14 @@ async fn a_source_shows_components_queues_locks_and_semaphores() {
         }
         assert!(found["idle"]["error"].as_str().expect("text").contains("no session"), "{found}");
 
-        let (page_status, page) = get(address, "/sources/requests").await;
-        assert_eq!((status.as_str(), page_status.as_str()), ("200", "200"));
+        let shown = get(address, "/sources/requests").await;
+        assert_eq!((json.status, shown.status), (200, 200));
+        let page = shown.body;
         for text in [&id, queue.root(), "test-worker", "semaphores/t/db", "&lt;deploy&gt;"] {
             assert!(page.contains(text), "no {text}: {page}");
         }
-        assert!(get(address, "/sources/idle").await.1.contains("no session"));
-        assert_eq!(get(address, "/sources/none").await.0, "404");
+        assert!(get(address, "/sources/idle").await.body.contains("no session"));
+        assert_eq!(get(address, "/sources/none").await.status, 404);
         serving.abort();
         worker.control.abort().await;
     }

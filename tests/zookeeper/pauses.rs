@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use crate::support::wire::{Way, Wire};
-use crate::zookeeper::support::{Program as Zuul, Running, Tree, handler, read_events, until, within};
+use crate::zookeeper::support::{Program as Zuul, Running, Tree, handler, read_events, serve, start, until, within};
 
 const SUBMIT: &str = "zuul_submit.py";
 
@@ -41,7 +41,7 @@ async fn paused_build(tree: &Tree, connect: Option<String>) -> Option<(Running, 
     let (told, receiver) = mpsc::channel(1);
     let mut source = tree.source(Dialect::ZuulExecutor);
     source.connect.servers = connect.unwrap_or(source.connect.servers);
-    let worker = Running::start(source, handler(move |_, context| pauses(context, told.clone())));
+    let worker = start(source, handler(move |_, context| pauses(context, told.clone())));
     submit(tree).await?;
     let paused = tree.zuul(SUBMIT, &["events", "--count", "2"])?.says("BuildPausedEvent").await;
     let data = json!({ "paused": true, "data": { "port": 5000 }, "secret_data": { "key": "k" } });
@@ -164,7 +164,7 @@ async fn a_build_may_end_while_it_is_paused() {
             Ok(())
         }
     });
-    let worker = Running::start(tree.source(Dialect::ZuulExecutor), act);
+    let worker = start(tree.source(Dialect::ZuulExecutor), act);
     let Some(()) = submit(&tree).await else { return };
     for is_resumed in [true, false] {
         until("the pause", async || state(&tree).await == Some(RequestState::Paused)).await;
@@ -195,7 +195,7 @@ async fn a_shell_script_reports_its_status_and_pauses() {
     let Some(tree) = Tree::with_pipeline().await else { return };
     let program = ProgramHandler::new(["sh", "-c", SCRIPT].map(str::to_owned).to_vec());
     let program = Program::new("test", program, &Environment::default()).expect("a handler");
-    let worker = Running::with_handler(tree.source(Dialect::ZuulExecutor), Arc::new(program));
+    let worker = serve(tree.source(Dialect::ZuulExecutor), Arc::new(program));
     let Some(()) = submit(&tree).await else { return };
     let mut events: Zuul = tree.zuul(SUBMIT, &["events", "--count", "4"]).expect("Zuul is there");
     assert_eq!(events.says("BuildStatusEvent").await["data"]["data"], json!({ "pre_fail": true }));
@@ -224,7 +224,7 @@ async fn a_status_that_is_no_object_is_refused_and_so_are_pauses_of_other_dialec
                 Ok(())
             }
         });
-        let worker = Running::start(tree.source(dialect), act);
+        let worker = start(tree.source(dialect), act);
         let fields = [("tenant_name", "t"), ("pipeline_name", "p")];
         let submission = Submission {
             dialect,

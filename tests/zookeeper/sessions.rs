@@ -12,7 +12,7 @@ use journeyman_platform::zookeeper::{ConnectConfig, CreateMode, Session};
 use serde_json::json;
 
 use crate::support::wire::{Way, Wire};
-use crate::zookeeper::support::{Running, Tree, never_ends, returns, until, waits, within};
+use crate::zookeeper::support::{Tree, never_ends, returns, start, until, waits, within};
 
 fn task() -> Submission {
     Submission {
@@ -30,7 +30,7 @@ async fn a_task_that_is_submitted_while_the_connection_is_lost_is_found_after_it
     let wire = Wire::to(&tree.connect.servers).await;
     let mut source = tree.source(Dialect::Native);
     source.connect.servers = wire.address();
-    let worker = Running::start(source, returns(|payload| payload.clone()));
+    let worker = start(source, returns(|payload| payload.clone()));
     let queue = tree.queue(Dialect::Native);
     for _ in 0..3 {
         let id = queue.add(&tree.session, &task()).await.expect("it is added");
@@ -49,12 +49,12 @@ async fn a_session_that_expires_ends_the_payload_and_another_worker_runs_the_tas
     source.connect.servers = wire.address();
     source.connect.session_timeout = Duration::from_secs(2);
     let (act, mut started) = never_ends();
-    let first = Running::start(source, act);
+    let first = start(source, act);
     let queue = tree.queue(Dialect::Native);
     let id = queue.add(&tree.session, &task()).await.expect("it is added");
     started.recv().await.expect("it runs");
     wire.set(Way::Stall);
-    let second = Running::start(tree.source(Dialect::Native), returns(|payload| payload.clone()));
+    let second = start(tree.source(Dialect::Native), returns(|payload| payload.clone()));
     let result = queue.wait_for_result(&tree.session, Dialect::Native, &id);
     assert_eq!(within("the result", result).await.expect("it is read")["outcome"], "completed");
     until("the loss is counted", async || first.control.counts().sources.outcomes.lost == 1).await;
@@ -118,7 +118,7 @@ async fn a_task_whose_end_is_not_answered_before_a_reset_is_completed_once() {
     let mut source = tree.source(Dialect::Native);
     source.connect.servers = wire.address();
     let (act, mut started, go_on) = waits();
-    let worker = Running::start(source, act);
+    let worker = start(source, act);
     let queue = tree.queue(Dialect::Native);
     let id = queue.add(&tree.session, &task()).await.expect("it is added");
     within("its start", started.recv()).await.expect("it runs");
@@ -175,7 +175,7 @@ async fn the_server_dies(limit: &str, die: impl AsyncFnOnce(&Server, &Session)) 
     std::fs::write(server.folder.path().join("zookeeper.extra"), "preAllocSize=16\n").expect("it is written");
     let tree = Tree::at(&server.start(limit)).await;
     let (act, mut started, go_on) = waits();
-    let worker = Running::start(tree.source(Dialect::Native), act);
+    let worker = start(tree.source(Dialect::Native), act);
     let queue = tree.queue(Dialect::Native);
     let first = queue.add(&tree.session, &task()).await.expect("it is added");
     started.recv().await.expect("it runs");
@@ -220,7 +220,7 @@ async fn a_merge_whose_report_takes_long_is_settled_once_and_removed() {
     let mut source = tree.source(Dialect::ZuulMerger);
     source.connect.servers = wire.address();
     source.connect.session_timeout = Duration::from_secs(10);
-    let worker = Running::start(source, returns(|_| json!({ "merged": true })));
+    let worker = start(source, returns(|_| json!({ "merged": true })));
     // The worker repeats a report after 0.4 s. This one is nine calls of 0.2 s each.
     wire.set(Way::Delay(Duration::from_millis(100)));
     let queue = tree.queue(Dialect::ZuulMerger);

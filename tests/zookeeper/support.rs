@@ -1,35 +1,21 @@
 //! A chroot of a test's own, Zuul's programs in it, and a worker with a handler of the test's.
 
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use journeyman::handler::{Context, DynHandler, ExecuteError, PayloadHandler, PrepareError, erase};
-use journeyman::source::Source;
+use journeyman::handler::{DynHandler, ExecuteError, erase};
 use journeyman::source::zookeeper::{Dialect, ZooKeeperQueue, ZooKeeperSource, ZooKeeperSourceConfig};
-use journeyman::task::Reply;
-use journeyman::worker::{Control, ExitReason, SourceBinding, Worker, WorkerConfig};
 use journeyman_platform::zookeeper::event_queue::EventQueue;
 use journeyman_platform::zookeeper::job_queue::JobQueue;
 use journeyman_platform::zookeeper::{ConnectConfig, Session};
 use serde_json::Value;
 use tokio::io::AsyncBufReadExt as _;
 use tokio::process::{Child, Command};
-use tokio::task::JoinHandle;
 
-pub(crate) use crate::support::{until, within};
+use crate::support::scripted::{self, Scripted, replies};
 
-/// What a test needs that may be missing on a developer's machine, but not in the gate.
-fn needed(variable: &str) -> Option<String> {
-    let value = std::env::var(variable).ok().filter(|value| !value.is_empty());
-    let is_needed = std::env::var("CI").is_ok_and(|value| value == "true");
-    assert!(value.is_some() || !is_needed, "{variable} is not set; tests/run sets it");
-    if value.is_none() {
-        eprintln!("NOT TESTED: {variable} is not set; tests/run sets it");
-    }
-    value
-}
+pub(crate) use crate::support::scripted::{Running, handler};
+pub(crate) use crate::support::{needs, until, within};
 
 /// A chroot of the server that all tests share.
 pub(crate) struct Tree {
@@ -39,7 +25,7 @@ pub(crate) struct Tree {
 
 impl Tree {
     pub(crate) async fn new() -> Option<Self> {
-        Some(Self::at(&needed("JOURNEYMAN_TEST_ZOOKEEPER")?).await)
+        Some(Self::at(&needs("JOURNEYMAN_TEST_ZOOKEEPER")?).await)
     }
 
     pub(crate) async fn at(servers: &str) -> Self {
@@ -76,7 +62,7 @@ impl Tree {
 
     /// One of Zuul's programs in this chroot; `None` without Zuul.
     pub(crate) fn zuul(&self, program: &str, arguments: &[&str]) -> Option<Program> {
-        let python = needed("JOURNEYMAN_TEST_ZUUL_PYTHON")?;
+        let python = needs("JOURNEYMAN_TEST_ZUUL_PYTHON")?;
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/zookeeper");
         let mut command = Command::new(python);
         command.arg(format!("{folder}/{program}")).args(["--hosts", &self.connect.servers]);
@@ -124,24 +110,11 @@ impl Program {
     }
 }
 
-type Act = Arc<dyn Fn(Value, Context) -> Pin<Box<dyn Future<Output = Result<(), ExecuteError>> + Send>> + Send + Sync>;
-
-pub(crate) fn handler<F>(run: impl Fn(Value, Context) -> F + Send + Sync + 'static) -> Act
-where
-    F: Future<Output = Result<(), ExecuteError>> + Send + 'static,
-{
-    Arc::new(move |payload, context| Box::pin(run(payload, context)))
-}
+type Act = scripted::Act<Value>;
 
 /// A handler whose result is made of the payload.
 pub(crate) fn returns(result: impl Fn(&Value) -> Value + Send + Sync + 'static) -> Act {
-    handler(move |payload, context| {
-        let reply = Reply::ok(result(&payload).to_string().into_bytes());
-        async move {
-            context.set_reply(reply).expect("the worker accepts it");
-            Ok(())
-        }
-    })
+    replies(move |payload, _| result(payload).to_string().into_bytes())
 }
 
 /// A handler that runs until it is canceled.
@@ -173,59 +146,13 @@ pub(crate) fn waits() -> (Act, tokio::sync::mpsc::Receiver<()>, tokio::sync::wat
     (act, receiver, go_on)
 }
 
-struct Scripted(Act);
-
-impl PayloadHandler for Scripted {
-    type Payload = Value;
-    type Prepared = Value;
-
-    async fn prepare(&self, payload: Value, _: &Context) -> Result<Value, PrepareError> {
-        Ok(payload)
-    }
-
-    async fn execute(&self, payload: Value, context: &Context) -> Result<(), ExecuteError> {
-        (self.0)(payload, context.clone()).await
-    }
-}
-
 /// A worker with a handler of the test's.
-pub(crate) struct Running {
-    pub(crate) control: Control,
-    /// Those with a status page.
-    pub(crate) sources: Vec<(String, Arc<dyn Source>)>,
-    worker: JoinHandle<std::io::Result<ExitReason>>,
-    _folder: tempfile::TempDir,
+pub(crate) fn start(source: ZooKeeperSourceConfig, act: Act) -> Running {
+    serve(source, erase(Scripted { prepare: Ok, act }))
 }
 
-impl Running {
-    pub(crate) fn start(source: ZooKeeperSourceConfig, act: Act) -> Self {
-        Self::with_handler(source, erase(Scripted(act)))
-    }
-
-    pub(crate) fn with_handler(source: ZooKeeperSourceConfig, handler: Arc<dyn DynHandler>) -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
-        let config = WorkerConfig {
-            work_dir: folder.path().join("work"),
-            termination_grace: Duration::from_secs(1),
-            ..WorkerConfig::default()
-        };
-        let source = Arc::new(ZooKeeperSource::new(source));
-        let binding = SourceBinding { name: "requests".to_owned(), source, handler, env: Arc::default() };
-        let worker = Worker::new(config, vec![binding]);
-        let (control, sources) = (worker.control(), worker.inspected_sources());
-        Self { control, sources, worker: tokio::spawn(worker.run()), _folder: folder }
-    }
-
-    /// Drains it and waits for its end.
-    pub(crate) async fn drained(self) {
-        self.control.drain().await;
-        assert_eq!(self.ended().await, ExitReason::Drained);
-    }
-
-    pub(crate) async fn ended(self) -> ExitReason {
-        let ended = within("the end of the worker", self.worker).await;
-        ended.expect("it did not panic").expect("it could work")
-    }
+pub(crate) fn serve(source: ZooKeeperSourceConfig, handler: Arc<dyn DynHandler>) -> Running {
+    Running::serving(Arc::new(ZooKeeperSource::new(source)), |settings| settings, handler)
 }
 
 /// An event of a Zuul's event queue.

@@ -5,7 +5,7 @@ use journeyman_platform::zookeeper::CreateMode;
 use journeyman_platform::zookeeper::job_queue::{JobQueue, RequestState};
 use serde_json::json;
 
-use crate::zookeeper::support::{Running, Tree, never_ends, returns, until};
+use crate::zookeeper::support::{Tree, never_ends, returns, start, until};
 
 const SUBMIT: &str = "zuul_submit.py";
 
@@ -13,7 +13,7 @@ const SUBMIT: &str = "zuul_submit.py";
 async fn a_merge_of_zuul_gets_its_result() {
     let Some(tree) = Tree::with_pipeline().await else { return };
     let result = |_: &_| json!({ "merged": true, "updated": true, "commit": "abc", "files": { "zuul.yaml": "- job" } });
-    let worker = Running::start(tree.source(Dialect::ZuulMerger), returns(result));
+    let worker = start(tree.source(Dialect::ZuulMerger), returns(result));
     let Some(mut submitter) = tree.zuul(SUBMIT, &["merge", "--future", "--bytes", "3000000"]) else { return };
     let said = submitter.says("result").await;
     assert_eq!((&said["merged"], &said["data"]["commit"]), (&json!(true), &json!("abc")), "{said}");
@@ -43,7 +43,7 @@ async fn what_cannot_be_read_costs_the_others_nothing() {
         session.create(&shard, params, CreateMode::Persistent).await.expect("it is written");
         session.create(&queue.path("requests", id), request, CreateMode::Persistent).await.expect("it is written");
     }
-    let worker = Running::start(tree.source(Dialect::ZuulMerger), returns(|_| json!({ "merged": true })));
+    let worker = start(tree.source(Dialect::ZuulMerger), returns(|_| json!({ "merged": true })));
     let Some(mut submitter) = tree.zuul(SUBMIT, &["merge", "--future", "--precedence", "5"]) else { return };
     assert_eq!(submitter.says("result").await["merged"], json!(true));
     assert_eq!(submitter.ends().await, 0);
@@ -57,8 +57,7 @@ async fn what_cannot_be_read_costs_the_others_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_merge_without_a_waiter_is_answered_by_an_event() {
     let Some(tree) = Tree::with_pipeline().await else { return };
-    let worker =
-        Running::start(tree.source(Dialect::ZuulMerger), returns(|_| json!({ "merged": true, "commit": "abc" })));
+    let worker = start(tree.source(Dialect::ZuulMerger), returns(|_| json!({ "merged": true, "commit": "abc" })));
     for (kind, event) in [("merge", "MergeCompletedEvent"), ("fileschanges", "FilesChangesCompletedEvent")] {
         let Some(mut submitter) = tree.zuul(SUBMIT, &["merge", "--type", kind]) else { return };
         let request = submitter.says("submitted").await["uuid"].clone();
@@ -72,7 +71,7 @@ async fn a_merge_without_a_waiter_is_answered_by_an_event() {
 async fn a_build_of_zuul_is_started_and_completed() {
     let Some(tree) = Tree::with_pipeline().await else { return };
     let result = |payload: &serde_json::Value| json!({ "data": { "seen": payload["zuul"]["job"] }, "warnings": ["w"] });
-    let worker = Running::start(tree.source(Dialect::ZuulExecutor), returns(result));
+    let worker = start(tree.source(Dialect::ZuulExecutor), returns(result));
     let Some(mut submitter) = tree.zuul(SUBMIT, &["build", "--wait", "--bytes", "3000000"]) else { return };
     let uuid = submitter.says("submitted").await["uuid"].clone();
     let started = submitter.says("BuildStartedEvent").await;
@@ -100,7 +99,7 @@ async fn builds_of_several_zones_are_taken_by_their_precedence() {
     };
     let mut source = tree.source(Dialect::ZuulExecutor);
     source.queues = vec![queue(None), queue(Some("eu"))];
-    let worker = Running::start(source, returns(|_| json!({})));
+    let worker = start(source, returns(|_| json!({})));
     let mut events = tree.zuul(SUBMIT, &["events", "--count", "6"]).expect("Zuul is there");
     for uuid in ["high", "unzoned", "low"] {
         assert_eq!(events.says("BuildCompletedEvent").await["data"]["build_uuid"], uuid);
@@ -121,7 +120,7 @@ async fn builds_are_canceled_before_and_after_they_start() {
     assert_eq!(cancel.ends().await, 0);
 
     let (act, mut started) = never_ends();
-    let worker = Running::start(tree.source(Dialect::ZuulExecutor), act);
+    let worker = start(tree.source(Dialect::ZuulExecutor), act);
     assert_eq!(tree.zuul(SUBMIT, &["build", "--uuid", "bbbb"]).expect("Zuul is there").ends().await, 0);
     started.recv().await.expect("the second build runs");
     let mut cancel = tree.zuul(SUBMIT, &["cancel", "bbbb"]).expect("Zuul is there");

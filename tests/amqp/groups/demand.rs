@@ -1,12 +1,10 @@
 //! Workers of a pool for the tasks of a Taskcluster queue, or of a ZooKeeper, by what is counted there.
 
 use std::path::Path;
-use std::time::Duration;
 
 use journeyman::source::zookeeper::Dialect;
 use journeyman_platform::zookeeper::job_queue::JobQueue;
 use journeyman_platform::zookeeper::submit::Submission;
-use journeyman_platform::zookeeper::{ConnectConfig, Session};
 use serde_json::{Value, json};
 
 use super::seen::{status, until};
@@ -14,6 +12,7 @@ use super::{Pool, assert_includes};
 use crate::amqp::support::within;
 use crate::support::task_queue::{TaskQueue, client};
 use crate::support::wire::{Way, Wire};
+use crate::zookeeper::support::Tree;
 
 async fn start(folder: &Path) -> TaskQueue {
     std::fs::write(folder.join("token"), "secret-token").expect("it is written");
@@ -86,10 +85,7 @@ async fn workers_are_started_for_the_tasks_of_a_queue_and_stopped_afterwards() {
 
     std::fs::write(&go, "").expect("it is written");
     for id in &ids {
-        within("the task is done", async {
-            while tasks.api.task_status(id).await.expect("a status")["state"] != "completed" {}
-        })
-        .await;
+        within("the task is done", async { while tasks.status(id).await["state"] != "completed" {} }).await;
     }
     until(&socket, "its group is removed", |seen| seen["groups"] == json!([])).await;
 }
@@ -114,29 +110,15 @@ async fn without_the_claimed_list_only_pending_tasks_count_and_an_unreachable_qu
 
 /// A queue of tasks in a ZooKeeper.
 struct Tasks {
-    chroot: String,
-    session: Session,
+    tree: Tree,
     queue: JobQueue,
 }
 
 impl Tasks {
     async fn start() -> Option<(Self, String)> {
-        let servers = std::env::var("JOURNEYMAN_TEST_ZOOKEEPER").ok().filter(|servers| !servers.is_empty());
-        let is_needed = std::env::var("CI").is_ok_and(|value| value == "true");
-        assert!(servers.is_some() || !is_needed, "JOURNEYMAN_TEST_ZOOKEEPER is not set; tests/run sets it");
-        let Some(servers) = servers else {
-            eprintln!("NOT TESTED: JOURNEYMAN_TEST_ZOOKEEPER is not set; tests/run sets it");
-            return None;
-        };
-        let chroot = format!("/jm-test-{}", uuid::Uuid::new_v4().simple());
-        let connect = ConnectConfig {
-            servers: servers.clone(),
-            chroot: Some(chroot.clone()),
-            tls: None,
-            session_timeout: Duration::from_secs(20),
-        };
-        let session = Session::connect(&connect).await.expect("the server answers");
-        Some((Self { chroot, session, queue: JobQueue::new("/builds") }, servers))
+        let tree = Tree::new().await?;
+        let servers = tree.connect.servers.clone();
+        Some((Self { tree, queue: JobQueue::new("/builds") }, servers))
     }
 
     async fn submit(&self) {
@@ -147,14 +129,14 @@ impl Tasks {
             fields: serde_json::Map::new(),
             waits: false,
         };
-        self.queue.add(&self.session, &submission).await.expect("it is added");
+        self.queue.add(&self.tree.session, &submission).await.expect("it is added");
     }
 
     fn source(&self, servers: &str) -> String {
         format!(
             "[source.builds]\nkind = \"zookeeper\"\ndialect = \"native\"\nconnect = \"{servers}\"\nchroot = \"{}\"\n\
              queue = \"/builds\"\nsession_timeout = \"4s\"\n",
-            self.chroot
+            self.tree.connect.chroot.as_deref().unwrap_or_default()
         )
     }
 
@@ -186,7 +168,7 @@ async fn workers_are_started_for_the_tasks_of_a_zookeeper_and_stopped_afterwards
     assert_includes(&seen, &json!({ "external_demands": [demand], "groups": [group] }));
     std::fs::write(&go, "").expect("it is written");
     until(&socket, "its group is removed", |seen| seen["groups"] == json!([])).await;
-    let left = tasks.session.children("/builds/requests").await.expect("it is answered");
+    let left = tasks.tree.session.children("/builds/requests").await.expect("it is answered");
     assert_eq!(left, Some(Vec::new()));
 }
 

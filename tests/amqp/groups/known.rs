@@ -137,10 +137,7 @@ async fn b10_a_worker_that_died_is_started_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn b12_a_killed_broker_loses_no_durable_request_and_keeps_its_workers() {
-    if crate::amqp::support::shared_uri().is_none() {
-        return;
-    }
-    let mut broker = tokio::task::spawn_blocking(|| Broker::start("")).await.expect("it starts");
+    let Some(mut broker) = Broker::own() else { return };
     let pool = Pool::at(broker.uri()).await;
     let (gate, workers) = pool.waiting_workers();
     let mut controller = pool.active(&format!("queue_type = \"quorum\"\n{workers}")).await;

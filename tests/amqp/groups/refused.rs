@@ -9,7 +9,7 @@ use journeyman_platform::amqp::lapin::types::FieldTable;
 use serde_json::{Value, json};
 
 use super::{Pool, assert_includes};
-use crate::amqp::support::{Client, shared_uri, within};
+use crate::amqp::support::{Client, within};
 use crate::support::broker::Broker;
 use crate::support::broker::api;
 
@@ -60,10 +60,7 @@ async fn requests_of_a_key_whose_queue_is_full_get_an_error_and_delay_no_other_k
 async fn a_key_whose_queue_confirms_nothing_delays_no_other_key_and_loses_no_request() {
     const REQUESTS: u64 = 600;
     // Another test's broker would have it, too.
-    if shared_uri().is_none() {
-        return;
-    }
-    let own = tokio::task::spawn_blocking(|| Broker::start("")).await.expect("it starts");
+    let Some(own) = Broker::own() else { return };
     let pool = Pool::at(own.uri()).await;
     let _controller = pool.active("").await;
     pool.ask("hot", "first").await;

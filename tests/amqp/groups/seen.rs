@@ -6,8 +6,9 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use super::{Pool, READY, succeeds};
-use crate::amqp::configuration::{get, listening};
+use crate::amqp::configuration::listening;
 use crate::amqp::support::within;
+use crate::support::http::get;
 
 /// `journeyman controller status`.
 pub(super) async fn status(socket: &Path, more: &[&str]) -> String {
@@ -124,21 +125,19 @@ async fn only_the_active_controller_is_ready() {
     let http = "[http]\nlisten = \"127.0.0.1:0\"\n";
     let mut first = pool.active(http).await;
     let of_first = listening(&mut first).await;
-    let ready = get(&of_first, "/readyz").await;
-    assert!(ready.starts_with("HTTP/1.1 200"), "{ready}");
+    assert_eq!(get(&of_first, "/readyz").await.status, 200);
     pool.ask("a", "1").await;
     let socket = pool.socket();
     until(&socket, "it is forwarded", |seen| seen["counters"]["orphans_forwarded"] == 1).await;
-    let metrics = get(&of_first, "/metrics").await;
+    let metrics = get(&of_first, "/metrics").await.body;
     let sample = format!("journeyman_controller_orphans_forwarded_total{{pool=\"{}\"}} 1.0", pool.name);
     assert!(metrics.contains(&sample), "{metrics}");
     let mut second = pool.controller(http);
     second.says("standing by").await;
     let of_second = listening(&mut second).await;
     let ready = get(&of_second, "/readyz").await;
-    assert!(ready.starts_with("HTTP/1.1 503"), "{ready}");
-    assert!(ready.contains("standby: another controller holds this pool"), "{ready}");
+    assert!(ready.status == 503 && ready.body.contains("standby: another controller holds this pool"), "{ready:?}");
     first.signal(Signal::KILL);
     second.says(READY).await;
-    assert!(get(&of_second, "/readyz").await.starts_with("HTTP/1.1 200"));
+    assert_eq!(get(&of_second, "/readyz").await.status, 200);
 }
