@@ -166,6 +166,8 @@ fn run(arguments: &[String]) -> Outcome<()> {
     if smoke {
         println!("A smoke run: it shows that the measuring works. These are no figures.");
     }
+    let profile = Path::new(env!("CARGO_BIN_EXE_journeyman")).parent().and_then(Path::file_name);
+    println!("The programs were built in the profile {}.\n", profile.unwrap_or_default().display());
     print(&rows);
     measured
 }

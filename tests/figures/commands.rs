@@ -88,7 +88,7 @@ impl Lab {
                 limit: format!("{} for `journeyman --version`", millis(bare.percentile(50))),
             },
             Row {
-                figure: "the binary, release and stripped".to_owned(),
+                figure: "the binary, stripped".to_owned(),
                 reached: format!("{:.1} MB", bytes as f64 / 1e6),
                 aim: "",
                 limit: String::new(),
