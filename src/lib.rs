@@ -4,25 +4,17 @@
 #![warn(missing_docs)]
 
 #[doc(hidden)]
-pub mod bridge;
-#[doc(hidden)]
 pub mod cli;
-pub mod client;
 #[doc(hidden)]
 pub mod config;
 #[doc(hidden)]
 pub mod console;
 #[doc(hidden)]
 pub mod control;
-#[doc(hidden)]
-pub mod controller;
 pub mod guide;
-mod notifier;
-#[doc(hidden)]
-pub mod queue;
-mod screwdriver;
 
 pub use journeyman_domain::{id, outcome, time};
 pub use journeyman_platform::host::clock;
 pub use journeyman_platform::host::containment::shim;
+pub use journeyman_services::client;
 pub use journeyman_worker::{engine as worker, handler, source, task};

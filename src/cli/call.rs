@@ -7,10 +7,10 @@ use clap::Args;
 use super::config_args::{ConfigArgs, NoFlags};
 use super::exit::{Exit, ExitResult, Failure};
 use super::{amqp_setup, output};
-use crate::client::{ReplyPosition, RpcClient, RpcError, RpcRequest};
 use journeyman_domain::limits::{CALL_BODY_BYTES_MAX, RPC_TIMEOUT_DEFAULT};
 use journeyman_platform::settings::Environment;
 use journeyman_platform::settings::values::Span;
+use journeyman_services::client::{ReplyPosition, RpcClient, RpcError, RpcRequest};
 
 /// `journeyman call`
 #[derive(Debug, Args)]

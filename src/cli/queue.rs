@@ -9,10 +9,10 @@ use super::exit::{Exit, ExitResult, Failure};
 use super::notify_setup;
 use super::signals::ExitSignals;
 use crate::config::schema;
-use crate::queue::{self, Auth, Db, RegisteredClient, StartError};
 use journeyman_platform::host::clock::or_pending;
 use journeyman_platform::log;
 use journeyman_platform::settings::Environment;
+use journeyman_services::queue::{self, Auth, Db, RegisteredClient, StartError};
 
 pub(super) async fn run(settings: ConfigArgs<QueueFlags>, environment: &Environment) -> ExitResult {
     let loaded = settings.load(&environment.without_controller_variables())?;

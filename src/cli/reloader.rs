@@ -177,7 +177,7 @@ fn push_changes(key: &str, one: &Value, other: &Value, keys: &mut Vec<String>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controller::config::{EnvValue, PoolConfig};
+    use journeyman_services::controller::config::{EnvValue, PoolConfig};
 
     #[test]
     fn keys_that_take_effect_are_distinguished_from_keys_that_need_a_restart() {

@@ -7,13 +7,13 @@ use super::checks::{Check, report};
 use super::exit::{Exit, ExitResult, Failure};
 use super::source_args::SourceArgs;
 use crate::config::schema::{Config, Source};
-use crate::screwdriver::config::ScrewdriverSource;
-use crate::screwdriver::topology::{self, Facts, Finding, Severity};
 use journeyman_domain::limits::AMQP_CLOSE_TIMEOUT;
 use journeyman_domain::refusal::{CallError, Refusal};
 use journeyman_platform::amqp;
 use journeyman_platform::settings::Environment;
 use journeyman_platform::settings::broker::Amqp;
+use journeyman_services::screwdriver::config::ScrewdriverSource;
+use journeyman_services::screwdriver::topology::{self, Facts, Finding, Severity};
 
 /// `journeyman screwdriver`
 #[derive(Debug, Subcommand)]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::exit::Failure;
 use super::worker_identity::WorkerIdentity;
-use crate::controller::DemandQueue;
+use journeyman_services::controller::DemandQueue;
 use journeyman_worker::engine::SourceBinding;
 use journeyman_worker::handler::DynHandler;
 use journeyman_worker::source::zookeeper::config::ZooKeeperSource;

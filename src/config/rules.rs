@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use super::schema::{Config, Source};
-use crate::bridge::config::Bridge;
-use crate::controller::config::DemandConfig;
 use journeyman_platform::settings::key::join;
 use journeyman_platform::settings::problem::{Problem, ValueOrigin};
 use journeyman_platform::settings::rules::Rules;
+use journeyman_services::bridge::config::Bridge;
+use journeyman_services::controller::config::DemandConfig;
 use journeyman_worker::source::taskcluster::config::TaskclusterSource;
 use journeyman_worker::task::COMMAND;
 

@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-pub use crate::bridge::config::Bridge;
-pub use crate::controller::config::{DemandConfig, PoolConfig};
-pub use crate::notifier::config::Notifier;
-pub use crate::queue::config::Queue;
-pub use crate::screwdriver::config::ScrewdriverSource;
 pub use journeyman_platform::log::{Log, LogFormat};
 pub use journeyman_platform::settings::broker::Amqp;
 use journeyman_platform::settings::rules::Rules;
 use journeyman_platform::settings::values::{File, Listen, SecretFile};
+pub use journeyman_services::bridge::config::Bridge;
+pub use journeyman_services::controller::config::{DemandConfig, PoolConfig};
+pub use journeyman_services::notifier::config::Notifier;
+pub use journeyman_services::queue::config::Queue;
+pub use journeyman_services::screwdriver::config::ScrewdriverSource;
 pub use journeyman_worker::engine::config::{Host, Worker};
 pub use journeyman_worker::handler::config::{CommandHandler, Handler, Hooks, ProgramHandler, StagedProgram};
 pub use journeyman_worker::handler::http::config::HttpHandler;

@@ -10,13 +10,13 @@ use super::rows::{
     Action, Cell, Headline, Level, NONE, Number, Report, Row, Section, Table, Value, cell, maybe, row, up,
 };
 use crate::control::controller_api::ControllerStatusReply;
-use crate::controller::poison_message::PoisonedRequest;
-use crate::controller::poison_queue::PoisonList;
-use crate::controller::status::{
+use journeyman_domain::limits::PAGE_GROUPS_MAX;
+use journeyman_services::controller::poison_message::PoisonedRequest;
+use journeyman_services::controller::poison_queue::PoisonList;
+use journeyman_services::controller::status::{
     DemandStatus, ErrorStatus, GroupPhase, GroupStatus, PauseStatus, PoolStatus, Role, ScaleStatus, WorkerActivity,
     WorkerStatus,
 };
-use journeyman_domain::limits::PAGE_GROUPS_MAX;
 
 /// The author of the page's commands.
 const AUTHOR: &str = "the page";

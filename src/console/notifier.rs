@@ -11,12 +11,12 @@ use super::openmetrics::{self, Metric, by_label, each, histogram, metrics, sampl
 use super::page::{self, Commands, PageContent};
 use super::rows::{Action, Cell, Headline, Level, NONE, Section, Table, Value, cell};
 use super::text::cut;
-use crate::notifier::{
-    AttemptRow, BOUNDS_SECONDS, Console, Counted, EndpointCondition, EndpointStatus, LaneRow, Shown, Status,
-};
 use journeyman_domain::lane::ErrorClass;
 use journeyman_domain::lane::retry::MessageOutcome;
 use journeyman_domain::staged::Stamp;
+use journeyman_services::notifier::{
+    AttemptRow, BOUNDS_SECONDS, Console, Counted, EndpointCondition, EndpointStatus, LaneRow, Shown, Status,
+};
 
 /// Each refresh reads the store.
 const REFRESH_SECONDS: u8 = 5;

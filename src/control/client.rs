@@ -11,9 +11,9 @@ use thiserror::Error;
 
 use super::controller_api::{Inventories, PoisonActionRequest};
 use super::{CommandReply, WorkerStatusReply, controller_api, short_socket_path};
-use crate::controller::poison_queue::PoisonOutcome;
 use journeyman_domain::limits::{CONTROL_ANSWER_BYTES_MAX, CONTROL_TIMEOUT, CONTROLLER_POISON_TIMEOUT};
 use journeyman_platform::http::client::{BodyError, client_builder, read_body, root_cause};
+use journeyman_services::controller::poison_queue::PoisonOutcome;
 use journeyman_worker::engine::status::ClaimDetail;
 
 #[derive(Debug)]

@@ -14,13 +14,13 @@ use tokio::time::timeout;
 
 use super::worker_api::{ApiError, ReloadSender, Socket, request_reload};
 use super::{CommandReply, WorkerCommand, WorkerCommandRequest};
-use crate::controller::ControllerHandle;
-use crate::controller::commands::{CommandError, PoolCommand};
-use crate::controller::poison_queue::{PoisonAction, PoisonList, PoisonOutcome, PoisonSelection};
-use crate::controller::status::PoolStatus;
 use journeyman_domain::limits::{CONTROL_TIMEOUT, CONTROLLER_POISON_TIMEOUT};
 use journeyman_domain::time::Instant;
 use journeyman_platform::host::clock::Clock;
+use journeyman_services::controller::ControllerHandle;
+use journeyman_services::controller::commands::{CommandError, PoolCommand};
+use journeyman_services::controller::poison_queue::{PoisonAction, PoisonList, PoisonOutcome, PoisonSelection};
+use journeyman_services::controller::status::PoolStatus;
 use journeyman_worker::engine::Note;
 
 pub const SOCKET_NAME: &str = "controller.sock";

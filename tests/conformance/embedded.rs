@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use journeyman::queue::{self, Db, QueueClock, RegisteredClient};
 use journeyman::source::taskcluster::{Credentials, Dialect};
+use journeyman_services::queue::{self, Db, QueueClock, RegisteredClient};
 
 use crate::conformance::bench::{Adapter, Bench, Fut, Need, Rig, Span};
 use crate::conformance::service::{Service, fresh_task_queue};

@@ -8,10 +8,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use journeyman::queue::Db;
 use journeyman::source::taskcluster::Api;
 use journeyman_domain::id::TaskId;
 use journeyman_platform::host::crash_points::CLAIM_CRASH_POINTS;
+use journeyman_services::queue::Db;
 use rustix::process::Signal;
 use serde_json::Value;
 

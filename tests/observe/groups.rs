@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use journeyman::console::http::controller::serve;
 use journeyman::control::controller_api::ControllerStatusReply;
-use journeyman::controller::status::{
+use journeyman_platform::http::BearerToken;
+use journeyman_services::controller::status::{
     BrokerStatus, CounterValues, ErrorStatus, GroupPhase, GroupStatus, PoolStatus, Role, WorkerActivity, WorkerCounts,
     WorkerStatus,
 };
-use journeyman_platform::http::BearerToken;
 
 use crate::observe::views::{HOSTILE, Server};
 use crate::support::http::get;

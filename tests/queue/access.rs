@@ -2,7 +2,7 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
-use journeyman::queue::{Auth, Config, RegisteredClient};
+use journeyman_services::queue::{Auth, Config, RegisteredClient};
 use serde_json::{Value, json};
 
 use super::client::{Answer, Api, slugid};

@@ -6,7 +6,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use hawk::{Credentials, Key, RequestBuilder, SHA256};
-use journeyman::queue::QueueClock;
+use journeyman_services::queue::QueueClock;
 use reqwest::Method;
 use serde_json::{Value, json};
 

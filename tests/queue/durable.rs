@@ -5,7 +5,7 @@ use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Child, Stdio};
 
-use journeyman::queue::{Config, Db, QueueClock, start};
+use journeyman_services::queue::{Config, Db, QueueClock, start};
 use serde_json::json;
 use tokio::task::JoinSet;
 

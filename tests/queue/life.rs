@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use journeyman::queue::RunningQueue;
+use journeyman_services::queue::RunningQueue;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt as _;
 

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use journeyman::queue::{Auth, Config, Db, StartError, start};
+use journeyman_services::queue::{Auth, Config, Db, StartError, start};
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use journeyman::queue::{Config, Db, QueueClock, RegisteredClient, RunningQueue, start};
+use journeyman_services::queue::{Config, Db, QueueClock, RegisteredClient, RunningQueue, start};
 use tempfile::TempDir;
 
 use super::client::{Api, http};

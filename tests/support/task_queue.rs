@@ -4,10 +4,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use journeyman::queue::{self, Config, Db, RegisteredClient, RunningQueue};
 use journeyman::source::taskcluster::{Api, ApiConfig, Credentials};
 use journeyman::task::formats::{format_time, new_task_id};
 use journeyman_domain::id::{Run, TaskId};
+use journeyman_services::queue::{self, Config, Db, RegisteredClient, RunningQueue};
 use serde_json::{Value, json};
 
 use crate::support::until;

@@ -28,7 +28,7 @@ impl Service {
 
     pub async fn with_long_poll(dialect: Dialect, claim_timeout: Duration, long_poll: Duration) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let change = |config: &mut journeyman::queue::Config| {
+        let change = |config: &mut journeyman_services::queue::Config| {
             (config.claim_timeout, config.long_poll) = (claim_timeout, long_poll);
         };
         Self { queue: TaskQueue::start(folder.path(), change).await, folder, dialect }

@@ -6,9 +6,9 @@ use crate::cli::control::{SocketArgs, operator_name};
 use crate::cli::exit::{Exit, ExitResult};
 use crate::cli::output::{self, Format};
 use crate::control::controller_api::PoolCommandRequest;
-use crate::controller::commands::{PoolCommand, ScaleCommand};
 use journeyman_platform::settings::Environment;
 use journeyman_platform::settings::values::Span;
+use journeyman_services::controller::commands::{PoolCommand, ScaleCommand};
 use journeyman_worker::engine::Note;
 
 #[derive(Debug, Subcommand)]

@@ -26,8 +26,6 @@ use crate::config::schema::Source;
 use crate::console::http::{self, SnapshotFn};
 use crate::control::controller_api::{ControllerStatusReply, PoolHandles, command_routes, serve};
 use crate::control::worker_api::{ReloadSender, Socket};
-use crate::controller;
-use crate::controller::config::{DemandConfig, PoolConfig};
 use journeyman_domain::group::{KEY_BYTES_MAX, Key};
 use journeyman_domain::limits::{CONTROLLER_HEARTBEAT, CONTROLLER_STANDBY_INTERVAL, TOKEN_BYTES_MIN};
 use journeyman_platform::host::clock::Clock;
@@ -35,6 +33,8 @@ use journeyman_platform::host::containment::{close_inherited_fds_on_exec, harden
 use journeyman_platform::http::BearerToken;
 use journeyman_platform::log;
 use journeyman_platform::settings::Environment;
+use journeyman_services::controller;
+use journeyman_services::controller::config::{DemandConfig, PoolConfig};
 use journeyman_worker::notify::Announcing;
 use reloadable_keys::PoolsTarget;
 

@@ -10,8 +10,8 @@ use crate::cli::output::{self, Format};
 use crate::console::controller;
 use crate::console::text::{self, strip_control_chars};
 use crate::control::controller_api::PoisonActionRequest;
-use crate::controller::poison_queue::{self, PoisonAction, PoisonOutcome};
 use journeyman_platform::settings::Environment;
+use journeyman_services::controller::poison_queue::{self, PoisonAction, PoisonOutcome};
 
 #[derive(Debug, Args)]
 pub(super) struct PoisonTargetArgs {

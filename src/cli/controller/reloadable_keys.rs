@@ -2,7 +2,7 @@
 
 use crate::cli::reloader::ReloadTarget;
 use crate::config::Config;
-use crate::controller::ControllerHandle;
+use journeyman_services::controller::ControllerHandle;
 
 pub(super) struct PoolsTarget(pub(super) Vec<ControllerHandle>);
 
@@ -33,7 +33,7 @@ mod tests {
 
     use super::*;
     use crate::cli::reloader::changed_keys;
-    use crate::controller::config::PoolConfig;
+    use journeyman_services::controller::config::PoolConfig;
 
     #[test]
     fn numbers_and_delays_take_effect_and_the_rest_waits_for_a_restart() {

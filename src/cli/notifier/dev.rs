@@ -14,11 +14,13 @@ use super::listen::Receiver;
 use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::output;
 use crate::console::notifier::CONSOLE;
-use crate::notifier::{Database, EndpointSettings, Notifier, NotifierConfig, SealKeys, Sender, SenderConfig, Tokens};
 use journeyman_domain::limits::NOTIFIER_DEV_TIMEOUT;
 use journeyman_platform::http::{BearerToken, Exposure, HttpListener};
 use journeyman_platform::settings::values::Secret;
 use journeyman_platform::sqlite::Db;
+use journeyman_services::notifier::{
+    Database, EndpointSettings, Notifier, NotifierConfig, SealKeys, Sender, SenderConfig, Tokens,
+};
 use journeyman_worker::notify::{Event, NotifierClient, Publisher};
 
 const EVENTS: usize = 8;

@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use crate::cli::exit::{Exit, Failure};
 use crate::config::schema;
-use crate::notifier::config::NotifierEndpoint;
-use crate::notifier::{ClientCertificate, Endpoint, EndpointSettings, Endpoints, Sender, SenderConfig};
 use journeyman_domain::lane::dispatcher::EndpointLimits;
 use journeyman_platform::settings::Environment;
 use journeyman_platform::settings::values::{Secret, SecretFile};
+use journeyman_services::notifier::config::NotifierEndpoint;
+use journeyman_services::notifier::{ClientCertificate, Endpoint, EndpointSettings, Endpoints, Sender, SenderConfig};
 use journeyman_worker::notify::TypePattern;
 
 pub(super) fn invalid(key: &str, error: &dyn Display) -> Failure {

@@ -19,11 +19,11 @@ use super::endpoints::keys;
 use crate::cli::exit::{Exit, ExitResult};
 use crate::cli::output;
 use crate::cli::signals::ExitSignals;
-use crate::notifier::{Signed, SigningKey, verify};
 use journeyman_domain::limits::{NOTIFIER_BODY_BYTES_MAX, NOTIFIER_LISTEN_LANES_MAX};
 use journeyman_platform::http::{Exposure, HttpListener};
 use journeyman_platform::settings::Environment;
 use journeyman_platform::settings::values::{Listen, SecretFile, Span};
+use journeyman_services::notifier::{Signed, SigningKey, verify};
 
 /// `journeyman notifier listen`
 #[derive(Debug, Args)]

@@ -17,13 +17,13 @@ use super::output;
 use super::signals::ExitSignals;
 use crate::config::schema;
 use crate::console::notifier::CONSOLE;
-use crate::notifier::{Database, Notifier, NotifierConfig, NotifierError, SealKeys, Tokens};
 use endpoints::{endpoints, keys, sender};
 use journeyman_platform::http::BearerToken;
 use journeyman_platform::log;
 use journeyman_platform::settings::Environment;
 use journeyman_platform::settings::values::SecretFile;
 use journeyman_platform::sqlite::Db;
+use journeyman_services::notifier::{Database, Notifier, NotifierConfig, NotifierError, SealKeys, Tokens};
 
 /// `journeyman notifier`
 #[derive(Debug, Args)]

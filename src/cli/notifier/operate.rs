@@ -13,11 +13,11 @@ use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::output::{self, Format};
 use crate::console::rows::Table;
 use crate::console::{notifier as console, text};
-use crate::notifier::Status;
 use journeyman_domain::staged::Stamp;
 use journeyman_platform::host::clock::stamp;
 use journeyman_platform::settings::Environment;
 use journeyman_platform::settings::values::Span;
+use journeyman_services::notifier::Status;
 
 /// How to reach the notifier, and how to print.
 #[derive(Debug, Args)]

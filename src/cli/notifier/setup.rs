@@ -7,10 +7,10 @@ use crate::cli::config_args::{self, ConfigArgs, NoFlags};
 use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::{amqp_setup, output};
 use crate::config::schema;
-use crate::notifier::{AmqpConfig, MistralConfig, Outbox, Topology, TopologyError, UrlKey};
 use journeyman_domain::limits::AMQP_CLOSE_TIMEOUT;
 use journeyman_platform::amqp::{self, Broker, BrokerConfig};
 use journeyman_platform::settings::Environment;
+use journeyman_services::notifier::{AmqpConfig, MistralConfig, Outbox, Topology, TopologyError, UrlKey};
 
 pub(super) async fn run(settings: ConfigArgs<NoFlags>, environment: &Environment) -> ExitResult {
     let loaded = settings.load(&environment.without_controller_variables())?;

@@ -11,10 +11,10 @@ use serde_json::{Map, Value, json};
 use super::super::exit::{Exit, ExitResult, Failure};
 use super::super::output::{self, Format};
 use super::super::queue_client::QueueClient;
-use crate::queue::Priority;
 use journeyman_domain::id::TaskId;
 use journeyman_domain::limits::TASK_DEFINITION_BYTES_MAX;
 use journeyman_platform::settings::values::{Queue, Span};
+use journeyman_services::queue::Priority;
 use journeyman_worker::task::formats::{format_time, new_task_id};
 
 #[derive(Debug, Args)]

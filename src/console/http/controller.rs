@@ -17,9 +17,9 @@ use super::{ReadinessCheck, SnapshotFn, StatusRoutes};
 use crate::console::controller::{metrics, poison_section, report};
 use crate::console::page::{self, Commands, PageContent};
 use crate::control::controller_api::{ControllerStatusReply, Inventories};
-use crate::controller::status::PoolStatus;
 use journeyman_domain::limits::CONTROL_ANSWER_BYTES_MAX;
 use journeyman_platform::http::{BearerToken, HttpListener};
+use journeyman_services::controller::status::PoolStatus;
 
 /// Serves until dropped. `commands` need the token.
 pub async fn serve(

@@ -1,0 +1,133 @@
+//! Takes events from RabbitMQ: one consumer for each shard of the [`Topology`], and an acknowledgement once the store has them.
+//!
+//! Nothing is requeued to wait: while the store fails, the connection is closed, and the queues keep what was not acknowledged.
+
+use std::sync::Arc;
+
+use futures_util::future::try_join_all;
+use futures_util::{FutureExt as _, StreamExt as _};
+use lapin::message::Delivery;
+use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions, BasicRejectOptions};
+use lapin::types::ShortString;
+use lapin::{Channel, Connection, Consumer};
+use tokio_util::sync::CancellationToken;
+
+use super::topology::Topology;
+use super::{Intake, parse_events};
+use journeyman_domain::limits::{AMQP_CLOSE_TIMEOUT, NOTIFIER_BATCH_MAX, NOTIFIER_BODY_BYTES_MAX, NOTIFIER_PREFETCH};
+use journeyman_platform::amqp::{self, Broker};
+use journeyman_platform::retry::retry_sessions;
+
+pub struct AmqpConfig {
+    pub broker: Broker,
+    pub topology: Topology,
+}
+
+pub(crate) struct AmqpIntake {
+    config: AmqpConfig,
+    intake: Arc<Intake>,
+}
+
+struct Shard {
+    queue: ShortString,
+    channel: Channel,
+    consumer: Consumer,
+}
+
+impl AmqpIntake {
+    pub(crate) fn new(config: AmqpConfig, intake: Arc<Intake>) -> Self {
+        Self { config, intake }
+    }
+
+    /// Takes events until `stop`. After an error it connects again.
+    pub(crate) async fn run(self, stop: CancellationToken) {
+        retry_sessions("cannot take events from RabbitMQ", &stop, async || self.run_session(&stop).await).await;
+    }
+
+    async fn run_session(&self, stop: &CancellationToken) -> Result<(), String> {
+        let connecting = self.config.broker.connect("journeyman notifier");
+        let Some(connection) = stop.run_until_cancelled(connecting).await else { return Ok(()) };
+        let connection = connection.map_err(|error| error.message)?;
+        let ended = match stop.run_until_cancelled(self.open_shards(&connection)).await {
+            Some(Ok(shards)) => {
+                try_join_all(shards.into_iter().map(|shard| self.run_shard(shard, stop))).await.map(drop)
+            }
+            Some(Err(why)) => Err(why),
+            None => Ok(()),
+        };
+        amqp::close(&connection, AMQP_CLOSE_TIMEOUT).await;
+        ended
+    }
+
+    async fn open_shards(&self, connection: &Connection) -> Result<Vec<Shard>, String> {
+        let AmqpConfig { broker, topology } = &self.config;
+        let dead = topology.check(broker, connection).await.map_err(|error| error.to_string())?;
+        if dead > 0 {
+            tracing::warn!(
+                queue = topology.dead.as_str(),
+                "{dead} messages could not be taken; they are in {}",
+                topology.dead
+            );
+        }
+        let mut shards = Vec::new();
+        for queue in &topology.shards {
+            let opening = async {
+                let channel = connection.create_channel().await?;
+                channel.basic_qos(NOTIFIER_PREFETCH, BasicQosOptions::default()).await?;
+                let options = BasicConsumeOptions::default();
+                let consumer = amqp::consume(&channel, queue.clone(), ShortString::default(), options).await?;
+                lapin::Result::Ok(Shard { queue: queue.clone(), channel, consumer })
+            };
+            let opened = broker.bounded(&format!("consume from {queue}"), opening).await;
+            shards.push(opened.map_err(|error| error.message)?);
+        }
+        tracing::info!(broker = broker.display_url(), "taking events from {} queues of RabbitMQ", shards.len());
+        Ok(shards)
+    }
+
+    async fn run_shard(&self, mut shard: Shard, stop: &CancellationToken) -> Result<(), String> {
+        while let Some(next) = stop.run_until_cancelled(shard.consumer.next()).await {
+            let mut next = next.ok_or_else(|| format!("the broker ended the consumer of {}", shard.queue))?;
+            let (mut events, mut last) = (Vec::new(), None);
+            // Whatever has arrived becomes one transaction.
+            loop {
+                let delivery = next.map_err(|error| amqp::error_text(&error))?;
+                match parse(&delivery) {
+                    Ok(parsed) => {
+                        events.extend(parsed);
+                        last = Some(delivery.delivery_tag);
+                    }
+                    Err(why) => {
+                        self.intake.counters.on_refused("amqp");
+                        shard.reject(&delivery, &why);
+                    }
+                }
+                if events.len() >= NOTIFIER_BATCH_MAX {
+                    break;
+                }
+                let Some(Some(more)) = shard.consumer.next().now_or_never() else { break };
+                next = more;
+            }
+            if let Some(last) = last {
+                self.intake.take("amqp", events).await.map_err(|error| error.to_string())?;
+                amqp::poll_once(shard.channel.basic_ack(last, BasicAckOptions { multiple: true }));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Shard {
+    fn reject(&self, delivery: &Delivery, why: &str) {
+        tracing::warn!(queue = self.queue.as_str(), "a message is no event, so it becomes a dead letter: {why}");
+        amqp::poll_once(self.channel.basic_reject(delivery.delivery_tag, BasicRejectOptions { requeue: false }));
+    }
+}
+
+fn parse(delivery: &Delivery) -> Result<Vec<journeyman_worker::notify::Event>, String> {
+    let bytes = delivery.data.len();
+    if bytes > NOTIFIER_BODY_BYTES_MAX {
+        return Err(format!("it has {bytes} bytes, and at most {NOTIFIER_BODY_BYTES_MAX} are taken"));
+    }
+    parse_events(&delivery.data)
+}

@@ -1,0 +1,116 @@
+//! The endpoints that messages name, by URL and headers. Both are secrets: the store has them sealed, under a name that is a hash.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use sha2::Sha256;
+
+use crate::notifier::format::Format;
+use crate::notifier::intake::{EndpointError, Intake};
+use crate::notifier::registry::{EndpointSettings, InvalidEndpoint};
+use journeyman_domain::lane::retry::OnExhausted;
+use journeyman_domain::limits::{NOTIFIER_TARGET_TIMEOUT, NOTIFIER_TARGETS_MAX};
+
+/// The beginning of the names of such endpoints.
+pub(super) const PREFIX: &str = "mistral-";
+
+/// True for an endpoint that a message has named.
+pub(crate) fn is_target(endpoint: &str) -> bool {
+    endpoint.starts_with(PREFIX)
+}
+
+/// The bytes that are kept of the HMAC, so that the queue of any URL has a short name.
+pub(super) const KEY_BYTES: usize = 16;
+
+/// The secret that publishers and the notifier share.
+#[derive(Clone)]
+pub struct UrlKey(Hmac<Sha256>);
+
+impl UrlKey {
+    /// # Errors
+    ///
+    /// Fails if it is empty.
+    pub fn new(secret: &str) -> Result<Self, &'static str> {
+        match Hmac::new_from_slice(secret.as_bytes()) {
+            Ok(mac) if !secret.is_empty() => Ok(Self(mac)),
+            Ok(_) | Err(_) => Err("the key is empty"),
+        }
+    }
+
+    pub(super) fn of(&self, parts: &[&str]) -> String {
+        let mut mac = self.0.clone();
+        for (index, part) in parts.iter().enumerate() {
+            if index > 0 {
+                mac.update(&[0]);
+            }
+            mac.update(part.as_bytes());
+        }
+        let digest = mac.finalize().into_bytes();
+        hex::encode(digest.get(..KEY_BYTES).unwrap_or_default())
+    }
+}
+
+/// The address to which a publisher wants an event to be delivered.
+#[derive(PartialEq, Eq)]
+pub(super) struct Target {
+    url: String,
+    /// One in a line.
+    headers: String,
+}
+
+impl std::fmt::Debug for Target {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str("Target([REDACTED])")
+    }
+}
+
+pub(super) enum TargetError {
+    /// The message is at fault.
+    Invalid(String),
+    Failed(String),
+}
+
+impl Target {
+    /// # Errors
+    ///
+    /// Fails if a header would become two.
+    pub(super) fn new(url: String, headers: &BTreeMap<String, String>) -> Result<Self, &'static str> {
+        let line = |(name, value): (&String, &String)| format!("{name}: {value}\n");
+        if headers
+            .iter()
+            .any(|(name, value)| name.contains(':') || [name, value].iter().any(|text| text.contains(char::is_control)))
+        {
+            return Err("one of its headers is none of HTTP");
+        }
+        Ok(Self { url, headers: headers.iter().map(line).collect() })
+    }
+
+    /// The name of its endpoint, which is made before its first event.
+    pub(super) async fn endpoint(self, key: &UrlKey, intake: &Intake) -> Result<Arc<str>, TargetError> {
+        let name = format!("{PREFIX}{}", key.of(&[&self.url, &self.headers]));
+        let known = intake.endpoints();
+        if let Some((name, _)) = known.get_key_value(name.as_str()) {
+            return Ok(Arc::clone(name));
+        }
+        if known.keys().filter(|name| is_target(name)).count() >= NOTIFIER_TARGETS_MAX {
+            let message =
+                format!("{NOTIFIER_TARGETS_MAX} URLs with headers are known: remove endpoints that are not used");
+            return Err(TargetError::Failed(message));
+        }
+        let settings = EndpointSettings {
+            url: self.url,
+            events: Vec::new(),
+            headers: self.headers,
+            keys: Vec::new(),
+            format: Format::Mistral,
+            on_exhausted: OnExhausted::Block,
+            timeout_seconds: NOTIFIER_TARGET_TIMEOUT.as_secs(),
+        };
+        match intake.put_endpoint(&name, &settings).await {
+            Ok(()) => Ok(name.into()),
+            Err(EndpointError::Invalid(InvalidEndpoint::Settings(why))) => Err(TargetError::Invalid(why)),
+            Err(error) => Err(TargetError::Failed(error.to_string())),
+        }
+    }
+}

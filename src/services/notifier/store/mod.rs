@@ -1,0 +1,263 @@
+//! The store of the notifier: events, lanes with their messages, attempts, and the state of endpoints.
+//!
+//! One set of statements runs on SQLite, for one node, and on PostgreSQL, for several.
+
+mod operators;
+mod postgres;
+mod sql;
+mod sqlite;
+mod statements;
+#[cfg(test)]
+mod tests;
+mod transaction;
+mod upkeep;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rusqlite::Connection;
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, watch};
+use uuid::Uuid;
+
+pub use self::operators::{AttemptRow, LaneRow};
+pub(super) use self::operators::{Counts, EndpointChange, EndpointState, LaneChange, LastFailure, ReplayFilter};
+use self::postgres::Hints;
+pub(super) use self::postgres::{Postgres, PostgresError, PostgresPool};
+pub(super) use self::sql::{StoreFailure, words as postgres_words};
+use self::sqlite::Tables;
+pub(super) use self::statements::{Added, AttemptRecord, Committed, DueLane, Head, Lease};
+use self::transaction::Tx;
+use journeyman_domain::lane::dispatcher::LaneId;
+use journeyman_domain::lane::endpoint::EndpointHealth;
+use journeyman_domain::lane::partitions::Partition;
+use journeyman_domain::lane::retry::{HeadState, HeadVerdict};
+use journeyman_domain::limits::NOTIFIER_LEASE;
+use journeyman_domain::staged::Stamp;
+use journeyman_platform::sqlite::{Database, Db, OpenError, StoreStatus};
+use journeyman_worker::notify::Event;
+
+/// A handle. What it stores is on disk when it returns.
+#[derive(Clone)]
+pub(crate) struct Store {
+    database: Kind,
+    /// This process, among those that share the database.
+    node: Arc<str>,
+    hints: Arc<Hints>,
+}
+
+#[derive(Clone)]
+enum Kind {
+    Sqlite(journeyman_platform::sqlite::Store<Tables>),
+    Postgres(Postgres),
+}
+
+/// Runs statements in one transaction of either database.
+macro_rules! transaction {
+    ($store:expr, move |$db:ident| $work:expr) => {
+        match &$store.database {
+            Kind::Sqlite(sqlite) => {
+                let run = move |conn: &mut &mut Connection| {
+                    let $db = &mut Tx::Sqlite(conn);
+                    sqlite::run($work)
+                };
+                sqlite.execute(run).await
+            }
+            Kind::Postgres(postgres) => {
+                let mut tries = 0;
+                loop {
+                    let mut tx = postgres.begin().await?;
+                    let $db = &mut Tx::Postgres(&mut tx);
+                    let result = $work.await;
+                    if let Some(ended) = tx.end(result, &mut tries).await {
+                        break ended;
+                    }
+                }
+            }
+        }
+    };
+}
+
+impl Store {
+    /// # Errors
+    ///
+    /// Fails if the database cannot be used.
+    pub(crate) fn open(db: &Db) -> Result<(Self, watch::Receiver<StoreStatus>), OpenError> {
+        let running = Database::open(db, &sqlite::SCHEMA)?.start(Tables, Handle::current())?;
+        // One process has the file: it begins with what the one before it had.
+        let node = Arc::from("this");
+        Ok((Self { database: Kind::Sqlite(running.store), node, hints: Arc::default() }, running.status))
+    }
+
+    pub(crate) fn of(postgres: Postgres) -> Self {
+        let node = Arc::from(Uuid::new_v4().to_string());
+        Self { database: Kind::Postgres(postgres), node, hints: Arc::default() }
+    }
+
+    /// Waits until there may be something new to deliver.
+    pub(crate) async fn stored(&self) {
+        self.hints.stored.notified().await;
+    }
+
+    /// Waits until an endpoint may have changed, or a lane by an operator.
+    pub(crate) async fn changed(&self) {
+        self.hints.changed.notified().await;
+    }
+
+    fn tell(&self, of: fn(&Hints) -> &Notify) {
+        of(&self.hints).notify_one();
+        if let Kind::Postgres(postgres) = &self.database {
+            of(&postgres.told).notify_one();
+        }
+    }
+
+    /// Passes on what other nodes tell. Runs until it is dropped.
+    pub(crate) async fn run_hints(&self) {
+        match &self.database {
+            Kind::Sqlite(_) => std::future::pending().await,
+            Kind::Postgres(postgres) => postgres.run_hints(&self.hints).await,
+        }
+    }
+
+    /// Appends events to the lanes of the endpoints that want them: all or none.
+    pub(crate) async fn add(
+        &self,
+        events: Vec<(Event, Vec<Arc<str>>)>,
+        now: Stamp,
+    ) -> Result<Vec<Added>, StoreFailure> {
+        transaction!(self, move |db| statements::add(db, &events, now)).inspect(|_| self.tell(|hints| &hints.stored))
+    }
+
+    /// Closes the lanes of these endpoints, unless a later epoch has begun.
+    pub(crate) async fn close_lanes(&self, endpoints: &str, key: &str, epoch: u32) -> Result<(), StoreFailure> {
+        let (endpoints, key) = (format!("{endpoints}%"), key.to_owned());
+        transaction!(self, move |db| statements::close_lanes(db, &endpoints, &key, epoch))
+    }
+
+    /// Returns what this node has, and for how long from the call on; for ever in a database of its own.
+    pub(crate) async fn keep_lease(&self, let_go: Vec<Partition>) -> Result<(Lease, Option<Duration>), StoreFailure> {
+        let node = Arc::clone(&self.node);
+        let lease = transaction!(self, move |db| statements::keep_lease(db, &node, &let_go))?;
+        let lasts = match &self.database {
+            Kind::Sqlite(_) => None,
+            Kind::Postgres(_) => Some(NOTIFIER_LEASE),
+        };
+        Ok((lease, lasts))
+    }
+
+    pub(crate) async fn end_lease(&self) -> Result<(), StoreFailure> {
+        let node = Arc::clone(&self.node);
+        transaction!(self, move |db| statements::end_lease(db, &node))
+    }
+
+    /// The lanes whose heads are due, and when another one is.
+    pub(crate) async fn due(
+        &self,
+        endpoint: &Arc<str>,
+        now: Stamp,
+        max: usize,
+    ) -> Result<(Vec<DueLane>, Option<Stamp>), StoreFailure> {
+        let (node, endpoint) = (Arc::clone(&self.node), Arc::clone(endpoint));
+        transaction!(self, move |db| statements::due(db, &node, &endpoint, now, max))
+    }
+
+    /// What the lane sends next; `None` if nothing, or if another node has the lane.
+    pub(crate) async fn head(&self, lane: LaneId) -> Result<Option<Head>, StoreFailure> {
+        let node = Arc::clone(&self.node);
+        transaction!(self, move |db| statements::head(db, &node, lane))
+    }
+
+    pub(crate) async fn end_attempt(
+        &self,
+        head: Head,
+        state: HeadState,
+        attempt: AttemptRecord,
+        verdict: HeadVerdict,
+        now: Stamp,
+    ) -> Result<Committed, StoreFailure> {
+        let node = Arc::clone(&self.node);
+        transaction!(self, move |db| statements::end_attempt(db, &node, &head, state, &attempt, verdict, now))
+    }
+
+    pub(crate) async fn set_health(&self, endpoint: &Arc<str>, health: EndpointHealth) -> Result<(), StoreFailure> {
+        let endpoint = Arc::clone(endpoint);
+        transaction!(self, move |db| statements::set_health(db, &endpoint, &health))
+    }
+
+    pub(crate) async fn endpoints(&self) -> Result<BTreeMap<String, EndpointState>, StoreFailure> {
+        transaction!(self, move |db| operators::endpoints(db))
+    }
+
+    pub(crate) async fn change_endpoint(
+        &self,
+        endpoint: &str,
+        change: EndpointChange,
+        note: Option<String>,
+        now: Stamp,
+    ) -> Result<(), StoreFailure> {
+        let endpoint = endpoint.to_owned();
+        transaction!(self, move |db| operators::change_endpoint(db, &endpoint, change, note.as_deref(), now))
+            .inspect(|()| self.tell(|hints| &hints.changed))
+    }
+
+    /// `None` removes an endpoint that is in no configuration; its lanes stay.
+    pub(crate) async fn set_settings(&self, endpoint: &str, settings: Option<Vec<u8>>) -> Result<(), StoreFailure> {
+        let endpoint = endpoint.to_owned();
+        transaction!(self, move |db| operators::set_settings(db, &endpoint, settings.as_deref()))
+            .inspect(|()| self.tell(|hints| &hints.changed))
+    }
+
+    /// What waits, and the last failure of the heads.
+    pub(crate) async fn counts(&self, endpoint: &str) -> Result<(Counts, Option<LastFailure>), StoreFailure> {
+        let endpoint = endpoint.to_owned();
+        transaction!(self, move |db| operators::counts(db, &endpoint))
+    }
+
+    /// The lanes that have messages or are stopped, those with the oldest heads first; or the lanes of one key.
+    pub(crate) async fn lanes(
+        &self,
+        endpoint: Option<String>,
+        key: Option<String>,
+        max: usize,
+    ) -> Result<Vec<LaneRow>, StoreFailure> {
+        transaction!(self, move |db| operators::lanes(db, endpoint.as_deref(), key.as_deref(), max))
+    }
+
+    /// The latest first.
+    pub(crate) async fn attempts(
+        &self,
+        endpoint: Option<String>,
+        lane: Option<i64>,
+        max: usize,
+    ) -> Result<Vec<AttemptRow>, StoreFailure> {
+        transaction!(self, move |db| operators::attempts(db, endpoint.as_deref(), lane, max))
+    }
+
+    /// Returns whether there is such a lane, whose head is that message.
+    pub(crate) async fn change_lane(
+        &self,
+        lane: LaneId,
+        change: LaneChange,
+        note: Option<String>,
+        now: Stamp,
+    ) -> Result<bool, StoreFailure> {
+        transaction!(self, move |db| operators::change_lane(db, lane, change, note.as_deref(), now))
+            .inspect(|_| self.tell(|hints| &hints.changed))
+    }
+
+    pub(crate) async fn end_pauses(&self, now: Stamp) -> Result<u64, StoreFailure> {
+        transaction!(self, move |db| operators::end_pauses(db, now))
+    }
+
+    /// How many messages that have ended the filter is true for. They are sent once more, each lane's in their order, unless it is a
+    /// dry run.
+    pub(crate) async fn replay(&self, filter: ReplayFilter, now: Stamp) -> Result<i64, StoreFailure> {
+        transaction!(self, move |db| operators::replay(db, &filter, now)).inspect(|_| self.tell(|hints| &hints.changed))
+    }
+
+    /// Removes some of what ended before this time. Returns how many rows.
+    pub(crate) async fn clean_up(&self, before: Stamp) -> Result<u64, StoreFailure> {
+        transaction!(self, move |db| upkeep::clean_up(db, before))
+    }
+}

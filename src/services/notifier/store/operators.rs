@@ -1,0 +1,390 @@
+//! The statements of operators: the state of endpoints, what is in the lanes, and what is changed by hand.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::sql::{SqlError, read, values};
+use super::transaction::Tx;
+use journeyman_domain::lane::dispatcher::LaneId;
+use journeyman_domain::lane::endpoint::{DisableReason, EndpointHealth};
+use journeyman_domain::staged::Stamp;
+
+type Result<T> = std::result::Result<T, SqlError>;
+
+/// What the store knows of an endpoint.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct EndpointState {
+    pub(crate) health: EndpointHealth,
+    pub(crate) disabled: Option<DisableReason>,
+    pub(crate) paused_until: Option<Stamp>,
+    /// An operator's words.
+    pub(crate) note: Option<String>,
+    /// Sealed, of an endpoint that is in no configuration.
+    pub(crate) settings: Option<Vec<u8>>,
+}
+
+/// What an operator does with an endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum EndpointChange {
+    /// `None` ends a pause.
+    Pause {
+        until: Option<Stamp>,
+    },
+    Disable(DisableReason),
+    /// It is healthy again until it is tried.
+    Enable,
+    /// Its heads are tried at once; it is enabled if it was disabled, and resumed if it was paused.
+    Redeliver,
+}
+
+/// What an operator does with a lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LaneChange {
+    Pause {
+        until: Stamp,
+    },
+    /// It is open, if it was paused or parked.
+    Resume,
+    /// The head is never delivered, if it still is this message.
+    SkipHead {
+        position: i64,
+    },
+}
+
+/// How many lanes have messages, and how many messages wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Counts {
+    pub lanes: u32,
+    /// The lanes among them that are parked.
+    pub parked: u32,
+    pub paused: u32,
+    pub messages: i64,
+    /// Since when the oldest head waits.
+    pub oldest: Option<Stamp>,
+    /// The time at which the first head is due, if the endpoint lets it.
+    pub(crate) next_due: Option<Stamp>,
+}
+
+/// The last failed attempt of the heads of an endpoint.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastFailure {
+    pub at: Stamp,
+    pub status: Option<u32>,
+    pub error: Option<String>,
+    pub detail: String,
+}
+
+/// A lane, as operators see it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LaneRow {
+    pub id: i64,
+    pub endpoint: String,
+    pub key: String,
+    /// `open`, `parked` or `paused`.
+    pub state: String,
+    pub note: Option<String>,
+    pub epoch: u32,
+    /// The number of the last message.
+    pub(crate) seq: i64,
+    /// The first message that waits.
+    pub head: i64,
+    pub waiting: i64,
+    pub attempts: u32,
+    pub due_at: Option<Stamp>,
+    /// The time at which the head came.
+    pub head_since: Option<Stamp>,
+    pub head_type: Option<String>,
+}
+
+/// An attempt, as operators see it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttemptRow {
+    pub endpoint: String,
+    pub key: String,
+    pub lane: i64,
+    pub position: i64,
+    pub(crate) epoch: u32,
+    pub(crate) seq: i64,
+    pub event_id: String,
+    pub r#type: String,
+    pub number: i64,
+    pub started_at: Stamp,
+    pub took_ms: i64,
+    pub status: Option<i64>,
+    pub error: Option<String>,
+    pub detail: String,
+}
+
+/// Messages that have ended, by what they are.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ReplayFilter {
+    pub(crate) endpoint: String,
+    /// The earliest time at which their events came.
+    pub(crate) since: Option<Timestamp>,
+    pub(crate) until: Option<Timestamp>,
+    pub(crate) key: Option<String>,
+    pub(crate) r#type: Option<String>,
+    pub(crate) event_id: Option<String>,
+    /// Such as `exhausted`; any outcome otherwise.
+    pub(crate) outcome: Option<String>,
+    /// They are only counted.
+    #[serde(default)]
+    pub(crate) dry_run: bool,
+}
+
+pub(super) async fn endpoints(db: &mut Tx<'_>) -> Result<BTreeMap<String, EndpointState>> {
+    let select = "SELECT name, health, disabled, paused_until, note, settings FROM endpoint";
+    let mut all = BTreeMap::new();
+    for mut row in db.query(select, values![]).await? {
+        let name = row.take()?;
+        let state = EndpointState {
+            health: row.take::<Option<String>>()?.map_or_else(|| Ok(EndpointHealth::default()), |text| parse(&text))?,
+            disabled: row.take::<Option<String>>()?.map(|text| parse(&format!("\"{text}\""))).transpose()?,
+            paused_until: row.take()?,
+            note: row.take()?,
+            settings: row.take()?,
+        };
+        all.insert(name, state);
+    }
+    Ok(all)
+}
+
+fn parse<T: serde::de::DeserializeOwned>(text: &str) -> Result<T> {
+    serde_json::from_slice(text.as_bytes()).map_err(|error| SqlError::Unexpected(error.into()))
+}
+
+/// An endpoint that is disabled keeps its first reason.
+pub(super) async fn change_endpoint(
+    db: &mut Tx<'_>,
+    endpoint: &str,
+    change: EndpointChange,
+    note: Option<&str>,
+    now: Stamp,
+) -> Result<()> {
+    db.execute("INSERT INTO endpoint (name) VALUES ($1) ON CONFLICT DO NOTHING", values![endpoint]).await?;
+    match change {
+        EndpointChange::Pause { until } => {
+            let update = "UPDATE endpoint SET paused_until = $2, note = $3 WHERE name = $1";
+            db.execute(update, values![endpoint, until, note]).await?;
+        }
+        EndpointChange::Disable(reason) => {
+            let update =
+                "UPDATE endpoint SET disabled = $2, note = coalesce($3, note) WHERE name = $1 AND disabled IS NULL";
+            db.execute(update, values![endpoint, reason.as_str(), note]).await?;
+        }
+        EndpointChange::Enable => {
+            let update = "UPDATE endpoint SET disabled = NULL, health = NULL, note = $2 WHERE name = $1";
+            db.execute(update, values![endpoint, note]).await?;
+        }
+        EndpointChange::Redeliver => {
+            let update =
+                "UPDATE endpoint SET disabled = NULL, paused_until = NULL, health = NULL, note = $2 WHERE name = $1";
+            db.execute(update, values![endpoint, note]).await?;
+            let update = "UPDATE lane SET due_at = $2 WHERE endpoint = $1 AND due_at > $2";
+            db.execute(update, values![endpoint, now]).await?;
+        }
+    }
+    Ok(())
+}
+
+/// `None` removes an endpoint that is in no configuration; its lanes stay.
+pub(super) async fn set_settings(db: &mut Tx<'_>, endpoint: &str, settings: Option<&[u8]>) -> Result<()> {
+    db.execute(
+        "INSERT INTO endpoint (name, settings) VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET settings = $2",
+        values![endpoint, settings],
+    )
+    .await
+    .map(drop)
+}
+
+pub(super) async fn counts(db: &mut Tx<'_>, endpoint: &str) -> Result<(Counts, Option<LastFailure>)> {
+    let row = db
+        .first(
+            "SELECT count(*), CAST(coalesce(sum(CASE WHEN state = 'parked' THEN 1 ELSE 0 END), 0) AS BIGINT),
+                    CAST(coalesce(sum(CASE WHEN state = 'paused' THEN 1 ELSE 0 END), 0) AS BIGINT),
+                    CAST(coalesce(sum(tail - head + 1 + (SELECT count(*) FROM replay WHERE replay.lane = lane.id)), 0) AS BIGINT),
+                    min((SELECT event.received_at FROM message JOIN event ON event.id = message.event
+                         WHERE message.lane = lane.id AND message.position = lane.head)),
+                    min(due_at)
+             FROM lane WHERE endpoint = $1
+                 AND (head <= tail OR EXISTS (SELECT 1 FROM replay WHERE replay.lane = lane.id))",
+            values![endpoint],
+        )
+        .await?;
+    let read = read!(Counts => lanes, parked, paused, messages, oldest, next_due);
+    let counts = row.map_or_else(|| Ok(Counts::default()), read)?;
+    let failed = db
+        .first(
+            "SELECT attempt.started_at, attempt.status, attempt.error, attempt.detail
+             FROM lane JOIN attempt ON attempt.lane = lane.id AND attempt.position = lane.head
+             WHERE lane.endpoint = $1 AND lane.head <= lane.tail
+             ORDER BY attempt.started_at DESC LIMIT 1",
+            values![endpoint],
+        )
+        .await?;
+    Ok((counts, failed.map(read!(LastFailure => at, status, error, detail)).transpose()?))
+}
+
+/// The lanes of an endpoint that have messages or are stopped, those with the oldest heads first; or the lanes of one key.
+pub(super) async fn lanes(
+    db: &mut Tx<'_>,
+    endpoint: Option<&str>,
+    key: Option<&str>,
+    max: usize,
+) -> Result<Vec<LaneRow>> {
+    let rows = db
+        .query(
+            "SELECT lane.id, lane.endpoint, lane.key, lane.state, lane.note, lane.epoch, lane.seq,
+                    coalesce(replay.position, lane.head),
+                    lane.tail - lane.head + 1 + (SELECT count(*) FROM replay WHERE replay.lane = lane.id),
+                    CASE WHEN replay.position IS NULL THEN lane.attempts ELSE replay.attempts END,
+                    lane.due_at, event.received_at, event.type
+             FROM lane
+             LEFT JOIN replay ON replay.lane = lane.id
+                 AND replay.position = (SELECT min(one.position) FROM replay AS one WHERE one.lane = lane.id)
+             LEFT JOIN message ON message.lane = lane.id AND message.position = coalesce(replay.position, lane.head)
+             LEFT JOIN event ON event.id = message.event
+             WHERE (CAST($1 AS TEXT) IS NULL OR lane.endpoint = $1)
+                 AND (CAST($2 AS TEXT) IS NOT NULL OR lane.head <= lane.tail OR lane.state <> 'open'
+                     OR replay.position IS NOT NULL)
+                 AND (CAST($2 AS TEXT) IS NULL OR lane.key = $2)
+             ORDER BY coalesce(event.received_at, CAST(9223372036854775807 AS BIGINT)), lane.id LIMIT $3",
+            values![endpoint, key, max],
+        )
+        .await?;
+    let read = read!(LaneRow => id, endpoint, key, state, note, epoch, seq, head, waiting, attempts, due_at, head_since, head_type);
+    rows.into_iter().map(read).collect()
+}
+
+/// The last attempts of an endpoint or a lane, the latest first.
+pub(super) async fn attempts(
+    db: &mut Tx<'_>,
+    endpoint: Option<&str>,
+    lane: Option<i64>,
+    max: usize,
+) -> Result<Vec<AttemptRow>> {
+    let rows = db
+        .query(
+            "SELECT lane.endpoint, lane.key, attempt.lane, attempt.position, message.epoch, message.seq, event.source_id, event.type,
+                    attempt.number, attempt.started_at, attempt.took_ms, attempt.status, attempt.error, attempt.detail
+             FROM attempt
+             JOIN lane ON lane.id = attempt.lane
+             JOIN message ON message.lane = attempt.lane AND message.position = attempt.position
+             JOIN event ON event.id = message.event
+             WHERE (CAST($1 AS TEXT) IS NULL OR lane.endpoint = $1)
+                 AND (CAST($2 AS BIGINT) IS NULL OR attempt.lane = $2)
+             ORDER BY attempt.started_at DESC LIMIT $3",
+            values![endpoint, lane, max],
+        )
+        .await?;
+    let read = read!(AttemptRow =>
+        endpoint, key, lane, position, epoch, seq, event_id, r#type, number,
+        started_at, took_ms, status, error, detail);
+    rows.into_iter().map(read).collect()
+}
+
+/// Returns whether there is such a lane, whose head is that message.
+pub(super) async fn change_lane(
+    db: &mut Tx<'_>,
+    LaneId(lane): LaneId,
+    change: LaneChange,
+    note: Option<&str>,
+    now: Stamp,
+) -> Result<bool> {
+    let updated = match change {
+        LaneChange::Pause { until } => {
+            let update = "UPDATE lane SET state = 'paused', paused_until = $2, note = $3, due_at = NULL WHERE id = $1";
+            db.execute(update, values![lane, until, note]).await?
+        }
+        LaneChange::Resume => {
+            let update = "UPDATE lane SET state = 'open', paused_until = NULL, note = $2, first_attempt_at = NULL,
+                     due_at = CASE WHEN head <= tail OR EXISTS (SELECT 1 FROM replay WHERE replay.lane = lane.id)
+                         THEN CAST($3 AS BIGINT) END
+                 WHERE id = $1";
+            db.execute(update, values![lane, note, now]).await?
+        }
+        LaneChange::SkipHead { position } => {
+            let delete = "DELETE FROM replay WHERE lane = $1 AND position = $2
+                     AND position = (SELECT min(position) FROM replay WHERE lane = $1)";
+            if db.execute(delete, values![lane, position]).await? > 0 {
+                let update = "UPDATE lane SET state = CASE WHEN state = 'parked' THEN 'open' ELSE state END,
+                         due_at = CASE WHEN state <> 'paused' AND (head <= tail
+                             OR EXISTS (SELECT 1 FROM replay WHERE replay.lane = lane.id)) THEN CAST($2 AS BIGINT) END
+                     WHERE id = $1";
+                db.execute(update, values![lane, now]).await?;
+                return Ok(true);
+            }
+            let update = "UPDATE lane SET head = head + 1, attempts = 0, first_attempt_at = NULL,
+                     state = CASE WHEN state = 'parked' THEN 'open' ELSE state END,
+                     due_at = CASE WHEN state <> 'paused' AND (head < tail
+                         OR EXISTS (SELECT 1 FROM replay WHERE replay.lane = lane.id)) THEN CAST($3 AS BIGINT) END
+                 WHERE id = $1 AND head = $2 AND head <= tail
+                     AND NOT EXISTS (SELECT 1 FROM replay WHERE replay.lane = lane.id)";
+            let updated = db.execute(update, values![lane, position, now]).await?;
+            if updated > 0 {
+                let update = "UPDATE message SET outcome = 'skipped-by-operator', note = $3, ended_at = $4
+                     WHERE lane = $1 AND position = $2";
+                db.execute(update, values![lane, position, note, now]).await?;
+            }
+            updated
+        }
+    };
+    Ok(updated > 0)
+}
+
+/// Opens the lanes whose pause has ended.
+pub(super) async fn end_pauses(db: &mut Tx<'_>, now: Stamp) -> Result<u64> {
+    db.execute(
+        "UPDATE lane SET state = 'open', paused_until = NULL, note = NULL,
+             due_at = CASE WHEN head <= tail OR EXISTS (SELECT 1 FROM replay WHERE replay.lane = lane.id)
+                 THEN CAST($1 AS BIGINT) END
+         WHERE state = 'paused' AND paused_until <= $1",
+        values![now],
+    )
+    .await
+}
+
+/// Counts rows from these tables where these conditions hold.
+macro_rules! matching {
+    () => {
+        "lane JOIN message ON message.lane = lane.id JOIN event ON event.id = message.event
+         WHERE lane.endpoint = $1 AND message.outcome IS NOT NULL
+             AND (CAST($2 AS BIGINT) IS NULL OR event.received_at >= $2)
+             AND (CAST($3 AS BIGINT) IS NULL OR event.received_at < $3)
+             AND (CAST($4 AS TEXT) IS NULL OR lane.key = $4)
+             AND (CAST($5 AS TEXT) IS NULL OR event.type = $5)
+             AND (CAST($6 AS TEXT) IS NULL OR event.source_id = $6)
+             AND (CAST($7 AS TEXT) IS NULL OR message.outcome = $7)"
+    };
+}
+
+/// How many messages that have ended a filter is true for. They are sent once more, each lane's in their order, unless it is a dry
+/// run.
+pub(super) async fn replay(db: &mut Tx<'_>, filter: &ReplayFilter, now: Stamp) -> Result<i64> {
+    let condition = values![
+        &filter.endpoint,
+        filter.since.map(Timestamp::as_millisecond),
+        filter.until.map(Timestamp::as_millisecond),
+        filter.key.as_ref(),
+        filter.r#type.as_ref(),
+        filter.event_id.as_ref(),
+        filter.outcome.as_ref(),
+    ];
+    if filter.dry_run {
+        let row = db.first(concat!("SELECT count(*) FROM ", matching!()), condition).await?;
+        return row.map_or(Ok(0), |mut row| row.take());
+    }
+    let insert = concat!(
+        "INSERT INTO replay (lane, position) SELECT message.lane, message.position FROM ",
+        matching!(),
+        " ON CONFLICT DO NOTHING"
+    );
+    let inserted = db.execute(insert, condition).await?;
+    let update = "UPDATE lane SET due_at = $2 WHERE endpoint = $1 AND state = 'open'
+                      AND EXISTS (SELECT 1 FROM replay WHERE replay.lane = lane.id)";
+    db.execute(update, values![&filter.endpoint, now]).await?;
+    Ok(i64::try_from(inserted).unwrap_or(i64::MAX))
+}

@@ -1,0 +1,332 @@
+//! The store in PostgreSQL, for several nodes: a pool of connections, and one that listens for what other nodes have stored.
+
+use std::path::Path;
+use std::str::FromStr as _;
+use std::sync::Arc;
+
+use deadpool_postgres::{Manager, Object, Pool, PoolError, Runtime};
+use futures_util::future::poll_fn;
+use tokio::sync::Notify;
+use tokio_postgres::config::SslMode;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::private::BytesMut;
+use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, accepts, to_sql_checked};
+use tokio_postgres::{AsyncMessage, Config};
+use tokio_postgres_rustls::MakeRustlsConnect;
+use uuid::Uuid;
+
+use super::sql::{Row, SqlError, StoreFailure, Value, words};
+use journeyman_domain::limits::{
+    POSTGRES_CONNECTIONS_MAX, POSTGRES_HINT_RETRY, POSTGRES_IDLE_TRANSACTION_TIMEOUT, POSTGRES_STATEMENT_TIMEOUT,
+    POSTGRES_TRIES_MAX, POSTGRES_WAIT_TIMEOUT,
+};
+use journeyman_domain::staged::Stamp;
+use journeyman_platform::host::tls_config::{InvalidTls, client_config};
+
+const FORMAT: i64 = 1;
+/// Of the locks that nodes take for the schema and for their leases.
+const LOCK: i64 = 0x6a72_6e6e;
+
+/// Why PostgreSQL cannot be used. Holds no credential.
+#[derive(Debug, thiserror::Error)]
+pub enum PostgresError {
+    #[error("the URL is no URL of PostgreSQL such as postgres://user:password@host/database: {0}")]
+    Url(String),
+    #[error(transparent)]
+    Tls(#[from] InvalidTls),
+    #[error("cannot use the database: {0}")]
+    Unusable(String),
+    #[error(
+        "the tables of schema {SCHEMA} have version {found}, but this version of journeyman needs {FORMAT}; use the version that wrote them"
+    )]
+    Format { found: i64 },
+}
+
+/// Channels of hints.
+const STORED: &str = "journeyman_notifier_stored";
+const CHANGED: &str = "journeyman_notifier_changed";
+/// Holds the tables of the notifier.
+const SCHEMA: &str = "journeyman_notifier";
+
+/// What whoever delivers has to look at.
+#[derive(Default)]
+pub(super) struct Hints {
+    /// Messages.
+    pub(super) stored: Notify,
+    /// Endpoints and lanes.
+    pub(super) changed: Notify,
+}
+
+/// Connections to a database.
+#[derive(Clone)]
+pub(crate) struct PostgresPool {
+    pool: Pool,
+    config: Arc<Config>,
+    tls: MakeRustlsConnect,
+}
+
+#[derive(Clone)]
+pub(crate) struct Postgres {
+    connections: PostgresPool,
+    /// What other nodes have to look at. They would find it without a word, a little later.
+    pub(super) told: Arc<Hints>,
+}
+
+impl PostgresPool {
+    /// Connects later, with these options of the server.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the URL or the certificates cannot be used.
+    pub(crate) fn new(url: &str, ca: Option<&Path>, options: &str) -> Result<Self, PostgresError> {
+        // The error of the parser may quote the URL.
+        let invalid =
+            |_| PostgresError::Url("see https://www.postgresql.org/docs/current/libpq-connect.html".to_owned());
+        let mut config = Config::from_str(url).map_err(invalid)?;
+        let options = format!(
+            "{} {options} -c idle_in_transaction_session_timeout={} -c statement_timeout={}",
+            config.get_options().unwrap_or_default(),
+            POSTGRES_IDLE_TRANSACTION_TIMEOUT.as_millis(),
+            POSTGRES_STATEMENT_TIMEOUT.as_millis(),
+        );
+        config.options(options).application_name("journeyman notifier").connect_timeout(POSTGRES_WAIT_TIMEOUT);
+        config.tcp_user_timeout(POSTGRES_STATEMENT_TIMEOUT).keepalives_idle(POSTGRES_STATEMENT_TIMEOUT);
+        if ca.is_some() {
+            config.ssl_mode(SslMode::Require);
+        }
+        let tls = MakeRustlsConnect::new(client_config(ca, None)?);
+        let manager = Manager::new(config.clone(), tls.clone());
+        let pool = Pool::builder(manager)
+            .max_size(POSTGRES_CONNECTIONS_MAX)
+            .runtime(Runtime::Tokio1)
+            .wait_timeout(Some(POSTGRES_WAIT_TIMEOUT))
+            .create_timeout(Some(POSTGRES_WAIT_TIMEOUT))
+            .build()
+            .map_err(|error| PostgresError::Unusable(error.to_string()))?;
+        Ok(Self { pool, config: Arc::new(config), tls })
+    }
+
+    /// # Errors
+    ///
+    /// Why there is no connection, in words without a credential.
+    pub(crate) async fn get(&self) -> Result<Object, String> {
+        let words = |error| if let PoolError::Backend(error) = &error { words(error) } else { error.to_string() };
+        self.pool.get().await.map_err(words)
+    }
+}
+
+impl Postgres {
+    /// Connects, and creates what is missing of the tables.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the URL, the certificates or the database cannot be used.
+    pub(crate) async fn open(url: &str, ca: Option<&Path>) -> Result<Self, PostgresError> {
+        let connections = PostgresPool::new(url, ca, &format!("-c search_path={SCHEMA}"))?;
+        let postgres = Self { connections, told: Arc::default() };
+        postgres.create_tables().await?;
+        Ok(postgres)
+    }
+
+    async fn create_tables(&self) -> Result<(), PostgresError> {
+        let mut client = self.connections.get().await.map_err(PostgresError::Unusable)?;
+        let failed = |error| PostgresError::Unusable(words(&error));
+        let tx = client.transaction().await.map_err(failed)?;
+        tx.execute("SELECT pg_advisory_xact_lock($1)", &[&LOCK]).await.map_err(failed)?;
+        let exists: bool = tx
+            .query_one("SELECT to_regclass($1) IS NOT NULL", &[&format!("{SCHEMA}.format")])
+            .await
+            .and_then(|row| row.try_get(0))
+            .map_err(failed)?;
+        if exists {
+            let row = tx.query_one("SELECT version FROM format", &[]).await.map_err(failed)?;
+            let found = row.try_get(0).map_err(failed)?;
+            return if found == FORMAT { Ok(()) } else { Err(PostgresError::Format { found }) };
+        }
+        let create = format!(
+            "CREATE SCHEMA IF NOT EXISTS {SCHEMA}; CREATE TABLE format (version BIGINT NOT NULL);
+             INSERT INTO format VALUES ({FORMAT}); {}",
+            tables()
+        );
+        tx.batch_execute(&create).await.map_err(failed)?;
+        tx.commit().await.map_err(failed)
+    }
+
+    pub(super) async fn begin(&self) -> Result<PostgresTx, StoreFailure> {
+        let client = self.connections.get().await.map_err(StoreFailure::Unreachable)?;
+        client.batch_execute("BEGIN").await.map_err(|error| StoreFailure::Unreachable(words(&error)))?;
+        Ok(PostgresTx(Some(client)))
+    }
+
+    /// Passes on what other nodes tell, until the caller drops it.
+    pub(super) async fn run_hints(&self, hints: &Hints) {
+        loop {
+            if let Err(error) = self.exchange_hints(hints).await {
+                tracing::debug!("no hints from other nodes for a while: {}", words(&error));
+            }
+            tokio::time::sleep(POSTGRES_HINT_RETRY).await;
+        }
+    }
+
+    async fn exchange_hints(&self, hints: &Hints) -> Result<(), tokio_postgres::Error> {
+        let (client, mut connection) = self.connections.config.connect(self.connections.tls.clone()).await?;
+        let listening = async {
+            while let Some(message) = poll_fn(|context| connection.poll_message(context)).await {
+                if let AsyncMessage::Notification(hint) = message? {
+                    if hint.channel() == CHANGED { hints.changed.notify_one() } else { hints.stored.notify_one() }
+                }
+            }
+            Ok(())
+        };
+        let telling = async {
+            client.batch_execute(&format!("LISTEN {STORED}; LISTEN {CHANGED}")).await?;
+            loop {
+                let channel = tokio::select! {
+                    () = self.told.stored.notified() => STORED,
+                    () = self.told.changed.notified() => CHANGED,
+                };
+                client.batch_execute(&format!("NOTIFY {channel}")).await?;
+            }
+        };
+        tokio::select! {
+            ended = listening => ended,
+            ended = telling => ended,
+        }
+    }
+}
+
+/// The tables of SQLite, with the types of PostgreSQL.
+fn tables() -> String {
+    include_str!("schema.sql")
+        .replace("INTEGER PRIMARY KEY", "BIGINT GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY")
+        .replace("INTEGER", "BIGINT")
+        .replace("BLOB", "BYTEA")
+        .replace(") STRICT, WITHOUT ROWID;", ");")
+        .replace(") STRICT;", ");")
+}
+
+/// A transaction. If it is dropped before it has ended, its connection is closed, and the server rolls it back.
+pub(super) struct PostgresTx(Option<Object>);
+
+impl Drop for PostgresTx {
+    fn drop(&mut self) {
+        if let Some(client) = self.0.take() {
+            drop(Object::take(client));
+        }
+    }
+}
+
+impl PostgresTx {
+    /// Commits, or rolls back. Returns nothing if the transaction is to be tried again: another one was in its way, or the
+    /// connection was lost, perhaps after the commit, so that what runs in a transaction must be able to run twice.
+    pub(super) async fn end<T>(
+        mut self,
+        result: Result<T, SqlError>,
+        tries: &mut usize,
+    ) -> Option<Result<T, StoreFailure>> {
+        *tries += 1;
+        let ended = self.run_last(if result.is_ok() { "COMMIT" } else { "ROLLBACK" }).await;
+        let error = match (result, ended) {
+            (Ok(done), Ok(())) => return Some(Ok(done)),
+            (Err(error), _) | (Ok(_), Err(error)) => error,
+        };
+        if may_pass(&error) && *tries < POSTGRES_TRIES_MAX { None } else { Some(Err(failure(&error))) }
+    }
+
+    async fn run_last(&mut self, statement: &str) -> Result<(), SqlError> {
+        if let Some(client) = &self.0 {
+            client.batch_execute(statement).await?;
+        }
+        // Back to the pool.
+        drop(self.0.take());
+        Ok(())
+    }
+
+    async fn statement(&self, sql: &'static str) -> Result<(&Object, tokio_postgres::Statement), SqlError> {
+        let Some(client) = &self.0 else { return Err(SqlError::Unexpected("the transaction has ended".into())) };
+        Ok((client, client.prepare_cached(sql).await?))
+    }
+
+    pub(super) async fn query(&mut self, sql: &'static str, values: &[Value]) -> Result<Vec<Row>, SqlError> {
+        let (client, statement) = self.statement(sql).await?;
+        let parameters: Vec<_> = values.iter().map(|value| value as &(dyn ToSql + Sync)).collect();
+        let rows = client.query(&statement, &parameters).await?;
+        let read = |row: &tokio_postgres::Row| {
+            let fields: Result<Vec<Value>, _> = (0..row.len()).map(|index| row.try_get(index)).collect();
+            fields.map(Row::new)
+        };
+        Ok(rows.iter().map(read).collect::<Result<_, tokio_postgres::Error>>()?)
+    }
+
+    pub(super) async fn execute(&mut self, sql: &'static str, values: &[Value]) -> Result<u64, SqlError> {
+        let (client, statement) = self.statement(sql).await?;
+        let parameters: Vec<_> = values.iter().map(|value| value as &(dyn ToSql + Sync)).collect();
+        Ok(client.execute(&statement, &parameters).await?)
+    }
+
+    pub(super) async fn lock_leases(&mut self) -> Result<(), SqlError> {
+        self.query("SELECT 1 FROM pg_advisory_xact_lock($1)", &[Value::Int(LOCK)]).await.map(drop)
+    }
+
+    /// The clock of the server, which the nodes share.
+    pub(super) async fn now(&mut self) -> Result<Stamp, SqlError> {
+        let rows = self.query("SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)", &[]).await?;
+        rows.into_iter().next().ok_or_else(|| SqlError::Unexpected("no time".into()))?.take()
+    }
+}
+
+fn failure(error: &SqlError) -> StoreFailure {
+    let incident = Uuid::new_v4();
+    tracing::error!(%error, %incident, "database operation failed");
+    match error {
+        SqlError::Postgres(lost) if lost.as_db_error().is_none() => StoreFailure::Unreachable(words(lost)),
+        SqlError::Postgres(full) if full.code() == Some(&SqlState::DISK_FULL) => StoreFailure::DiskFull,
+        SqlError::Postgres(_) | SqlError::Sqlite(_) | SqlError::Unexpected(_) => StoreFailure::Failed(incident),
+    }
+}
+
+fn may_pass(error: &SqlError) -> bool {
+    let SqlError::Postgres(error) = error else { return false };
+    error.code().is_none_or(|code| {
+        [
+            SqlState::T_R_SERIALIZATION_FAILURE,
+            SqlState::T_R_DEADLOCK_DETECTED,
+            SqlState::ADMIN_SHUTDOWN,
+            SqlState::CRASH_SHUTDOWN,
+            SqlState::CANNOT_CONNECT_NOW,
+        ]
+        .contains(code)
+    })
+}
+
+impl ToSql for Value {
+    fn to_sql(&self, r#type: &Type, out: &mut BytesMut) -> Result<IsNull, Box<dyn std::error::Error + Sync + Send>> {
+        match self {
+            Self::Null => Ok(IsNull::Yes),
+            Self::Int(number) => number.to_sql_checked(r#type, out),
+            Self::Text(text) => text.to_sql_checked(r#type, out),
+            Self::Bytes(bytes) => bytes.to_sql_checked(r#type, out),
+        }
+    }
+
+    accepts!(INT8, TEXT, BYTEA);
+
+    to_sql_checked!();
+}
+
+impl<'a> FromSql<'a> for Value {
+    fn from_sql(r#type: &Type, raw: &'a [u8]) -> Result<Self, Box<dyn std::error::Error + Sync + Send>> {
+        match *r#type {
+            Type::INT8 => i64::from_sql(r#type, raw).map(Self::Int),
+            Type::INT4 => i32::from_sql(r#type, raw).map(|number| Self::Int(number.into())),
+            Type::BYTEA => <&[u8]>::from_sql(r#type, raw).map(Self::from),
+            _ => <&str>::from_sql(r#type, raw).map(Self::from),
+        }
+    }
+
+    fn from_sql_null(_: &Type) -> Result<Self, Box<dyn std::error::Error + Sync + Send>> {
+        Ok(Self::Null)
+    }
+
+    accepts!(INT8, INT4, TEXT, BYTEA);
+}
