@@ -22,22 +22,23 @@ pub fn to_toml(loaded: &LoadedConfig, origins: ShowOrigins) -> String {
     let mut out = String::new();
     if let Ok(Value::Object(sections)) = serde_json::to_value(&loaded.config) {
         for (name, section) in &sections {
-            table(loaded, origins, name, section, &mut out);
+            table(loaded, origins, name, name, section, &mut out);
         }
     }
     out.trim_start().to_owned()
 }
 
-fn table(loaded: &LoadedConfig, origins: ShowOrigins, key: &str, value: &Value, out: &mut String) {
+fn table(loaded: &LoadedConfig, origins: ShowOrigins, key: &str, header: &str, value: &Value, out: &mut String) {
     let Value::Object(entries) = value else { return };
     let set = entries.iter().filter(|(_, value)| !value.is_null());
     let (tables, leaves): (Vec<_>, Vec<_>) = set.partition(|(_, value)| value.is_object());
     if !leaves.is_empty() {
-        _ = writeln!(out, "\n[{}]", quote_key(key));
+        _ = writeln!(out, "\n[{header}]");
     }
     let lines: Vec<_> = leaves
         .iter()
-        .map(|(name, value)| (format!("{name} = {}", leaf(value)), show_origin(loaded, &join(key, name))))
+        // The JSON form of a text, a number or a list is valid TOML.
+        .map(|(name, value)| (format!("{} = {value}", quoted(name)), show_origin(loaded, &join(key, name))))
         .collect();
     let width = lines.iter().map(|(line, _)| line.chars().count()).max().unwrap_or(0);
     for (line, from) in lines {
@@ -47,22 +48,14 @@ fn table(loaded: &LoadedConfig, origins: ShowOrigins, key: &str, value: &Value, 
         }
     }
     for (name, value) in tables {
-        table(loaded, origins, &join(key, name), value, out);
+        table(loaded, origins, &join(key, name), &format!("{header}.{}", quoted(name)), value, out);
     }
 }
 
-/// A dotted key with its user-chosen parts quoted where TOML needs it.
-fn quote_key(key: &str) -> String {
-    let bare = |part: &str| part.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-');
-    let is_deep = key.starts_with("queue.clients.") || key.starts_with("notifier.endpoint.");
-    let depth = if is_deep { 3 } else { 2 };
-    let parts = key.splitn(depth, '.').map(|part| if bare(part) { part.to_owned() } else { format!("{part:?}") });
-    parts.collect::<Vec<_>>().join(".")
-}
-
-fn leaf(value: &Value) -> String {
-    // The JSON form of a text, a number or a list is valid TOML.
-    value.to_string()
+/// A part of a key, in quotes where TOML needs them.
+fn quoted(part: &str) -> String {
+    let bare = part.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-');
+    if bare && !part.is_empty() { part.to_owned() } else { Value::from(part).to_string() }
 }
 
 fn show_origin(loaded: &LoadedConfig, key: &str) -> String {
