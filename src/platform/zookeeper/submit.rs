@@ -111,12 +111,13 @@ impl JobQueue {
         } else {
             let data_path = pointer["result_data_path"].as_str().unwrap_or_default().to_owned();
             let data = session.read_shards(&data_path).await?;
-            session.delete_tree(&data_path).await?;
+            session.retry(|| session.delete_tree(&data_path)).await?;
             let data = data.ok_or_else(|| unreadable("its data are gone".to_owned()))?;
             serde_json::from_slice(&data).map_err(|error| unreadable(error.to_string()))?
         };
-        for folder in ["results", "waiters"] {
-            session.delete(&self.path(folder, id)).await?;
+        let leftovers = ["results", "waiters"].map(|folder| self.path(folder, id));
+        for path in &leftovers {
+            session.retry(|| session.delete(path)).await?;
         }
         Ok(result)
     }
