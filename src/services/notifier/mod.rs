@@ -1,4 +1,4 @@
-//! Delivers webhooks at least once and in order: events become messages in the lanes of a [`store`], and the [`engine`] sends
+//! Delivers webhooks at least once and in order: events become messages in the lanes of a store, and the engine sends
 //! the head of each lane until its receiver has it.
 
 mod alerts;

@@ -146,7 +146,7 @@ pub(super) async fn drive<H: StagedHandler>(
     end_of(drive_to_end(handler, payload, context).await?, context)
 }
 
-/// Drives as [`drive`] does; an error is a deferral.
+/// Drives as `drive` does; an error is a deferral.
 pub async fn drive_to_end<H: StagedHandler>(
     handler: &H,
     payload: &H::Payload,
