@@ -76,7 +76,6 @@ impl Default for Worker {
 #[serde(deny_unknown_fields, default)]
 pub struct Host {
     /// Metadata service that announces the termination of a spot or preemptible host. `auto` tries all three at start and stops after a minute without an answer.
-    #[cfg_attr(debug_assertions, schemars(with = "platform_enums::MetadataProvider"))]
     pub metadata_service: MetadataProvider,
     /// What happens to running tasks on a termination notice. With `finish` they are released 15 s before the termination, or earlier if `termination_grace` and the reports need more. Tasks that have not started are released at once.
     pub on_termination_notice: OnTerminationNotice,
@@ -89,7 +88,6 @@ pub struct Host {
     /// Stop claiming below this available memory. Tasks of a poll in flight are released, which costs them a retry.
     pub min_free_memory: Size,
     /// How the processes of a task are contained.
-    #[cfg_attr(debug_assertions, schemars(with = "platform_enums::Requirement"))]
     pub containment: Requirement,
     /// Memory limit of all processes of a task. Needs control groups with the memory controller.
     pub task_memory: Option<Size>,
@@ -144,34 +142,3 @@ impl Worker {
 }
 
 const CAPACITY_MAX: i64 = 16_384;
-
-/// The schemas of enums of another crate, which derives none: the attribute `with` names what describes a field.
-#[cfg(debug_assertions)]
-#[expect(dead_code, reason = "they are described, and have no values")]
-mod platform_enums {
-    #[derive(schemars::JsonSchema)]
-    #[schemars(rename_all = "kebab-case")]
-    pub(super) enum MetadataProvider {
-        /// The first that answers.
-        Auto,
-        /// EC2.
-        Aws,
-        /// Compute Engine.
-        Gcp,
-        /// Azure.
-        Azure,
-        /// None.
-        Off,
-    }
-
-    #[derive(schemars::JsonSchema)]
-    #[schemars(rename_all = "kebab-case")]
-    pub(super) enum Requirement {
-        /// The strongest method that the host offers.
-        Auto,
-        /// A control group for each task, with every configured limit; otherwise the worker does not start.
-        Cgroup,
-        /// A process group for each task.
-        Group,
-    }
-}

@@ -64,6 +64,7 @@ named_enum! {
 
 /// How the processes of a task are contained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Requirement {
     /// The strongest method that the host offers.

@@ -32,6 +32,7 @@ pub const NOTICES_MAX: usize = 16;
 
 /// Metadata service that is watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum MetadataProvider {
     /// The first that answers.
