@@ -195,7 +195,7 @@ impl Engine {
                 biased;
                 Some(request) = self.requests.recv() => request(&mut self),
                 Some(claim) = self.launched.recv() => self.handle_event(Event::Launched { claim }),
-                Some(result) = self.calls.next_result() => self.on_call_joined(result),
+                Some(result) = self.calls.next_result() => self.on_call_result(result),
                 () = or_pending(deadline.map(|at| clock.sleep_until(at))) => {}
             }
         }
