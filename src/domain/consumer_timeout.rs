@@ -1,6 +1,7 @@
 //! Derives a lease from RabbitMQ's `consumer_timeout`.
 //!
-//! RabbitMQ closes the channel and requeues its deliveries when one is not acknowledged within the timeout.
+//! RabbitMQ requeues the deliveries of a consumer when one is not acknowledged within the timeout. Until 4.2 it closes the channel.
+//! From 4.3 on it cancels the consumer, a consumer says how long its timeout is, and classic queues have none.
 
 use core::time::Duration;
 
@@ -8,6 +9,15 @@ use super::lease::margin;
 
 /// RabbitMQ's default.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+
+/// The timeout that a consumer asks for where it may: at least the limit that is known, and time for its longest request; as good as
+/// unlimited where there is to be no limit.
+pub fn requested_timeout(known: Option<Duration>, max_run_time: Option<Duration>) -> Duration {
+    const UNLIMITED: Duration = Duration::from_secs(30 * 24 * 3600);
+    // A lease ends before the timeout, and a request may wait for its slot.
+    let needed = max_run_time.unwrap_or_default().saturating_mul(2);
+    known.map_or(UNLIMITED, |known| known.max(needed).min(UNLIMITED))
+}
 
 /// How long a reclaim extends the lease of a message received `held` ago, at most `max`. The margin is that of the
 /// whole timeout: extending to the very end would leave a payload no time to stop. Close to the end an extension
@@ -54,6 +64,18 @@ mod tests {
             assert!(end <= last && end >= timeout / 2, "{seconds}: {end:?}");
             assert!(lease.grace() >= grace.min(margin(timeout) / 10), "{seconds}: {:?}", lease.grace());
         }
+    }
+
+    #[test]
+    fn c2_a_consumer_asks_for_a_timeout_that_its_longest_request_does_not_reach() {
+        let (second, day) = (Duration::from_secs(1), Duration::from_secs(24 * 3600));
+        assert_eq!(requested_timeout(Some(6 * second), Some(22 * second)), 44 * second);
+        assert_eq!(requested_timeout(Some(DEFAULT_TIMEOUT), Some(22 * second)), DEFAULT_TIMEOUT);
+        for max_run_time in [22 * second, 3600 * second, day] {
+            let asked = requested_timeout(Some(DEFAULT_TIMEOUT), Some(max_run_time));
+            assert!(extension_length(max_run_time, Some(asked), day) > Duration::ZERO, "{max_run_time:?}");
+        }
+        assert_eq!(requested_timeout(None, None), 30 * day);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use core::num::NonZeroU32;
 pub struct DeliveryHistory {
     /// Our own header.
     pub header_count: Option<u32>,
-    /// `x-delivery-count`, or the publisher's forgery of it.
+    /// `x-delivery-count` or `x-acquired-count`, or the publisher's forgery of it.
     pub broker_count: Option<u32>,
     pub kind: DeliveryKind,
     /// Of the message that this one is a copy of, by our own header. A request whose service ended counts as redelivered.

@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use crate::amqp::support::{
     Client, Gate, Kind, Running, broker, handler, queue as requests, returns_body, shared_uri, until,
 };
+use crate::support::broker::is_newer;
 use crate::support::process::{self, Process};
 use crate::support::task_queue::{TOKEN, TaskQueue, api_config};
 
@@ -118,6 +119,20 @@ fn far_side(setup: &Setup) -> (Gate, Running) {
 }
 
 const LONG: Duration = Duration::from_secs(600);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn c4_a_bridge_says_that_its_queue_limits_deliveries_though_it_does_not() {
+    let Some(setup) = Setup::new(LONG).await else { return };
+    if !is_newer() {
+        return eprintln!("NOT TESTED: quorum queues of this broker have no default limit");
+    }
+    setup.client.delete_queue().await;
+    setup.client.declare(Kind::Quorum, &setup.client.queue).await;
+    let mut bridge = setup.bridge("requests", "builds");
+    bridge.says("20 times, if it is a quorum queue without a limit of its own").await;
+    bridge.drained().await;
+    setup.client.delete_queue().await;
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_becomes_a_task_and_its_result_the_reply() {

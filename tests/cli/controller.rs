@@ -21,13 +21,13 @@ fn commands_without_a_controller_fail_with_a_hint() {
 }
 
 #[test]
-fn a_controller_without_a_broker_reports_the_error_without_secrets_and_is_not_ready() {
+fn b13_a_controller_without_a_broker_reports_the_error_without_secrets_and_is_not_ready() {
     let host = Host::new();
     host.write("journeyman.toml", "[pool.core]\nstate_dir = \"pool\"\n[http]\nlisten = \"127.0.0.1:0\"\n");
     let mut controller = Server::start(host.journeyman(&["controller"]).env("WORKER_AMQP_URI", NO_BROKER));
     let line = controller.logs("health, metrics and state: http://");
     let address = line.split("http://").nth(1).and_then(|rest| rest.split('/').next()).expect("an address").to_owned();
-    controller.logs("lost connection to the broker");
+    controller.logs("no connection to the broker");
     let table = host.succeed(&["controller", "status"]).out;
     for part in ["DISCONNECTED", "the broker cannot be reached, tried ", "127.0.0.1:1"] {
         assert!(table.contains(part), "{part}: {table}");
@@ -35,6 +35,7 @@ fn a_controller_without_a_broker_reports_the_error_without_secrets_and_is_not_re
     let status = host.json(&["controller", "status"]);
     let pool = &status["pools"][0];
     assert_eq!((&pool["role"], &pool["groups"]), (&"disconnected".into(), &serde_json::json!([])));
+    assert_eq!(pool["counters"]["broker_disconnects"], 0, "there was no connection: {status}");
     assert!(pool["broker"]["error"].as_str().is_some_and(|error| !error.is_empty()), "{status}");
     assert!(!status.to_string().contains("secret-canary-5") && !table.contains("secret-canary-5"), "{status}");
     let said = host.run(&["controller", "poison", "list"]);

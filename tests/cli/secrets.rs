@@ -141,7 +141,7 @@ fn variables_of_a_pool_are_never_shown() {
     assert!(!shown.contains("canary"), "{shown}");
     let mut command = host.journeyman(&["controller"]);
     let mut controller = Server::start(command.env("WORKER_AMQP_URI", "amqp://me:uri-canary-7@127.0.0.1:1/"));
-    controller.logs("lost connection to the broker");
+    controller.logs("no connection to the broker");
     let log = controller.drain().err;
     assert!(log.contains("[redacted]") && !log.contains("canary"), "{log}");
 }

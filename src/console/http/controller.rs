@@ -1,25 +1,28 @@
-//! The HTTP routes of a controller: health, metrics, the status page, and commands with a token.
+//! The HTTP routes of a controller: health, metrics, the status page, what clients of osrdyne ask, and commands with a token.
 
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use axum::Router;
 use axum::body::to_bytes;
-use axum::extract::Request;
+use axum::extract::{Query, Request, State};
 use axum::http::header::ACCEPT;
 use axum::http::{Method, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
+use axum::routing::get;
+use axum::{Json, Router};
 use maud::html;
+use serde_json::{Map, Value, json};
+use tokio::time::timeout;
 
 use super::commands::require_token;
 use super::{ReadinessCheck, SnapshotFn, StatusRoutes};
 use crate::console::controller::{metrics, poison_section, report};
 use crate::console::page::{self, Commands, PageContent};
 use crate::control::controller_api::{ControllerStatusReply, Inventories};
-use journeyman_domain::limits::CONTROL_ANSWER_BYTES_MAX;
+use journeyman_domain::limits::{CONTROL_ANSWER_BYTES_MAX, HTTP_SNAPSHOT_TIMEOUT};
 use journeyman_platform::http::{BearerToken, HttpListener};
-use journeyman_services::controller::status::PoolStatus;
+use journeyman_services::controller::status::{PoolStatus, WorkerActivity};
 
 /// Serves until dropped. `commands` need the token.
 pub async fn serve(
@@ -29,6 +32,8 @@ pub async fn serve(
     commands: Router,
 ) -> Infallible {
     let has_token = token.is_some();
+    let as_osrdyne = Router::new().route("/status", get(workers_of_keys)).route("/health", get(health));
+    let as_osrdyne = as_osrdyne.with_state(Arc::clone(&snapshot));
     let routes = StatusRoutes {
         role: "controller",
         snapshot,
@@ -41,7 +46,52 @@ pub async fn serve(
         }),
     };
     let commands = commands.route_layer(middleware::from_fn(draw_poison));
-    listener.serve(routes.into_router().merge(require_token(commands, token))).await
+    listener.serve(routes.into_router().merge(as_osrdyne).merge(require_token(commands, token))).await
+}
+
+type Snapshot = State<Arc<SnapshotFn<ControllerStatusReply>>>;
+
+/// The workers of the `keys`, or all, as osrdyne shows them. A pool that starts no workers has one for each key that is asked for.
+async fn workers_of_keys(State(snapshot): Snapshot, Query(query): Query<Vec<(String, String)>>) -> Response {
+    let Ok(Some(status)) = timeout(HTTP_SNAPSHOT_TIMEOUT, snapshot()).await else {
+        return (StatusCode::SERVICE_UNAVAILABLE, Json(json!({ "status": "unavailable" }))).into_response();
+    };
+    let keys: Vec<&str> = query.iter().filter(|(name, _)| name == "keys").map(|(_, key)| key.as_str()).collect();
+    Json(json!({ "workers": shown_workers(&status.pools, &keys) })).into_response()
+}
+
+fn shown_workers(pools: &[PoolStatus], keys: &[&str]) -> Map<String, Value> {
+    let show = |id: &str, key: &str, status: &str| {
+        let worker =
+            json!({ "worker_id": id, "worker_key": key, "worker_metadata": { "worker_key": key }, "status": status });
+        (id.to_owned(), worker)
+    };
+    let mut shown = Map::new();
+    for pool in pools {
+        if !pool.starts_workers {
+            shown.extend(keys.iter().map(|key| show(key, key, "Ready")));
+        }
+        for group in pool.groups.iter().filter(|group| keys.is_empty() || keys.contains(&group.key.as_str())) {
+            shown.extend(group.worker_list.iter().filter_map(|worker| {
+                let status = match worker.state {
+                    WorkerActivity::Starting => "Loading",
+                    WorkerActivity::Idle | WorkerActivity::Busy => "Ready",
+                    WorkerActivity::Stopping => return None,
+                };
+                Some(show(&worker.id, &group.key, status))
+            }));
+        }
+    }
+    shown
+}
+
+async fn health(State(snapshot): Snapshot) -> (StatusCode, Json<Value>) {
+    let is_up =
+        |status: &ControllerStatusReply| status.pools.iter().all(|pool| readiness_check(pool).problem.is_none());
+    match timeout(HTTP_SNAPSHOT_TIMEOUT, snapshot()).await {
+        Ok(Some(status)) if is_up(&status) => (StatusCode::OK, Json(json!({ "status": "ok" }))),
+        Ok(_) | Err(_) => (StatusCode::SERVICE_UNAVAILABLE, Json(json!({ "status": "unavailable" }))),
+    }
 }
 
 /// Draws what the API answers about the poison queue for a reader of pages.

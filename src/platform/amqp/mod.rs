@@ -21,7 +21,7 @@ use lapin::options::{BasicConsumeOptions, ConfirmSelectOptions};
 use lapin::types::{AMQPValue, FieldTable, LongString, ShortString};
 use lapin::uri::{AMQPScheme, AMQPUri, AMQPUserInfo};
 use lapin::{AsyncTcpStream, Channel, Connection, ConnectionProperties, Consumer, ErrorKind};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use secrecy::{ExposeSecret as _, SecretString};
 
 use crate::http::client::plain_port_hint;
@@ -34,7 +34,7 @@ pub use short_string::{NameTooLong, to_short_string, to_short_string_or_none};
 pub use topology::{
     bind_queue, declare_exchange, declare_own_queue, declare_queue, find_exchange, find_queue, find_queue_on,
 };
-pub use utf8_sanitizer::REPLACEMENT_CHAR;
+pub use utf8_sanitizer::{REPLACEMENT_CHAR, Release};
 
 /// Reads the address of a broker again; `None` if it cannot be read.
 pub type RereadUri = Arc<dyn Fn() -> Option<SecretString> + Send + Sync>;
@@ -82,6 +82,7 @@ pub struct Broker {
     display_url: String,
     settings: BrokerConfig,
     login: Arc<RwLock<Login>>,
+    release: Arc<Mutex<Option<Release>>>,
 }
 
 /// User and password, redacted in all logs for as long as a clone of the broker exists.
@@ -118,7 +119,8 @@ impl Broker {
             tls::TlsClient::new(&uri.authority.host, settings)?;
         }
         let login = Arc::new(RwLock::new(Login::new(settings.uri.clone(), &uri)));
-        Ok(Self { uri, default_heartbeat: AMQP_HEARTBEAT, display_url, settings: settings.clone(), login })
+        let (settings, release) = (settings.clone(), Arc::default());
+        Ok(Self { uri, default_heartbeat: AMQP_HEARTBEAT, display_url, settings, login, release })
     }
 
     /// Sets the heartbeat unless the address does. A connection ends after about two heartbeats without traffic.
@@ -141,6 +143,11 @@ impl Broker {
 
     pub fn vhost(&self) -> &str {
         &self.uri.vhost
+    }
+
+    /// The release that the broker named at the last connection.
+    pub fn release(&self) -> Option<Release> {
+        *self.release.lock()
     }
 
     /// The name that was read last.
@@ -228,9 +235,9 @@ impl Broker {
         stream.set_nodelay(true)?;
         if uri.scheme == AMQPScheme::AMQPS {
             let tls = tls::TlsClient::new(&uri.authority.host, &self.settings).map_err(std::io::Error::other)?;
-            return tls.connect(stream).await;
+            return Ok(tls.connect(stream).await?.noting_release(Arc::clone(&self.release)));
         }
-        Ok(stream::BrokerStream::plain(stream))
+        Ok(stream::BrokerStream::plain(stream).noting_release(Arc::clone(&self.release)))
     }
 
     /// Converts an error of lapin's; the message names the operation and the broker.
@@ -328,6 +335,17 @@ pub async fn consume(
     tag: ShortString,
     options: BasicConsumeOptions,
 ) -> lapin::Result<Consumer> {
+    consume_with(channel, queue, tag, options, FieldTable::default()).await
+}
+
+/// Starts a consumer with arguments, as [`consume`].
+pub async fn consume_with(
+    channel: &Channel,
+    queue: ShortString,
+    tag: ShortString,
+    options: BasicConsumeOptions,
+    arguments: FieldTable,
+) -> lapin::Result<Consumer> {
     struct CloseOnDrop<'a>(Option<&'a Channel>);
     impl Drop for CloseOnDrop<'_> {
         fn drop(&mut self) {
@@ -337,7 +355,7 @@ pub async fn consume(
         }
     }
     let mut guard = CloseOnDrop(Some(channel));
-    let consumer = channel.basic_consume(queue, tag, options, FieldTable::default()).await?;
+    let consumer = channel.basic_consume(queue, tag, options, arguments).await?;
     guard.0 = None;
     Ok(consumer)
 }

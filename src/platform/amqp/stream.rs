@@ -8,6 +8,7 @@ use std::io::{self, Read as _};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
@@ -16,10 +17,11 @@ use async_rs::util::RuntimeParts;
 use async_rs::{Runtime, Tokio};
 use futures_core::Stream;
 use futures_io::{AsyncRead, AsyncWrite};
+use parking_lot::Mutex;
 use tokio::net::TcpStream;
 use tokio_util::compat::{Compat, TokioAsyncReadCompatExt as _};
 
-use super::utf8_sanitizer::Utf8Sanitizer;
+use super::utf8_sanitizer::{Release, Utf8Sanitizer};
 
 type Transport = tokio_util::either::Either<TcpStream, tokio_rustls::client::TlsStream<TcpStream>>;
 
@@ -42,11 +44,18 @@ pub(super) struct BrokerStream {
     sanitizer: Utf8Sanitizer,
     /// Sanitized input that lapin has not read yet.
     unread: VecDeque<u8>,
+    /// Where to note what the broker says of itself.
+    release: Arc<Mutex<Option<Release>>>,
 }
 
 impl BrokerStream {
     pub(super) fn new(transport: Transport) -> Self {
-        Self { transport: transport.compat(), sanitizer: Utf8Sanitizer::default(), unread: VecDeque::new() }
+        let (sanitizer, unread, release) = (Utf8Sanitizer::default(), VecDeque::new(), Arc::default());
+        Self { transport: transport.compat(), sanitizer, unread, release }
+    }
+
+    pub(super) fn noting_release(self, release: Arc<Mutex<Option<Release>>>) -> Self {
+        Self { release, ..self }
     }
 
     pub(super) fn plain(stream: TcpStream) -> Self {
@@ -57,7 +66,7 @@ impl BrokerStream {
 
 impl AsyncRead for BrokerStream {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut [u8]) -> Poll<io::Result<usize>> {
-        let Self { transport, sanitizer, unread } = &mut *self;
+        let Self { transport, sanitizer, unread, release } = &mut *self;
         while unread.is_empty() && !into.is_empty() {
             let count = ready!(Pin::new(&mut *transport).poll_read(context, into))?;
             if count == 0 {
@@ -65,6 +74,9 @@ impl AsyncRead for BrokerStream {
                 break;
             }
             sanitizer.feed(into.get(..count).unwrap_or_default(), unread);
+            if let Some(named) = sanitizer.release.take() {
+                *release.lock() = Some(named);
+            }
         }
         Poll::Ready(unread.read(into))
     }

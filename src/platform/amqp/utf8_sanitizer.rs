@@ -2,6 +2,7 @@
 //!
 //! RabbitMQ accepts any bytes as routing keys and header names, and lapin closes the connection over names that are not UTF-8; the
 //! redelivered message would close the next one too. Each invalid byte is replaced by [`REPLACEMENT_CHAR`]; lengths do not change.
+//! The release that the broker names is read here as well, which lapin does not show.
 
 use std::collections::VecDeque;
 
@@ -14,14 +15,30 @@ const BODY: u8 = 3;
 const HEARTBEAT: u8 = 8;
 /// Type, channel and size.
 const FRAME_HEAD: usize = 7;
+const CONNECTION_START: [u8; 4] = [0, 10, 0, 10];
 /// The largest frame of these kinds: RabbitMQ negotiates 128 KiB.
 const FRAME_BYTES_MAX: usize = 1 << 20;
 /// How deep nested tables are parsed.
 const DEPTH_MAX: u32 = 16;
 
+/// The release of a broker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Release {
+    pub major: u16,
+    pub minor: u16,
+}
+
+impl Release {
+    fn parse(version: &[u8]) -> Option<Self> {
+        let mut parts = std::str::from_utf8(version).ok()?.split('.').map(str::parse);
+        Some(Self { major: parts.next()?.ok()?, minor: parts.next()?.ok()? })
+    }
+}
+
 /// A parser of AMQP frames.
 #[derive(Debug, Default)]
 pub(super) struct Utf8Sanitizer {
+    pub(super) release: Option<Release>,
     /// An incomplete frame.
     frame: Vec<u8>,
     /// Bytes that pass unchanged: the rest of a frame, or everything that is not known as AMQP.
@@ -73,6 +90,9 @@ impl Utf8Sanitizer {
                 _ => usize::MAX,
             };
         } else if let Some(payload) = self.frame.get_mut(FRAME_HEAD..) {
+            if kind == METHOD && payload.starts_with(&CONNECTION_START) {
+                self.release = Names { left: &mut payload.to_vec() }.release_of_start();
+            }
             let mut names = Names { left: payload };
             // An unreadable frame passes unchanged.
             let _read = if kind == METHOD { names.of_method() } else { names.of_header() };
@@ -101,6 +121,22 @@ impl Names<'_> {
         let length = self.number::<1>()?;
         replace_invalid(self.take(length)?);
         Some(())
+    }
+
+    /// `connection.start`: class and method, protocol version, a table with properties of the server.
+    fn release_of_start(&mut self) -> Option<Release> {
+        self.take(6)?;
+        let length = self.number::<4>()?;
+        let mut table = Names { left: self.take(length)? };
+        loop {
+            let name = table.number::<1>()?;
+            if table.take(name)? == b"version" {
+                table.take(1)?;
+                let length = table.number::<4>()?;
+                return Release::parse(table.take(length)?);
+            }
+            table.value(DEPTH_MAX)?;
+        }
     }
 
     fn of_method(&mut self) -> Option<()> {

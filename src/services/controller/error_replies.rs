@@ -93,7 +93,9 @@ fn render(names: &QueueNames, delivery: &Delivery, reason: &DeadLetterReason) ->
     let mut table = FieldTable::default();
     // One client exits at a status that it does not know.
     table.insert("x-status".into(), AMQPValue::ByteArray(b"core_error".to_vec().into()));
-    table.insert("x-dead-letter-reason".into(), AMQPValue::LongString(reason.reason.as_str().into()));
+    for name in ["x-reason", "x-dead-letter-reason"] {
+        table.insert(name.into(), AMQPValue::LongString(reason.reason.as_str().into()));
+    }
     let mut properties = BasicProperties::default().with_headers(table).with_content_type("application/json".into());
     if let Some(id) = delivery.properties.correlation_id().clone() {
         properties = properties.with_correlation_id(id);

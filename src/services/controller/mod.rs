@@ -213,11 +213,13 @@ impl Controller {
         self.pool.handle(Event::Disconnected, now);
         self.session = SessionState::default();
         self.counters.lock().orphans_held = 0;
+        let was_connected = self.role != Role::Disconnected;
         self.set_role(Role::Disconnected);
-        if self.retry.failures() == 0 {
+        if was_connected && self.retry.failures() == 0 {
             self.counters.lock().values.broker_disconnects += 1;
         }
-        let what = format!("pool {}: lost connection to the broker; workers keep running", self.config.pool);
+        let problem = if was_connected { "lost connection to the broker" } else { "no connection to the broker" };
+        let what = format!("pool {}: {problem}; workers keep running", self.config.pool);
         let wait = self.retry.on_failure(&what, why.clone());
         self.record_error(format!("broker: {why}"));
         self.disconnect_reason = Some(why);

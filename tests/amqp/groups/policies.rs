@@ -1,11 +1,12 @@
 //! Policies and counts of the management interface.
 
+use journeyman::client::{RpcClient, RpcRequest};
 use journeyman_platform::amqp::lapin::options::BasicGetOptions;
 use serde_json::{Value, json};
 
 use super::{Pool, READY, assert_includes};
-use crate::amqp::support::{Kind, within};
-use crate::support::broker::{api, management};
+use crate::amqp::support::{Kind, shared_uri, within};
+use crate::support::broker::{api, in_vhost, is_newer, management};
 
 /// The part of a configuration that names the interface.
 fn by_management() -> String {
@@ -64,6 +65,34 @@ async fn a_queue_of_another_controller_is_adopted_and_gets_the_policy() {
     assert_eq!(pool.rejected("1").await, "expired");
     controller.drained().await;
     pool.without_policies().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn c3_every_queue_is_a_classic_one_on_a_vhost_whose_default_is_quorum() {
+    let Some(shared) = shared_uri() else { return };
+    if !is_newer() {
+        return eprintln!("NOT TESTED: vhosts of this broker have no default type of queues");
+    }
+    let vhost = format!("quorum-{}", uuid::Uuid::new_v4().simple());
+    let path = format!("vhosts/{vhost}");
+    api(reqwest::Method::PUT, &path, Some(json!({ "default_queue_type": "quorum" }))).await;
+    let pool = Pool::at(in_vhost(&shared, &vhost)).await;
+    let controller = pool.active("").await;
+    pool.ask("a", "1").await;
+    pool.until(&format!("{}-req-a", pool.name), Some((1, 0))).await;
+    // As a bridge calls.
+    let calling = RpcClient::new(pool.client.broker.clone(), "a caller");
+    let (queue, call) =
+        ("journeyman-bridge-a".into(), RpcRequest { routing_key: "nowhere".into(), ..RpcRequest::default() });
+    let calling = tokio::spawn(async move { calling.call_once(&call, &queue).await });
+    within("the call has ended", calling).await.expect("no panic").expect_err("nobody replies");
+    let queues = get(&format!("queues/{vhost}?disable_stats=true")).await;
+    let types: Vec<String> =
+        queues.as_array().expect("a list").iter().map(|one| format!("{} {}", one["name"], one["type"])).collect();
+    assert!(types.iter().any(|one| one.contains("bridge")), "{types:?}");
+    assert!(types.iter().all(|one| one.ends_with("\"classic\"")), "{types:?}");
+    controller.drained().await;
+    api(reqwest::Method::DELETE, &path, None).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

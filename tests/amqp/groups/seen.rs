@@ -2,12 +2,13 @@
 
 use std::path::Path;
 
+use journeyman::client::{RpcClient, RpcRequest};
 use rustix::process::Signal;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::{Pool, READY, succeeds};
+use super::{Pool, READY, assert_includes, succeeds};
 use crate::amqp::configuration::listening;
-use crate::amqp::support::within;
+use crate::amqp::support::{TEST_TIMEOUT, within};
 use crate::support::http::get;
 
 /// `journeyman controller status`.
@@ -140,4 +141,27 @@ async fn only_the_active_controller_is_ready() {
     first.signal(Signal::KILL);
     second.says(READY).await;
     assert_eq!(get(&of_second, "/readyz").await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn c5_clients_of_osrdyne_see_the_workers_of_their_keys_and_the_reason_of_an_error() {
+    let Some(pool) = Pool::new().await else { return };
+    let mut controller = pool.active(&format!("{}[http]\nlisten = \"127.0.0.1:0\"\n", pool.echo())).await;
+    let address = listening(&mut controller).await;
+    pool.echoes("a", "1").await;
+    let workers = async |query: &str| {
+        let seen: Value = serde_json::from_str(&get(&address, query).await.body).expect("JSON");
+        seen["workers"].as_object().expect("workers").values().cloned().collect::<Vec<_>>()
+    };
+    let found = workers("/status?keys=b&keys=a").await;
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_includes(&found[0], &json!({ "status": "Ready", "worker_metadata": { "worker_key": "a" } }));
+    assert_eq!(workers("/status").await, found);
+    assert_eq!(workers("/status?keys=b").await, [] as [Value; 0]);
+    let health = get(&address, "/health").await;
+    assert_eq!((health.status, health.body.as_str()), (200, "{\"status\":\"ok\"}"));
+    let (exchange, routing_key) = (format!("{}-req-xchg", pool.name), "%E4".to_owned());
+    let call = RpcRequest { exchange, routing_key, timeout: TEST_TIMEOUT, ..RpcRequest::default() };
+    let reply = RpcClient::new(pool.client.broker.clone(), "a caller").call(&call).await.expect("a reply");
+    assert_eq!(reply.reason.as_deref(), Some("invalid-key"));
 }

@@ -47,6 +47,8 @@ pub struct QueueSettings {
     /// Of the queue's argument and policy; `None` where the broker's own setting applies.
     pub consumer_timeout: Option<Duration>,
     pub dead_letters: bool,
+    /// Of a quorum queue: how often the broker redelivers a message.
+    pub delivery_limit: Option<u32>,
 }
 
 #[derive(Deserialize)]
@@ -58,6 +60,9 @@ struct QueueInfo {
     arguments: serde_json::Value,
     #[serde(default)]
     effective_policy_definition: serde_json::Value,
+    /// Of RabbitMQ 4, which has a default; a text where there is no limit.
+    #[serde(default)]
+    delivery_limit: serde_json::Value,
 }
 
 impl Management {
@@ -143,7 +148,9 @@ impl Management {
 
 impl QueueInfo {
     fn settings(&self) -> QueueSettings {
-        let Self { arguments, effective_policy_definition: policy, .. } = self;
+        let Self { arguments, effective_policy_definition: policy, delivery_limit, .. } = self;
+        let of_queue = [arguments.get("x-delivery-limit"), policy.get("delivery-limit")];
+        let limits = of_queue.into_iter().filter_map(|limit| limit?.as_u64()).min();
         let timeouts = [arguments.get("x-consumer-timeout"), policy.get("consumer-timeout")];
         let timeouts = timeouts.into_iter().filter_map(|timeout| timeout?.as_u64()).filter(|timeout| *timeout > 0);
         QueueSettings {
@@ -151,6 +158,7 @@ impl QueueInfo {
             consumer_timeout: timeouts.min().map(Duration::from_millis),
             dead_letters: arguments.get("x-dead-letter-exchange").is_some()
                 || policy.get("dead-letter-exchange").is_some(),
+            delivery_limit: delivery_limit.as_u64().or(limits).and_then(|limit| u32::try_from(limit).ok()),
         }
     }
 }
@@ -172,7 +180,11 @@ mod tests {
         assert_eq!(both.consumer_timeout, Some(Duration::from_secs(60)), "the shorter one");
         // As RabbitMQ 3.10 has it.
         let none = parse(r#"{"type": "classic", "arguments": {}, "effective_policy_definition": []}"#);
-        assert_eq!(none, QueueSettings { consumer_timeout: None, dead_letters: false });
+        assert_eq!(none, QueueSettings { consumer_timeout: None, dead_letters: false, delivery_limit: None });
+        // As RabbitMQ 4 has a quorum queue for which nothing is set.
+        assert_eq!(parse(r#"{"type": "quorum", "delivery_limit": 20, "arguments": {}}"#).delivery_limit, Some(20));
+        assert_eq!(parse(r#"{"delivery_limit": "unlimited", "arguments": {}}"#).delivery_limit, None);
+        assert_eq!(parse(r#"{"effective_policy_definition": {"delivery-limit": 3}}"#).delivery_limit, Some(3));
         assert!(parse(r#"{"arguments": {"x-dead-letter-exchange": ""}}"#).dead_letters, "the default exchange is one");
         assert!(parse(r#"{"effective_policy_definition": {"dead-letter-exchange": "dead"}}"#).dead_letters);
         for odd in [r#"{"x-consumer-timeout": "soon"}"#, r#"{"x-consumer-timeout": 0}"#] {

@@ -25,8 +25,10 @@ pub(super) const ATTEMPTS_HEADER: &str = "x-journeyman-attempts";
 const REDELIVERED_HEADER: &str = "x-journeyman-redelivered";
 /// The delivery count of a quorum queue.
 const DELIVERY_COUNT_HEADER: &str = "x-delivery-count";
+/// How often a quorum queue of RabbitMQ 4.3 has delivered it: also what was requeued by a consumer timeout, which is not a delivery there.
+const ACQUIRED_COUNT_HEADER: &str = "x-acquired-count";
 /// Headers that a copy does not keep. By the first two the broker would route it to other queues too.
-const DROPPED_HEADERS: [&str; 4] = ["CC", "BCC", DELIVERY_COUNT_HEADER, REDELIVERED_HEADER];
+const DROPPED_HEADERS: [&str; 5] = ["CC", "BCC", DELIVERY_COUNT_HEADER, ACQUIRED_COUNT_HEADER, REDELIVERED_HEADER];
 
 /// The record of staged work, as JSON.
 pub(super) const RECORD_HEADER: &str = "jm-work";
@@ -52,7 +54,7 @@ pub(super) fn attempt_history(delivery: &Delivery) -> DeliveryHistory {
     let is_copy = table.inner().get(REDELIVERED_HEADER) == Some(&AMQPValue::Boolean(true));
     DeliveryHistory {
         header_count: count(ATTEMPTS_HEADER),
-        broker_count: count(DELIVERY_COUNT_HEADER),
+        broker_count: count(DELIVERY_COUNT_HEADER).max(count(ACQUIRED_COUNT_HEADER)),
         kind: arrival,
         original: if is_copy { DeliveryKind::Redelivered } else { DeliveryKind::First },
     }

@@ -147,7 +147,8 @@ impl AmqpSourceInner {
         let connection = self.connection().await?;
         // Checked after connecting: a new connection is only opened once the previous one is known to be lost.
         self.check_lost_sessions()?;
-        if !self.facts.lock().are_of(&connection) {
+        let is_new = !self.facts.lock().are_of(&connection);
+        if is_new {
             if let Some(deferral) = &self.config.deferral
                 && Box::pin(deferral.declare(&connection, &self.config.queue)).await?
                     == Some(DelayGuarantee::AtMostOnce)
@@ -158,7 +159,19 @@ impl AmqpSourceInner {
             let facts = QueueFacts::query(&self.config, &connection).await;
             *self.facts.lock() = facts;
         }
-        let (session, consumer) = Session::open(&self.config, connection, prefetch).await?;
+        let open = |timeout| Session::open(&self.config, Arc::clone(&connection), prefetch, timeout);
+        let requested = self.facts.lock().requested_timeout;
+        let opened = match Box::pin(open(requested)).await {
+            Err((_, Some(amqp::PRECONDITION_FAILED))) if requested.is_some() => {
+                self.facts.lock().on_timeout_refused();
+                Box::pin(open(None)).await
+            }
+            opened => opened,
+        };
+        let (session, consumer) = opened.map_err(|(error, _)| error)?;
+        if is_new {
+            self.facts.lock().warn_of_limits(&self.config);
+        }
         tracing::debug!(queue = self.config.queue.as_str(), prefetch, "consuming");
         let (owner, source) = (Arc::clone(&session), Arc::downgrade(self));
         self.spawn(Arc::clone(&session).run(consumer, self.events.clone(), move |pending| {

@@ -6,12 +6,13 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use lapin::message::Delivery;
 use lapin::options::{BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicQosOptions, BasicRejectOptions};
 use lapin::protocol::constants::REPLY_SUCCESS;
-use lapin::types::{DeliveryTag, ShortString};
+use lapin::types::{AMQPValue, DeliveryTag, ShortString};
 use lapin::{Channel, Connection, Consumer};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
@@ -49,9 +50,9 @@ pub(super) enum AckKind {
 pub(super) enum SessionEnd {
     /// This worker ended it; claims go on.
     Retired,
-    /// By the broker, since the queue was deleted or is unavailable; claims go on.
+    /// By the broker, since the queue was deleted; claims go on.
     Canceled(String),
-    /// The channel is closed, and its claims are lost.
+    /// The channel is closed or the broker has canceled the consumer, and its claims are lost.
     Lost(String),
 }
 
@@ -96,7 +97,8 @@ impl Session {
         config: &AmqpSourceConfig,
         connection: Arc<Connection>,
         prefetch: u16,
-    ) -> Result<(Arc<Self>, Consumer), CallError> {
+        consumer_timeout: Option<Duration>,
+    ) -> Result<(Arc<Self>, Consumer), (CallError, Option<u16>)> {
         let AmqpSourceConfig { broker, queue, connection_name, .. } = config;
         let opening = async {
             let consume_channel = connection.create_channel().await?;
@@ -105,11 +107,15 @@ impl Session {
             let copy_publisher = Publisher::open(Arc::clone(&connection)).await?;
             // The broker generates a tag where ours is too long.
             let tag = amqp::to_short_string_or_none(connection_name).unwrap_or_default();
-            let consumer = amqp::consume(&consume_channel, queue.clone(), tag, BasicConsumeOptions::default()).await?;
+            let milliseconds = |timeout: Duration| i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX);
+            let argument = |timeout| ("x-consumer-timeout", AMQPValue::LongLongInt(milliseconds(timeout)));
+            let arguments = amqp::header_table(consumer_timeout.map(argument));
+            let options = BasicConsumeOptions::default();
+            let consumer = amqp::consume_with(&consume_channel, queue.clone(), tag, options, arguments).await?;
             lapin::Result::Ok((consume_channel, reply_publisher, copy_publisher, consumer))
         };
         let (consume_channel, reply_publisher, copy_publisher, consumer) =
-            broker.bounded(&format!("consume from {queue}"), opening).await?;
+            broker.bounded_or_code(&format!("consume from {queue}"), opening).await?;
         let session = Self {
             prefetch,
             queue: queue.clone(),
@@ -174,9 +180,9 @@ impl Session {
         self.state.lock().is_finished
     }
 
-    /// True once the channel is closed, also where that was not reported yet.
+    /// True once the channel is closed, also where that was not reported yet, or its consumer was canceled by the broker.
     pub(super) fn is_lost(&self) -> bool {
-        !self.connection.status().connected() || !self.consume_channel.status().connected()
+        self.lost.is_cancelled() || !self.connection.status().connected() || !self.consume_channel.status().connected()
     }
 
     /// Runs `work` until the channel is closed: lapin leaves some calls unanswered that are made while a connection ends.
@@ -315,10 +321,7 @@ impl Session {
                 received = consumer.next() => match received {
                     Some(delivery) => self.on_delivery(delivery.map_err(|error| amqp::error_text(&error))?),
                     None if self.is_lost() => return Err("the channel was closed".to_owned()),
-                    None => {
-                        self.on_consumer_canceled(events).await;
-                        return Ok(());
-                    }
+                    None => return self.on_consumer_canceled(events).await,
                 },
                 () = self.acks_due.notified() => self.send_acks(),
                 () = self.retired.notified() => return self.cancel_consumer(consumer).await,
@@ -353,7 +356,7 @@ impl Session {
     /// Every claim is lost; the broker requeues pending deliveries itself.
     async fn on_channel_lost(&self, why: &str, events: &mpsc::Sender<SourceEvent>) {
         self.lost.cancel();
-        let reason = format!("the connection to {} was lost: {why}", self.broker.display_url());
+        let reason = format!("the deliveries of {} at {} were lost: {why}", self.queue, self.broker.display_url());
         let unsettled = {
             let mut state = self.state.lock();
             state.end = Some(SessionEnd::Lost(reason));
@@ -366,14 +369,20 @@ impl Session {
         }
     }
 
-    /// The broker ended the consumer: the queue was deleted, or is unavailable.
-    async fn on_consumer_canceled(&self, events: &mpsc::Sender<SourceEvent>) {
+    /// The broker ended the consumer. What a deleted queue had delivered is worked on; what another one had is in it again.
+    async fn on_consumer_canceled(&self, events: &mpsc::Sender<SourceEvent>) -> Result<(), String> {
         let why = format!("the broker canceled the consumer of {}", self.queue);
+        if !self.is_queue_deleted().await {
+            self.lost.cancel();
+            let closing = self.consume_channel.close(REPLY_SUCCESS, "OK".into());
+            // A channel that cannot be closed in time has no consumer either.
+            drop(timeout(AMQP_CALL_TIMEOUT, closing).await);
+            return Err(format!("{why}: a consumer_timeout has passed, or the queue is unavailable"));
+        }
         self.state.lock().end.get_or_insert_with(|| SessionEnd::Canceled(why.clone()));
         self.arrived.notify_one();
-        if self.is_queue_deleted().await {
-            drop(events.send(SourceEvent::Exhausted { what: format!("{why}: the queue was deleted") }).await);
-        }
+        drop(events.send(SourceEvent::Exhausted { what: format!("{why}: the queue was deleted") }).await);
+        Ok(())
     }
 
     /// True if the queue was deleted, not just made unavailable.
