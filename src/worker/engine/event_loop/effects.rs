@@ -38,6 +38,10 @@ impl Engine {
             Effect::Open(id) => self.spawn_source_call(id, |source, clock| calls::open(source, id, clock)),
             Effect::Poll { source: id, queue, max } => {
                 self.control.liveness.mark_claiming();
+                // Claiming may have been disabled after the rules decided to poll.
+                if self.claiming_enabled[id.index()] {
+                    self.sources[id.index()].source.resume();
+                }
                 let recorded = self.journal_unread_poll(id);
                 self.spawn_source_call(id, |source, _| calls::poll(source, id, queue, max, recorded));
             }
