@@ -45,6 +45,7 @@ impl Engine {
                 let recorded = self.journal_unread_poll(id);
                 self.spawn_source_call(id, |source, _| calls::poll(source, id, queue, max, recorded));
             }
+            Effect::ClosePoll(id) => self.sources[id.index()].source.pause(),
             Effect::Recover { source: id, known_runs, newer_than } => {
                 self.spawn_source_call(id, |source, _| calls::recover(source, id, known_runs, newer_than));
             }
