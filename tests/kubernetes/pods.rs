@@ -543,6 +543,26 @@ async fn a_pod_of_the_same_name_that_is_not_the_tasks_is_left_alone() {
 }
 
 #[tokio::test]
+async fn e4_a_dollar_sign_reaches_the_container_as_it_stands_in_the_payload() {
+    let (place, bench) = (Place::new().await, Bench::new());
+    let payload = json!({
+        "image": "registry/tool:1", "command": ["sh", "-c", "echo $(RUN_ID) $$ $HOME"], "env": { "A": "$(TASK_ID)", "B": "$" },
+    });
+    let mut container = Value::Null;
+    let ran = place.run_while(&bench, payload, async |cluster, pod| {
+        container = cluster.pod(pod).expect("it is there")["spec"]["containers"][0].take();
+        succeed(cluster, pod);
+    });
+    ran.await.completed();
+    // Kubernetes replaces `$(NAME)`, and each `$$` by `$`.
+    assert_eq!(container["command"][2], "echo $$(RUN_ID) $$$$ $$HOME");
+    let env = container["env"].as_array().expect("variables");
+    for (name, value) in [("A", "$$(TASK_ID)"), ("B", "$$")] {
+        assert!(env.contains(&json!({ "name": name, "value": value })), "{name}: {env:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_template_gets_the_values_of_the_payload_and_its_own_parts_stay() {
     let template = "metadata:\n  labels: { team: {{ payload.parameters.team }} }\nspec:\n  serviceAccountName: builder\n  \
         containers:\n  - { name: proxy, image: 'proxy:1' }\n  - name: task\n    image: 'default:1'\n    env: [{ name: HOME, value: /home }]\n";

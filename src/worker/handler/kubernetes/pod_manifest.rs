@@ -99,9 +99,9 @@ pub(super) fn manifest(
         return Err("there is no image, neither in the payload nor in the template".to_owned());
     }
     if !payload.command.is_empty() {
-        own["command"] = json!(payload.command);
+        own["command"] = payload.command.iter().map(|part| literal(part)).collect();
     }
-    let variables = env.into_iter().map(|(name, value)| json!({ "name": name, "value": value }));
+    let variables = env.into_iter().map(|(name, value)| json!({ "name": name, "value": literal(&value) }));
     append(&mut own["env"], variables)?;
     if !payload.secret_env.is_empty() {
         append(&mut own["envFrom"], [json!({ "secretRef": { "name": name.pod() } })])?;
@@ -140,6 +140,11 @@ pub(super) fn manifest(
 /// Label values have 63 characters of a few kinds.
 pub(super) fn handler_label(handler: &str) -> String {
     hex::encode(&Sha256::digest(handler)[..16])
+}
+
+/// Kubernetes replaces `$(NAME)` in commands and variables, and `$$` by `$`.
+fn literal(text: &str) -> String {
+    text.replace('$', "$$")
 }
 
 fn append(list: &mut Value, more: impl IntoIterator<Item = Value>) -> Result<(), String> {
