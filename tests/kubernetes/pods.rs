@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use tokio::sync::Semaphore;
 
 use crate::handler::bench::{Bench, RunResult};
-use crate::support::cluster::{Cluster, Fault, How, NAMESPACE};
+use crate::support::cluster::{Cluster, Fault, How, NAMESPACE, rights_of_role};
 
 struct Place {
     cluster: Cluster,
@@ -560,6 +560,23 @@ async fn e4_a_dollar_sign_reaches_the_container_as_it_stands_in_the_payload() {
     for (name, value) in [("A", "$$(TASK_ID)"), ("B", "$$")] {
         assert!(env.contains(&json!({ "name": name, "value": value })), "{name}: {env:?}");
     }
+}
+
+#[tokio::test]
+async fn e7_the_role_of_the_example_allows_what_the_handler_does_and_no_more() {
+    let place = Place::new().await;
+    let payload = json!({ "image": "registry/tool:1", "secretEnv": { "PASSWORD": "canary-of-the-task" } });
+    for code in [0, 3] {
+        let bench = Bench::new();
+        let ran = place.run_while(&bench, payload.clone(), async |cluster, pod| {
+            cluster.wait_until("it is watched", |cluster| cluster.count_calls("watch", "pods") > 0).await;
+            cluster.schedule(pod, "node-1");
+            cluster.running(pod);
+            cluster.terminate(pod, "task", code, "Error");
+        });
+        ran.await;
+    }
+    assert_eq!(place.cluster.used_rights(), rights_of_role("worker-role.yaml"));
 }
 
 #[tokio::test]
