@@ -25,7 +25,7 @@ impl Engine {
         let work = if live.recovered {
             Some(EndedWork { source: binding.name.clone(), run: live.run.clone(), request: None })
         } else {
-            live.context.as_ref().and_then(Context::left_work)
+            live.context.as_ref().filter(|context| context.leaves_work()).map(Context::work_name)
         };
         let (left, Some(work)) = (journal::left_work(end), work) else { return false };
         if left == LeftWork::Kept || binding.handler.discard(&work).is_none() {

@@ -6,10 +6,9 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::PodPayload;
+use crate::handler::EndedWork;
 use crate::handler::kubernetes::config::KubernetesHandler;
 use crate::handler::staged::Work;
-use crate::handler::{EndedWork, TaskInfo};
-use crate::task::Results;
 use journeyman_platform::kubernetes::Pod;
 use journeyman_platform::settings::values::merge_json;
 
@@ -36,9 +35,7 @@ pub(super) struct PodName {
 
 impl PodName {
     pub(super) fn of(work: &Work<'_, PodPayload>) -> Self {
-        let TaskInfo { run, source, .. } = work.context.task();
-        let (source, run, request) = (source.clone(), run.clone(), work.context.results().and_then(Results::work_key));
-        Self::new(&EndedWork { source, run, request }, work.record.launch)
+        Self::new(&work.context.work_name(), work.record.launch)
     }
 
     pub(super) fn new(work: &EndedWork, launch: u32) -> Self {
