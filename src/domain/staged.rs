@@ -85,6 +85,9 @@ pub struct StagedRecord {
     pub launch: u32,
     /// How the handler finds it; `None` before it has started.
     pub handle: Option<Box<str>>,
+    /// The handle that a start named before it failed, or before its answer was lost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub announced: Option<Box<str>>,
     pub phase: Box<str>,
     pub phase_since: Option<Stamp>,
     /// The number of the next scheduled look. Of two records the lower one is out of date.
@@ -118,6 +121,11 @@ pub enum StagedAnswer {
         progress: Progress,
     },
     Progress(Progress),
+    /// A start named work, and ended otherwise.
+    Announced {
+        handle: Box<str>,
+        answer: Box<StagedAnswer>,
+    },
     Done,
     /// It was not launched, and may be later.
     Retry {
@@ -264,7 +272,14 @@ impl StagedState {
                 let wait = self.unknown.wait(UNKNOWN_RETRY, None, &mut self.jitter);
                 return self.rest(wait, next, now, actions);
             }
-            (StagedAnswer::Done, _) => self.end(StagedEnd::Done, actions),
+            (StagedAnswer::Announced { handle, answer }, call) => {
+                self.record.announced = Some(handle);
+                return self.on_answer(call, *answer, now, actions);
+            }
+            (StagedAnswer::Done, _) => {
+                self.record.announced = None;
+                self.end(StagedEnd::Done, actions);
+            }
             (StagedAnswer::Superseded, _) => self.end(StagedEnd::Superseded, actions),
             (
                 StagedAnswer::Absent | StagedAnswer::Canceled | StagedAnswer::Retry { .. } | StagedAnswer::Lost { .. },
@@ -294,7 +309,7 @@ impl StagedState {
                 }
             }
             (StagedAnswer::Started { handle, progress }, call) => {
-                self.record.handle = Some(handle);
+                (self.record.handle, self.record.announced) = (Some(handle), None);
                 self.on_progress(call, progress, now, actions);
             }
             (StagedAnswer::Progress(progress), call) => self.on_progress(call, progress, now, actions),
