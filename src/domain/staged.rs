@@ -55,6 +55,8 @@ pub enum FailureClass {
     Capacity,
     /// The external system lost it or disturbed it.
     Infrastructure,
+    /// The external system lets this worker launch nothing.
+    Access,
 }
 
 /// How long a phase may last.
@@ -380,7 +382,7 @@ impl StagedState {
 
     fn has_retries(&self, class: FailureClass) -> bool {
         let (failures, retries) = match class {
-            FailureClass::Task | FailureClass::Config => (0, 0),
+            FailureClass::Task | FailureClass::Config | FailureClass::Access => (0, 0),
             FailureClass::Infrastructure => (self.record.infrastructure_failures, self.policy.infrastructure_retries),
             FailureClass::Capacity => (self.record.capacity_failures, self.policy.capacity_retries),
         };
@@ -390,7 +392,7 @@ impl StagedState {
     fn count(&mut self, class: FailureClass) {
         let failures = match class {
             FailureClass::Capacity => &mut self.record.capacity_failures,
-            FailureClass::Task | FailureClass::Config | FailureClass::Infrastructure => {
+            FailureClass::Task | FailureClass::Config | FailureClass::Infrastructure | FailureClass::Access => {
                 &mut self.record.infrastructure_failures
             }
         };

@@ -333,11 +333,7 @@ async fn a_change_is_noticed_by_the_watch_and_not_by_the_next_look() {
 
 #[tokio::test]
 async fn s17_quota_is_waited_for_and_what_can_never_be_is_asked_for_once() {
-    for (code, message) in [
-        (403, "pods is forbidden: User \"x\" cannot create"),
-        (422, "Invalid value"),
-        (404, "namespaces \"builds\" not found"),
-    ] {
+    for (code, message) in [(403, "pods \"p\" is forbidden: violates PodSecurity"), (422, "Invalid value")] {
         let (place, bench) = (Place::new().await, Bench::new());
         place.fault("create", "pods", 1, status(code, message));
         let why = failed(place.run(&bench, payload()).await, ExecuteFailure::Failed);
@@ -361,6 +357,23 @@ async fn s17_quota_is_waited_for_and_what_can_never_be_is_asked_for_once() {
     succeed(&place.cluster, name(&pod));
     work.await.completed();
     assert_eq!(place.cluster.count_calls("create", "pods"), 2);
+}
+
+#[tokio::test]
+async fn e2_a_cluster_that_refuses_this_worker_is_no_fault_of_the_task() {
+    for (code, message) in
+        [(403, "pods is forbidden: User \"x\" cannot create"), (404, "namespaces \"builds\" not found")]
+    {
+        let (place, bench) = (Place::new().await, Bench::new());
+        place.fault("create", "pods", 1, status(code, message));
+        let why = failed(place.run(&bench, payload()).await, ExecuteFailure::AccessDenied);
+        assert!(why.contains(message) && why.contains(&code.to_string()), "{why}");
+    }
+    // The client reads its credentials again and sends each refused call once more.
+    let (place, bench) = (Place::new().await, Bench::new());
+    place.fault("create", "pods", 2, status(401, "Unauthorized"));
+    place.fault("list", "pods", 2, status(401, "Unauthorized"));
+    place.run_while(&bench, payload(), async |cluster, pod| succeed(cluster, pod)).await.completed();
 }
 
 #[tokio::test]

@@ -283,6 +283,7 @@ fn end_of(end: StagedEnd, context: &Context) -> Result<(), ExecuteError> {
             let failure = match class {
                 FailureClass::Task | FailureClass::Config => ExecuteFailure::Failed,
                 FailureClass::Capacity | FailureClass::Infrastructure => ExecuteFailure::Unavailable,
+                FailureClass::Access => ExecuteFailure::AccessDenied,
             };
             Err(ExecuteError::new(failure, reason))
         }
