@@ -202,7 +202,7 @@ impl Engine {
                     self.handle_event(Event::Launched { claim });
                     self.hand_over();
                 }
-                Some(result) = self.calls.next_result() => self.on_call_joined(result),
+                Some(result) = self.calls.next_result() => self.on_call_result(result),
                 () = or_pending(deadline.map(|at| clock.sleep_until(at))) => {}
             }
         }

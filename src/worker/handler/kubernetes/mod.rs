@@ -30,6 +30,7 @@ use journeyman_platform::kubernetes::{
     EVENTS, Event, KubernetesClient, KubernetesError, PODS, PULLING, Pod, PodTemplate, PodVerdict, RUNNING, SECRETS,
     StartGraces, UNSCHEDULED, existing, failed_init_container, has_started, judge, sweep_ended, waits_for, watch_pods,
 };
+use journeyman_platform::tasks::supervised;
 
 use super::artifact::{ArtifactDeclaration, Artifacts};
 use super::command::{PayloadArtifact, validate_artifacts};
@@ -127,8 +128,9 @@ impl Kubernetes {
             let (mut tasks, held) = (JoinSet::new(), Arc::clone(&self.held));
             let selector = format!("{HANDLER}={}", pod_manifest::handler_label(&self.name));
             let watching = Arc::clone(&self.client);
-            tasks.spawn(watch_pods(watching, selector.clone(), move |change| held.on_change(&change)));
-            tasks.spawn(sweep_ended(Arc::clone(&self.client), selector, POD_KEPT));
+            let watching = watch_pods(watching, selector.clone(), move |change| held.on_change(&change));
+            tasks.spawn(supervised("a watch of pods", watching));
+            tasks.spawn(supervised("removing pods", sweep_ended(Arc::clone(&self.client), selector, POD_KEPT)));
             tasks
         });
     }
