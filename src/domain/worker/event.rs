@@ -106,6 +106,8 @@ pub enum Event {
     Drain {
         deadline: Option<Instant>,
     },
+    /// Another worker can go on with the work of these claims. One that drains releases them, unless that would end their task.
+    HandOver(Vec<LocalToken>),
     /// Stop claiming, release the claims, exit, by `deadline` if there is one.
     Release {
         deadline: Option<Instant>,

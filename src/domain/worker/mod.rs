@@ -341,6 +341,7 @@ impl Worker {
                 self.drain_deadline = deadline.or(self.drain_deadline);
                 self.drain(ExitReason::Drained, now);
             }
+            Event::HandOver(claims) => self.hand_over(&claims, now),
             Event::Release { deadline } => self.release_all(deadline, now),
             Event::TerminationNotice { deadline } => self.on_termination_notice(deadline, now),
             Event::Abort => self.exit_with(ExitReason::Aborted),

@@ -409,7 +409,9 @@ fn verdict(ended: Result<Result<(), ExecuteError>, Panicked>, context: &Context)
     };
     match error.reason {
         ExecuteFailure::Deferred => return Err(error.reason),
-        ExecuteFailure::HostFault => tracing::error!(claim.run = %context.task().run, "host fault: {error}"),
+        ExecuteFailure::HostFault | ExecuteFailure::AccessDenied => {
+            tracing::error!(claim.run = %context.task().run, "host fault: {error}");
+        }
         ExecuteFailure::ServiceDown => release_unstarted(context, &error),
         ExecuteFailure::Failed
         | ExecuteFailure::Intermittent
@@ -497,7 +499,7 @@ mod tests {
     fn context(workdir: &Path) -> Context {
         let run = Run { task: TaskId::parse("fN1SbArXTPSVFNUvaOlinQ").unwrap(), run: 0 };
         let (definition, env) = (Default::default(), Default::default());
-        let task = TaskInfo { run, source: "s".into(), definition, env, trace: None };
+        let task = TaskInfo { run, source: "s".into(), definition, env, trace: None, reported_runs: 0 };
         let log = TaskLog::new(workdir.with_extension("log"), LogLimits::default());
         let (cancel, lease) = (watch::channel(None).1, watch::channel(None).1);
         Context::new(task, workdir.to_owned(), log, cancel, lease, Clock::boot())

@@ -13,6 +13,7 @@ mod claim_runtime;
 pub mod config;
 #[doc(hidden)]
 pub mod counters;
+mod discards;
 #[doc(hidden)]
 pub mod durations;
 mod event_loop;
