@@ -1,7 +1,7 @@
 //! Whole workers whose sources share few slots: some always have tasks, some now and then, some never. No slot is kept from a source
 //! that has a task by one that has none, and no task waits longer than its turn.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use journeyman_domain::claim::{ClaimAction, ClaimEvent, ClaimPolicy, RunTerms, UploadStatus};
@@ -70,7 +70,7 @@ struct World {
     sources: Vec<Source>,
     agenda: BTreeMap<(u64, u64), Happens>,
     order: u64,
-    running: BTreeMap<LocalToken, ()>,
+    running: BTreeSet<LocalToken>,
     /// Since when a slot has been without a task, and no source with tasks got one.
     unused_since: u64,
     wakes: u64,
@@ -127,7 +127,7 @@ impl World {
             sources,
             agenda: BTreeMap::new(),
             order: 0,
-            running: BTreeMap::new(),
+            running: BTreeSet::new(),
             unused_since: 0,
             wakes: 0,
             started: 0,
@@ -202,7 +202,7 @@ impl World {
     fn grant(&mut self) -> GrantedClaim {
         self.started += 1;
         let token = LocalToken(self.started);
-        self.running.insert(token, ());
+        self.running.insert(token);
         let run = Run { task: TaskId::parse(&format!("task-{}", self.started)).expect("a task id"), run: 0 };
         let lease = Granted { sent_at: at(self.now), length: LEASE };
         GrantedClaim { token, run, lease, terms: RunTerms { deadline: None, retries_left: Some(5) } }

@@ -156,9 +156,10 @@ impl Worker {
     }
 
     fn turns(&self) -> Vec<Turn> {
-        let turn = |state: &SourceState| match state.poller.turn() {
-            Turn::Waiting { .. } | Turn::Next if !state.is_pollable() => Turn::Out,
-            turn => turn,
+        let turn = |state: &SourceState| {
+            let turn = state.poller.turn();
+            let is_out = !state.is_pollable() && !matches!(turn, Turn::Holding { .. });
+            if is_out { Turn::Out } else { turn }
         };
         self.sources.iter().map(turn).collect()
     }
