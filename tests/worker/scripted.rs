@@ -39,6 +39,8 @@ pub enum Script {
     /// Declares a file and does not write it.
     Forget,
     /// Runs until it is told to end.
+    /// Declares a file, and removes the directory with it.
+    Vanish,
     Wait,
     /// Blocks its thread, as a writer does whose reader is slow, until this named pipe is opened.
     Block {
@@ -172,6 +174,12 @@ impl PayloadHandler for Scripted {
                 }
                 Script::Wait => std::future::pending().await,
                 Script::Sleep { seconds } => {
+                Script::Vanish => {
+                    context.artifacts().file("public/out.txt", "out.txt").expect("declared");
+                    std::fs::write(context.workdir().join("out.txt"), "made by the task").expect("written");
+                    std::fs::remove_dir_all(context.workdir()).expect("removed");
+                    Ok(())
+                }
                     tokio::time::sleep(Duration::from_secs(seconds)).await;
                     Ok(())
                 }

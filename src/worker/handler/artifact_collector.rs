@@ -11,6 +11,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustix::io::Errno;
 use rustix::fs::{Dir, FileType};
 
 use crate::task::{Artifact, ArtifactBody, ArtifactErrorReason};
@@ -37,6 +38,7 @@ pub enum CollectedArtifact {
 /// Holds at most one file open: the one it returned last.
 #[derive(Debug)]
 pub struct ArtifactCollector {
+    /// `None` if the task has removed its directory, and without declarations.
     declared: std::vec::IntoIter<ArtifactDeclaration>,
     root: Option<OwnedFd>,
     /// Files and directories of the current declaration, the next one last.
@@ -78,7 +80,11 @@ type PathError = (ArtifactErrorReason, String);
 
 impl ArtifactCollector {
     pub(super) fn new(list: Vec<ArtifactDeclaration>, workdir: &Path) -> io::Result<Self> {
-        let root = (!list.is_empty()).then(|| safe_open::open_root(workdir)).transpose()?;
+        let root = match (!list.is_empty()).then(|| safe_open::open_root(workdir)).transpose() {
+            // The task may do with its directory what it wants; its artifacts are missing then.
+            Err(error) if safe_open::is_of_path(&error) => None,
+            opened => opened?,
+        };
         // A declared file takes precedence over a file of the same name in a declared directory.
         let is_file = |declaration: &&ArtifactDeclaration| matches!(declaration.kind, ArtifactKind::File { .. });
         let used_names = list.iter().filter(is_file).map(|declaration| declaration.name.clone()).collect();
@@ -103,7 +109,7 @@ impl ArtifactCollector {
     }
 
     fn open_path(&self, entry: &PendingPath) -> io::Result<(File, FileType)> {
-        let root = self.root.as_ref().ok_or_else(|| io::Error::other("the task directory is not open"))?;
+        let root = self.root.as_ref().ok_or(Errno::NOENT)?;
         let file = File::from(safe_open::open(root.as_fd(), &entry.path)?);
         let kind = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
         Ok((file, kind))
