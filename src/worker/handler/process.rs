@@ -222,7 +222,7 @@ impl RunningProcess {
     pub async fn start(launch: Launch<'_>) -> io::Result<Self> {
         launch.scope.ensure_recorded().await?;
         let (output, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-        let entry = launch.scope.admit_process()?;
+        let mut entry = launch.scope.admit_process()?;
         let (mut command, shim) = build_command(launch, &entry, writer)?;
         let started = children::start_child(entry.orphan_cookie(), || command.spawn(), Child::id);
         // Closes this process's copies of the pipes' writing ends.
@@ -230,7 +230,7 @@ impl RunningProcess {
         let StartedChild { mut child, registration } = started?;
         let leader = child.id().and_then(|id| Pid::from_raw(id.cast_signed())).ok_or(Errno::SRCH)?;
         let group = ProcessGroup { leader, reaped: false };
-        entry.on_started(leader.as_raw_pid());
+        entry.on_started(leader);
         crash_point("spawned");
         let running = Self {
             group,
@@ -255,6 +255,7 @@ impl RunningProcess {
         };
         let Some(error) = error else { return Ok(self) };
         self.group.signal(Signal::KILL);
+        self.entry.before_reaping();
         if timeout(PROCESS_KILL_TIMEOUT, self.child.wait()).await.is_ok() {
             self.group.reaped = true;
         }
@@ -323,6 +324,7 @@ impl RunningProcess {
         let dead = timeout(PROCESS_KILL_TIMEOUT, self.exit_watcher.exited());
         let mut status = match pump.pump_while(dead).await {
             Ok(()) => {
+                self.entry.before_reaping();
                 let status = self.child.wait().await?;
                 self.group.reaped = true;
                 process_status(status)
