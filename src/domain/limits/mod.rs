@@ -63,6 +63,12 @@ pub const LOG_HEAD_BYTES: u64 = 48 << 20;
 pub const LOG_TAIL_BYTES: u64 = 16 << 20;
 /// The longest line that the worker itself writes to a task's log.
 pub const LOG_NOTE_BYTES_MAX: usize = 4 << 10;
+/// Output that waits for the disk before its payload has to wait; of the worker's own lines, twice as much.
+pub const LOG_PENDING_BYTES: u64 = 256 << 10;
+/// Disk space that is allocated ahead for the last lines of a log.
+pub const LOG_RESERVE_BYTES: u64 = 64 << 10;
+/// The last lines that are kept when the disk takes no more, and so much of what came before them.
+pub const LOG_LAST_BYTES: usize = 24 << 10;
 /// Shorter text cannot be distinguished from ordinary text.
 pub const REDACT_SECRET_CHARS_MIN: usize = 6;
 /// The longest text that is searched for in one piece; bounds how much of a log is held back.

@@ -24,6 +24,7 @@ use journeyman_platform::host::resources;
 
 use super::catch_panic::{Panicked, catch_panic};
 use super::host_probe::{HostProbe, blocking_probe};
+use super::task_view::TaskView;
 use super::uploads::Uploader;
 use journeyman_platform::host::clock::Clock;
 use journeyman_platform::host::containment::ProcessScope;
@@ -195,11 +196,11 @@ pub(super) async fn report(
     claim: Arc<dyn Claim>,
     outcome: Outcome,
     timeout: Duration,
-    context: Option<Context>,
+    task: Option<TaskView>,
 ) -> CallResult {
     let answer = call_with_timeout(timeout, "report", claim.report(outcome)).await;
-    if let (Err(error), Some(context)) = (&answer, &context) {
-        context.set_progress(&format!("not reported yet: {}", error.message));
+    if let (Err(error), Some(task)) = (&answer, &task) {
+        task.set_progress(&format!("not reported yet: {}", error.message));
     }
     crash_point("after-report");
     CallResult::of_claim(token, ClaimEvent::Reported(log_refusal("report", answer)))
@@ -231,8 +232,8 @@ pub(super) async fn probe_host(host: HostProbe) -> CallResult {
     CallResult::Event(Event::HostProbed(host.run().await))
 }
 
-pub(super) async fn upload_results(uploader: Uploader, claim: LocalToken, context: Context) -> CallResult {
-    let status = catch_panic(Box::pin(uploader.upload_all(context))).await.unwrap_or_else(|Panicked(text)| {
+pub(super) async fn upload_results(uploader: Uploader, claim: LocalToken, task: TaskView) -> CallResult {
+    let status = catch_panic(Box::pin(uploader.upload_all(task))).await.unwrap_or_else(|Panicked(text)| {
         tracing::error!(panic = text, "uploading a task's log and artifacts panicked");
         UploadStatus::UploadFailed
     });

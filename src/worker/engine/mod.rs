@@ -34,6 +34,7 @@ pub mod snapshot;
 pub mod status;
 mod storage_health;
 mod task_lookup;
+mod task_view;
 #[doc(hidden)]
 pub mod timeline;
 #[doc(hidden)]

@@ -1,7 +1,5 @@
 //! Builds the status of a worker from the rules and the engine.
 
-use crate::handler::Context;
-use crate::handler::log::TaskLog;
 use journeyman_domain::id::SourceId;
 use journeyman_domain::service_supervisor::ServiceAvailability;
 use journeyman_domain::time::Instant;
@@ -18,6 +16,7 @@ use super::status::{
     BlockedReason, ClaimStatus, HostStatus, LifecycleState, Note, NoticeStatus, RecentResult, RecoverySummary,
     SidecarSummary, SourceError, SourceStatus, WorkerStatus,
 };
+use super::task_view::TaskView;
 use super::timeline::seconds_between;
 
 /// A source that fails for longer gets a hint.
@@ -145,8 +144,8 @@ impl Engine {
         let granted = self.rules.claims().filter(|claim| claim.state.is_granted());
         let mut claims: Vec<(ClaimStatus, Option<ProcessScope>)> = granted
             .map(|claim| {
-                let context = self.calls.claims[&claim.claim].context.as_ref();
-                (self.claim_status(&claim, now), context.map(|context| context.scope().clone()))
+                let task = self.calls.claims[&claim.claim].task.as_ref();
+                (self.claim_status(&claim, now), task.map(|task| task.scope().clone()))
             })
             .collect();
         claims.sort_by(|(one, _), (other, _)| {
@@ -157,19 +156,19 @@ impl Engine {
 
     pub(super) fn claim_status(&self, claim: &ClaimView<'_>, now: Instant) -> ClaimStatus {
         let live = &self.calls.claims[&claim.claim];
-        let context = live.context.as_ref();
+        let task = live.task.as_ref();
         ClaimStatus {
             task: claim.run.task.to_string(),
             run: claim.run.run,
             name: live.task_name().map(str::to_owned),
             source: self.source_name(claim.source).to_owned(),
             state: claim.state.state_name().to_owned(),
-            progress: context.and_then(|context| context.progress()),
+            progress: task.and_then(TaskView::progress),
             held_seconds: live.granted_at.map_or(0.0, |since| seconds_between(since, now)),
             lease_seconds: claim.state.lease().map(|lease| lease.length().as_secs_f64()),
             lease_left_seconds: claim.state.lease().map(|lease| seconds_between(now, lease.expires_at())),
             reclaimed_seconds_ago: live.reclaimed_at.map(|at| seconds_between(at, now)),
-            log_bytes: context.and_then(Context::used_log).map_or(0, TaskLog::bytes),
+            log_bytes: task.map_or(0, TaskView::log_bytes),
             memory_bytes: None,
             trace_id: live.trace.map(|trace| trace.trace_id().to_string()),
         }

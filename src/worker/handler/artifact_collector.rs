@@ -9,10 +9,9 @@ use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use rustix::io::Errno;
 use rustix::fs::{Dir, FileType};
+use rustix::io::Errno;
 
 use crate::task::{Artifact, ArtifactBody, ArtifactErrorReason};
 use journeyman_domain::limits::{ARTIFACT_BYTES_MAX, ARTIFACT_DEPTH_MAX, ARTIFACT_MESSAGE_BYTES_MAX, ARTIFACTS_MAX};
@@ -38,8 +37,8 @@ pub enum CollectedArtifact {
 /// Holds at most one file open: the one it returned last.
 #[derive(Debug)]
 pub struct ArtifactCollector {
-    /// `None` if the task has removed its directory, and without declarations.
     declared: std::vec::IntoIter<ArtifactDeclaration>,
+    /// `None` if the task has removed its directory, and without declarations.
     root: Option<OwnedFd>,
     /// Files and directories of the current declaration, the next one last.
     pending_paths: Vec<PendingPath>,
@@ -131,7 +130,7 @@ impl ArtifactCollector {
         }
         let PendingPath { name, path, content_type, expires, optionality, .. } = entry;
         let content_type = content_type.unwrap_or_else(|| artifact::guess_content_type(&path));
-        let body = ArtifactBody::File { file: Arc::new(file), bytes, content_type };
+        let body = ArtifactBody::File { file: file.into(), bytes, content_type };
         CollectedArtifact::Found(Artifact { name, expires, body }, optionality)
     }
 

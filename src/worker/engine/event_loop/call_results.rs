@@ -134,8 +134,8 @@ impl Engine {
     /// The slot stays taken until the processes are gone.
     fn on_cleanup_pending(&mut self, claim: LocalToken) {
         let live = self.calls.claim(claim);
-        let Some(context) = &live.context else { unreachable!("{claim:?} has processes and was never started") };
-        let wait = calls::wait_for_cleanup(claim, live.run.clone(), context.scope().clone());
+        let Some(task) = &live.task else { unreachable!("{claim:?} has processes and was never started") };
+        let wait = calls::wait_for_cleanup(claim, live.run.clone(), task.scope().clone());
         self.calls.spawn(wait);
         self.handle_event(Event::CleanupPending { claim });
     }
