@@ -119,6 +119,10 @@ pub const TASK_WAIT_POLL_MAX: Duration = Duration::from_secs(2);
 pub const PROCESS_OUTPUT_DRAIN: Duration = Duration::from_secs(1);
 /// How long processes may take to exit after SIGKILL.
 pub const PROCESS_KILL_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often processes are killed that a handler starts after the deadline of a cancellation.
+pub const PROCESS_KILL_INTERVAL: Duration = Duration::from_secs(1);
+/// A status without its processes is better than none: reading a process may wait for it.
+pub const STATUS_PROCESSES_TIMEOUT: Duration = Duration::from_secs(2);
 pub const PROCESSES_LISTED_MAX: usize = 20;
 /// A payload is killed this long before the cancellation deadline, so that its end is seen in time.
 pub const PROCESS_KILL_MARGIN: Duration = Duration::from_secs(2);

@@ -15,7 +15,7 @@ use crate::source::{
 };
 use journeyman_domain::claim::{ClaimEvent, UploadStatus};
 use journeyman_domain::id::{LocalToken, PriorityQueue, Run, SourceId};
-use journeyman_domain::limits::{HOST_RESOURCES_INTERVAL, KILL_SLACK, PROCESS_KILL_TIMEOUT};
+use journeyman_domain::limits::{HOST_RESOURCES_INTERVAL, KILL_SLACK, PROCESS_KILL_INTERVAL, PROCESS_KILL_TIMEOUT};
 use journeyman_domain::outcome::{Cleanup, ExecuteFailure, Outcome, PrepareFailure, Verdict};
 use journeyman_domain::refusal::Refusal;
 use journeyman_domain::time::Instant;
@@ -215,6 +215,16 @@ pub(super) async fn reclaim(token: LocalToken, claim: Arc<dyn Claim>, timeout: D
 pub(super) async fn check_status(token: LocalToken, claim: Arc<dyn Claim>) -> CallResult {
     let answer = call_guarded("status", claim.lost_reason()).await;
     CallResult::of_claim(token, ClaimEvent::StatusChecked(log_refusal("status", answer)))
+}
+
+/// I2: kills the processes at the deadline of their cancellation although every thread of the handlers may be blocked, and
+/// again, because a handler may start others. Ends with its claim; the handler sees how the processes ended.
+pub(super) async fn kill_at_deadline(task: TaskView) -> CallResult {
+    task.kill_due().await;
+    loop {
+        task.scope().kill();
+        tokio::time::sleep(PROCESS_KILL_INTERVAL).await;
+    }
 }
 
 /// Publishes where a log is served once there is one.

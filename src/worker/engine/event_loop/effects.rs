@@ -89,7 +89,11 @@ impl Engine {
                 if cause == CancelCause::Shutdown {
                     crash_point("releasing");
                 }
+                let is_first = !live.is_kill_requested();
                 live.kill(cause, grace, now);
+                if let Some(task) = live.task.clone().filter(|_| is_first) {
+                    self.calls.spawn_claim_call(claim, |_| calls::kill_at_deadline(task));
+                }
             }
             ClaimAction::Upload => self.upload_results(claim),
             ClaimAction::Report { outcome, timeout } => {
