@@ -24,10 +24,10 @@ use journeyman_platform::host::resources;
 
 use super::catch_panic::{Panicked, catch_panic};
 use super::host_probe::{HostProbe, blocking_probe};
+use super::running_calls::UncleanedScope;
 use super::task_view::TaskView;
 use super::uploads::Uploader;
 use journeyman_platform::host::clock::Clock;
-use journeyman_platform::host::containment::ProcessScope;
 use journeyman_platform::host::crash_points::crash_point;
 use journeyman_platform::host::journal::PendingRecord;
 use journeyman_platform::host::work_dir::WorkDirLock;
@@ -332,17 +332,18 @@ fn prepare_result(
     Err(error.reason)
 }
 
-pub(super) async fn wait_for_cleanup(claim: LocalToken, run: Run, enclosure: ProcessScope) -> CallResult {
-    let looked = enclosure.clone();
+pub(super) async fn wait_for_cleanup(claim: LocalToken, uncleaned: UncleanedScope) -> CallResult {
+    let UncleanedScope { run, scope } = uncleaned;
+    let looked = scope.clone();
     // Neither a host without free threads nor an unreadable process delays the wait.
     let describing =
         catch_panic(Box::pin(async move { tokio::task::spawn_blocking(move || looked.describe_processes()).await }));
     let saying = async {
         if let Ok(Ok(Ok(left))) = tokio::time::timeout(PROCESS_KILL_TIMEOUT, describing).await {
-            tracing::warn!(claim.run = %run, group = ?enclosure.cgroup(), "remaining processes: {left}");
+            tracing::warn!(claim.run = %run, group = ?scope.cgroup(), "remaining processes: {left}");
         }
     };
-    tokio::join!(enclosure.wait_cleaned_up(), saying);
+    tokio::join!(scope.wait_cleaned_up(), saying);
     tracing::warn!(claim.run = %run, "the remaining processes of a payload are gone; its slot is free");
     CallResult::Event(Event::CleanupDone { claim })
 }

@@ -8,13 +8,23 @@ use tokio::task::{AbortHandle, JoinSet};
 use crate::source::Claim;
 use journeyman_domain::id::{LocalToken, Run, SourceId};
 use journeyman_domain::limits::HANDLERS_DROP_TIMEOUT;
+use journeyman_platform::host::containment::ProcessScope;
 
 use super::calls::CallResult;
 use super::claim_runtime::{ClaimRuntime, PolledMessage};
 use super::handler_runtime::HandlerRuntime;
 
+/// Processes that may remain of an ended payload.
+#[derive(Debug, Clone)]
+pub(super) struct UncleanedScope {
+    pub(super) run: Run,
+    pub(super) scope: ProcessScope,
+}
+
 pub(super) struct RunningCalls {
     pub(super) claims: HashMap<LocalToken, ClaimRuntime>,
+    /// Also of claims that are closed.
+    pub(super) uncleaned: HashMap<LocalToken, UncleanedScope>,
     pub(super) messages: HashMap<LocalToken, PolledMessage>,
     results: JoinSet<CallResult>,
     handlers: HandlerRuntime,
@@ -23,7 +33,14 @@ pub(super) struct RunningCalls {
 
 impl RunningCalls {
     pub(super) fn new(handlers: HandlerRuntime, last_token: u64) -> Self {
-        Self { claims: HashMap::new(), messages: HashMap::new(), results: JoinSet::new(), handlers, last_token }
+        Self {
+            claims: HashMap::new(),
+            uncleaned: HashMap::new(),
+            messages: HashMap::new(),
+            results: JoinSet::new(),
+            handlers,
+            last_token,
+        }
     }
 
     pub(super) fn next_token(&mut self) -> LocalToken {
