@@ -45,8 +45,14 @@ impl Place {
         Kubernetes::new("pods", self.config.clone()).expect("a handler")
     }
 
+    /// Runs a task to its end and, unless it was handed over, to the removal of its pods.
     async fn run(&self, bench: &Bench, payload: Value) -> RunResult {
-        bench.run(&*erase(Staged(self.handler())), payload).await
+        let handler = erase(Staged(self.handler()));
+        let ran = bench.run(&*handler, payload).await;
+        if matches!(ran, RunResult::Ran(_)) && bench.context.cancellation().is_none() {
+            bench.discard(&*handler).await.expect("its pods are removed");
+        }
+        ran
     }
 
     /// Runs a task, and does something with the name of its first pod meanwhile.
@@ -425,6 +431,37 @@ async fn s15_the_next_attempt_of_a_task_whose_worker_is_gone_goes_on_with_its_po
     ran.completed();
     assert_eq!(place.cluster.count_calls("create", "pods"), 1);
     assert_eq!(place.cluster.pods(), Vec::<Value>::new());
+}
+
+#[tokio::test]
+async fn e1_a_pod_that_has_ended_is_there_until_the_outcome_is_reported() {
+    let (place, bench) = (Place::new().await, attempt(0));
+    let handler = erase(Staged(place.handler()));
+    let ending = async {
+        let pod = place.cluster.wait_for_pod(|_| true).await;
+        succeed(&place.cluster, name(&pod));
+    };
+    tokio::join!(bench.run(&*handler, payload()), ending).0.completed();
+    // Killed here, its worker has told nobody; the next attempt has the result without another pod.
+    assert_eq!(place.cluster.pods().len(), 1);
+    place.run(&attempt(1), payload()).await.completed();
+    assert_eq!(place.cluster.count_calls("create", "pods"), 1);
+    assert_eq!(place.cluster.pods(), Vec::<Value>::new());
+}
+
+#[tokio::test]
+async fn e1_a_pod_whose_outcome_was_reported_is_no_result_of_a_rerun() {
+    let place = Place::new().await;
+    let pod = abandoned(&place).await;
+    place.cluster.terminate(&pod, "task", 3, "Error");
+    let info = Bench::new().context.task().clone();
+    let rerun = attempt(1).of(TaskInfo { run: Run { run: 1, ..info.run.clone() }, reported_runs: 1, ..info });
+    let ending = async {
+        let next = place.cluster.wait_for_pod(|next| name(next) != pod).await;
+        assert!(place.cluster.pod(&pod).is_none(), "it was removed first");
+        succeed(&place.cluster, name(&next));
+    };
+    tokio::join!(place.run(&rerun, payload()), ending).0.completed();
 }
 
 #[tokio::test]

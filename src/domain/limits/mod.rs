@@ -164,6 +164,10 @@ pub const STAGED_DEFER_WAIT_MIN: Duration = Duration::from_secs(5);
 
 /// A call of work that is launched elsewhere. One that takes longer counts as not answered.
 pub const STAGED_CALL_TIMEOUT: Duration = Duration::from_secs(60);
+/// Attempts to remove what an ended task has left elsewhere: an API server may be away for some minutes.
+pub const WORK_DISCARD_ATTEMPTS_MAX: u32 = 12;
+/// For such removals at the exit. The next process goes on with the others.
+pub const WORK_DISCARD_EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 pub const STAGED_CHECK_IN_SECONDS_MAX: f64 = 86_400.0;
 pub const STAGED_HANDLE_BYTES_MAX: usize = 4 << 10;
 pub const PROGRAM_LINE_BYTES_MAX: usize = 64 << 10;

@@ -32,6 +32,9 @@ use journeyman_platform::host::crash_points::crash_point;
 use journeyman_platform::host::journal::PendingRecord;
 use journeyman_platform::host::work_dir::WorkDirLock;
 
+/// Before a source that panicked is asked for its next event again.
+const SOURCE_EVENT_RETRY: Duration = Duration::from_secs(1);
+
 /// What a call returns: the event of the rules, or what the engine makes it from.
 pub(super) enum CallResult {
     Event(Event),
@@ -109,13 +112,14 @@ pub(super) async fn measure_resources(tasks: PathBuf, hold: WorkDirLock, in_flig
     CallResult::ResourcesMeasured { resources, work_dir }
 }
 
-/// A source that panics sends no more events.
 pub(super) async fn next_source_event(source: Arc<dyn Source>, id: SourceId) -> CallResult {
-    match catch_panic(source.next_event()).await {
-        Ok(event) => CallResult::SourceEvent { source: id, event },
-        Err(Panicked(text)) => {
-            tracing::error!(panic = text, "a source panicked; it sends no more events");
-            std::future::pending().await
+    loop {
+        match catch_panic(source.next_event()).await {
+            Ok(event) => return CallResult::SourceEvent { source: id, event },
+            Err(Panicked(text)) => {
+                tracing::error!(panic = text, "a source panicked; asking for its next event again");
+                tokio::time::sleep(SOURCE_EVENT_RETRY).await;
+            }
         }
     }
 }
@@ -505,7 +509,7 @@ mod tests {
     fn context(workdir: &Path) -> Context {
         let run = Run { task: TaskId::parse("fN1SbArXTPSVFNUvaOlinQ").unwrap(), run: 0 };
         let (definition, env) = (Default::default(), Default::default());
-        let task = TaskInfo { run, source: "s".into(), definition, env, trace: None };
+        let task = TaskInfo { run, source: "s".into(), definition, env, trace: None, reported_runs: 0 };
         let log = TaskLog::new(workdir.with_extension("log"), LogLimits::default());
         let (cancel, lease) = (watch::channel(None).1, watch::channel(None).1);
         Context::new(task, workdir.to_owned(), log, cancel, lease, Clock::boot())

@@ -63,10 +63,11 @@ impl Engine {
 
     pub(super) fn close(&mut self, claim: LocalToken, end: ClaimEnd) {
         crash_point("before-journal-close");
-        if !journal::is_left_to_next_process(end) {
+        let Some(mut live) = self.calls.claims.remove(&claim) else { unreachable!("{claim:?} is closed twice") };
+        let is_discarded = self.discard_work(claim, &live, end);
+        if !is_discarded && !journal::is_left_to_next_process(end) {
             self.journal.records.record_closed(EntryId(claim.0));
         }
-        let Some(mut live) = self.calls.claims.remove(&claim) else { unreachable!("{claim:?} is closed twice") };
         self.control.liveness.set_claims_held(self.calls.claims.len());
         live.abort_calls();
         self.announce_end(&live, end);

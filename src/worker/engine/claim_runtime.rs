@@ -187,7 +187,8 @@ impl ClaimRuntime {
             Arc::make_mut(&mut env).insert("TASK_GROUP_ID".to_owned(), group.to_owned());
         }
         let (source, trace) = (binding.name.clone(), self.trace);
-        let task = TaskInfo { run: run.clone(), source, definition, env, trace };
+        let reported_runs = self.claim.as_ref().map_or(0, |claim| claim.reported_runs());
+        let task = TaskInfo { run: run.clone(), source, definition, env, trace, reported_runs };
         let context = Context::of_claim(task, names, scope, self.cancel.subscribe(), self.lease(), config.clock)
             .with_results(self.results.take());
         self.task = Some(TaskView::of(context.clone()));

@@ -6,7 +6,7 @@ use std::path::Path;
 use tokio::task::spawn_blocking;
 
 use crate::handler::log::TaskLog;
-use crate::handler::{Context, TaskInfo};
+use crate::handler::{Context, EndedWork, TaskInfo};
 use journeyman_platform::host::containment::ProcessScope;
 
 /// A context without its files, which are for other threads.
@@ -62,6 +62,10 @@ impl TaskView {
 
     pub(super) fn has_log(&self) -> bool {
         self.0.used_log().is_some_and(|log| !log.is_empty())
+    }
+
+    pub(super) fn left_work(&self) -> Option<EndedWork> {
+        self.0.left_work()
     }
 
     pub(super) fn has_artifacts(&self) -> bool {

@@ -17,7 +17,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tokio::sync::{Mutex, mpsc};
 
-use journeyman_domain::id::{PriorityQueue, Run};
+use journeyman_domain::id::{PriorityQueue, Run, TaskId};
 use journeyman_domain::outcome::Outcome;
 
 pub use crate::task::{Artifact, ArtifactBody, Deferral, Definition, Results};
@@ -146,6 +146,12 @@ pub trait Claim: Send + Sync {
 
     /// Uploads an artifact of the run. Repeating it is safe.
     fn upload<'a>(&'a self, artifact: &'a Artifact) -> SourceFuture<'a, ()>;
+
+    /// How many runs of the task have an outcome that is final, counted from the first to the last of them. Their work elsewhere is
+    /// not gone on with.
+    fn reported_runs(&self) -> u32 {
+        0
+    }
 
     /// Why the claim is known to be over already. A source sets it before it sends [`SourceEvent::Lost`] or
     /// [`SourceEvent::CancelRequested`], which may arrive before the grant does.
@@ -276,4 +282,10 @@ pub trait Recovery: Send + Sync {
     /// Takes over a run that a previous process of this worker has claimed, in order to report it, with a lease from
     /// this request. [`Refusal::Gone`] if the service counts the run as another worker's, or as resolved.
     fn take_over<'a>(&'a self, run: &'a Run) -> SourceFuture<'a, Grant>;
+
+    /// Whether the task has ended, so that no run of it is pending or running; `false` if the service does not tell.
+    fn is_resolved<'a>(&'a self, task: &'a TaskId) -> SourceFuture<'a, bool> {
+        _ = task;
+        Box::pin(std::future::ready(Ok(false)))
+    }
 }

@@ -32,6 +32,7 @@ use journeyman_domain::limits::{
 };
 use journeyman_domain::time::Instant;
 use journeyman_platform::host::clock::{Clock, or_pending};
+use journeyman_platform::tasks::supervised;
 
 use docker::DockerDriver;
 use exec::ExecDriver;
@@ -194,6 +195,9 @@ pub(super) enum DriverEvent {
     Listed(Result<Vec<WorkerChange>, DriverError>),
 }
 
+/// What a panic of a driver is logged as.
+const DRIVER: &str = "a driver";
+
 /// A difference to the previous list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum WorkerChange {
@@ -334,9 +338,7 @@ impl DriverHandle {
                 biased;
                 () = self.driver.changed() => active.list_ticks.reset_immediately(),
                 Some(done) = active.calls.join_next() => {
-                    // A panic in a driver is a bug: the controller dies with it.
-                    let done = done.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()));
-                    if let Some(event) = self.on_call_result(done) {
+                    if let Ok(done) = done && let Some(event) = self.on_call_result(done) {
                         return event;
                     }
                 }
@@ -351,7 +353,7 @@ impl DriverHandle {
                     // Lists that are always slow are reported once.
                     active.slow_at = Some(now.plus(DRIVER_LIST_SLOW.max(active.last_list_duration * 2)));
                     self.reconciler.on_list_started();
-                    active.calls.spawn(Arc::clone(&self.driver).call(DriverCall::List));
+                    active.calls.spawn(supervised(DRIVER, Arc::clone(&self.driver).call(DriverCall::List)));
                 }
             }
         }
@@ -371,7 +373,7 @@ impl DriverHandle {
             } else {
                 break;
             };
-            active.calls.spawn(Arc::clone(&self.driver).call(call));
+            active.calls.spawn(supervised(DRIVER, Arc::clone(&self.driver).call(call)));
         }
     }
 

@@ -16,19 +16,7 @@ use journeyman_domain::worker::{Event, GrantedClaim, PollResult, ReceivedMessage
 use journeyman_platform::host::crash_points::crash_point;
 
 impl Engine {
-    pub(super) fn on_call_joined(&mut self, result: Result<CallResult, tokio::task::JoinError>) {
-        match result {
-            Ok(result) => self.on_call_result(result),
-            Err(error) if error.is_cancelled() => {}
-            // Every call catches panics; this would be one of the runtime's own.
-            Err(error) => {
-                self.counters().add(|counts| counts.panics += 1);
-                tracing::error!(%error, "a call of the worker panicked; its claim will expire");
-            }
-        }
-    }
-
-    fn on_call_result(&mut self, result: CallResult) {
+    pub(super) fn on_call_result(&mut self, result: CallResult) {
         match result {
             CallResult::Event(event) => {
                 if let Event::CleanupDone { claim } = event {

@@ -67,7 +67,7 @@ pub(super) struct Engine {
     measuring: Arc<Semaphore>,
     /// The rules want claims of each source.
     claiming_enabled: Vec<bool>,
-    seed: u64,
+    pub(super) seed: u64,
     exit: Option<ExitReason>,
 }
 
@@ -195,7 +195,7 @@ impl Engine {
                 biased;
                 Some(request) = self.requests.recv() => request(&mut self),
                 Some(claim) = self.launched.recv() => self.handle_event(Event::Launched { claim }),
-                Some(result) = self.calls.next_result() => self.on_call_joined(result),
+                Some(result) = self.calls.next_result() => self.on_call_result(result),
                 () = or_pending(deadline.map(|at| clock.sleep_until(at))) => {}
             }
         }
@@ -204,6 +204,9 @@ impl Engine {
     async fn shut_down(&mut self, exit: ExitReason) {
         tracing::info!(exit = exit.as_str(), "the worker exits: {}", self.control.counts());
         self.history.requests.log();
+        if exit != ExitReason::Aborted {
+            self.calls.finish_discards().await;
+        }
         self.calls.shut_down().await;
         self.journal.records.flush().await;
         if exit == ExitReason::Aborted {

@@ -8,6 +8,7 @@ use sha2::{Digest as _, Sha256};
 use super::PodPayload;
 use crate::handler::kubernetes::config::KubernetesHandler;
 use crate::handler::staged::Work;
+use crate::handler::{EndedWork, TaskInfo};
 use crate::task::Results;
 use journeyman_platform::kubernetes::Pod;
 use journeyman_platform::settings::values::merge_json;
@@ -35,12 +36,17 @@ pub(super) struct PodName {
 
 impl PodName {
     pub(super) fn of(work: &Work<'_, PodPayload>) -> Self {
-        let task = work.context.task();
+        let TaskInfo { run, source, .. } = work.context.task();
+        let (source, run, request) = (source.clone(), run.clone(), work.context.results().and_then(Results::work_key));
+        Self::new(&EndedWork { source, run, request }, work.record.launch)
+    }
+
+    pub(super) fn new(work: &EndedWork, launch: u32) -> Self {
+        let EndedWork { source, run, request } = work;
         // A request keeps its pod when it is delivered again.
-        let request = work.context.results().and_then(Results::work_key);
-        let (name, attempt) = request.map_or_else(|| (task.run.task.to_string(), task.run.run), |key| (key, 0));
-        let hash = hex::encode(Sha256::digest(format!("{} {name}", task.source)));
-        Self { task: hash[..TASK_HASH_DIGITS].to_owned(), launch: (attempt, work.record.launch) }
+        let (name, attempt) = request.as_ref().map_or((run.task.as_str(), run.run), |key| (key, 0));
+        let hash = hex::encode(Sha256::digest(format!("{source} {name}")));
+        Self { task: hash[..TASK_HASH_DIGITS].to_owned(), launch: (attempt, launch) }
     }
 
     /// That of a pod of the same task.

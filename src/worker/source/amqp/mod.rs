@@ -42,6 +42,7 @@ use journeyman_domain::refusal::Refusal;
 use journeyman_platform::amqp;
 use journeyman_platform::amqp::delay::DelayGuarantee;
 use journeyman_platform::host::clock::Clock;
+use journeyman_platform::tasks::supervised;
 
 use super::{
     CallError, Capabilities, Grant, Granted, OpenResult, PollBatch, RunTerms, Source, SourceEvent, SourceFuture,
@@ -116,12 +117,8 @@ impl Drop for AmqpSource {
 impl AmqpSourceInner {
     fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let mut tasks = self.tasks.lock();
-        while let Some(ended) = tasks.try_join_next() {
-            if let Err(error) = ended {
-                tracing::error!(%error, "a task of a request source panicked; the broker redelivers its requests");
-            }
-        }
-        tasks.spawn(task);
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(supervised("a request source", task));
     }
 
     /// The session that takes requests.

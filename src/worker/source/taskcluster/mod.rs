@@ -37,7 +37,7 @@ use crate::source::{
 };
 use azure::SignedQueues;
 use credentials::Swap;
-use journeyman_domain::id::{PriorityQueue, Run};
+use journeyman_domain::id::{PriorityQueue, Run, TaskId};
 use wire::WorkerIdentity;
 
 /// The limit of the queue before `claimWork`, in bytes.
@@ -248,6 +248,10 @@ impl Recovery for Taskcluster {
 
     fn take_over<'a>(&'a self, run: &'a Run) -> SourceFuture<'a, Grant> {
         Box::pin(self.take_over_run(run))
+    }
+
+    fn is_resolved<'a>(&'a self, task: &'a TaskId) -> SourceFuture<'a, bool> {
+        Box::pin(self.is_task_resolved(task))
     }
 }
 
