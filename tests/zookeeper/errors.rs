@@ -18,7 +18,7 @@ use journeyman_platform::zookeeper::submit::{CancelResult, Submission};
 use serde_json::{Value, json};
 
 use crate::zookeeper::commands::owner;
-use crate::zookeeper::support::{Tree, handler, never_ends, read_events, returns, start, until, within};
+use crate::zookeeper::support::{QueuedEvent, Tree, handler, never_ends, read_events, returns, start, until, within};
 
 const RESULTS: &str = "/zuul/events/tenant/t/pipelines/p/result";
 
@@ -232,20 +232,56 @@ async fn who_waits_for_a_canceled_request_is_told() {
     }
 }
 
+/// Parameters of a build whose frozen job, changed as the test wants it, is in the tree.
+pub(crate) async fn frozen_build(tree: &Tree, build_set: &str, change: impl FnOnce(&mut Value)) -> Value {
+    let mut job: Value = serde_json::from_str(include_str!("../../fixtures/zookeeper/frozen-job.json")).expect("JSON");
+    let mut params: Value =
+        serde_json::from_str(include_str!("../../fixtures/zookeeper/build-params.json")).expect("JSON");
+    change(&mut job);
+    let path = format!("{build_set}/job/{}", job["uuid"].as_str().expect("text"));
+    (params["job_ref"], params["semaphore_handle"]["buildset_path"]) = (path.as_str().into(), build_set.into());
+    // The same compressed JSON is the first of its shards and the whole of a node.
+    tree.session.write_shards(&path, job.to_string().as_bytes()).await.expect("it is written");
+    let shard = format!("{path}/{:010}", 0);
+    let (data, _) = tree.session.get(&shard).await.expect("it is answered").expect("it is there");
+    tree.session.set(&path, &data, None).await.expect("it is written");
+    tree.session.delete(&shard).await.expect("it is answered");
+    params
+}
+
+const SEMAPHORE: &str = "/zuul/semaphores/t/one-at-a-time";
+
 #[tokio::test(flavor = "multi_thread")]
-async fn a_build_waits_for_its_semaphore_and_gives_it_back() {
+async fn d1_four_builds_under_a_semaphore_of_one_run_one_at_a_time() {
     let Some(tree) = Tree::with_pipeline().await else { return };
-    let (session, path) = (&tree.session, "/zuul/semaphores/t/licence");
+    let queue = tree.queue(Dialect::ZuulExecutor);
+    for number in 0..4 {
+        let params = frozen_build(&tree, &format!("/zuul/set{number}"), |_| {}).await;
+        queue.add(&tree.session, &submission(Dialect::ZuulExecutor, params)).await.expect("it is added");
+    }
+    for _ in 0..4 {
+        let source = ZooKeeperSource::new(tree.source(Dialect::ZuulExecutor));
+        let batch = within("a claim", source.poll(PriorityQueue(0), 4)).await.expect("it is answered");
+        assert_eq!(batch.grants.len(), 1, "{:?}", batch.grants);
+        assert_eq!(tree.session.semaphore_holders(SEMAPHORE).await.expect("it is answered").len(), 1);
+        batch.grants[0].claim.report(Outcome::Completed).await.expect("it is completed");
+        drop(batch);
+        source.close().await;
+    }
+    assert_eq!(tree.session.semaphore_holders(SEMAPHORE).await.expect("it is answered"), []);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn d1_a_build_waits_for_the_semaphore_of_a_playbook_and_gives_it_back() {
+    let Some(tree) = Tree::with_pipeline().await else { return };
+    let session = &tree.session;
     for folder in ["/zuul/semaphores/t", "/zuul/events/tenant/t/management/queue"] {
         session.ensure(folder).await.expect("it is created");
     }
     let other = br#"[{"buildset_path":"/zuul/other","job_name":"j"}]"#;
-    session.create(path, other, CreateMode::Persistent).await.expect("it is created");
-    let semaphore = json!({ "name": "licence", "path": path, "max": 1, "resources_first": false });
-    let params = json!({
-        "playbooks": [{ "semaphores": [semaphore] }],
-        "semaphore_handle": { "buildset_path": "/zuul/tenant/t", "job_name": "j" },
-    });
+    session.create(SEMAPHORE, other, CreateMode::Persistent).await.expect("it is created");
+    let move_to_pre_run = |job: &mut Value| job["pre_run"] = job["run"].take();
+    let params = frozen_build(&tree, "/zuul/tenant/t", move_to_pre_run).await;
     let queue = tree.queue(Dialect::ZuulExecutor);
     let added = queue.add(session, &submission(Dialect::ZuulExecutor, params)).await;
     let (act, mut started) = never_ends();
@@ -258,29 +294,35 @@ async fn a_build_waits_for_its_semaphore_and_gives_it_back() {
     })
     .await;
     assert!(started.try_recv().is_err(), "it was started without a place");
-    session.set(path, b"[]", None).await.expect("it is written");
+    session.set(SEMAPHORE, b"[]", None).await.expect("it is written");
     within("its start", started.recv()).await.expect("it runs");
-    assert_eq!(session.semaphore_holders(path).await.expect("it is answered").len(), 1);
+    assert_eq!(session.semaphore_holders(SEMAPHORE).await.expect("it is answered").len(), 1);
     let canceled = queue.cancel(session, Dialect::ZuulExecutor, &added.expect("it is added")).await;
     assert_eq!(canceled.expect("it is answered"), CancelResult::Requested);
     worker.drained().await;
-    assert_eq!(session.semaphore_holders(path).await.expect("it is answered"), []);
+    assert_eq!(session.semaphore_holders(SEMAPHORE).await.expect("it is answered"), []);
     let told = read_events(&EventQueue::new("/zuul/events/tenant/t/management"), session).await;
-    assert_eq!(told[0].fields["event_data"], json!({ "semaphore_name": "licence" }));
+    assert_eq!(told[0].fields["event_data"], json!({ "semaphore_name": "one-at-a-time" }));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_build_whose_semaphores_cannot_be_read_is_not_run_without_them() {
+async fn d1_a_build_whose_job_cannot_be_read_is_not_run_without_it() {
     let Some(tree) = Tree::with_pipeline().await else { return };
-    let semaphore = json!({ "name": "licence", "path": "/zuul/semaphores/t/licence", "max": null });
-    let params = json!({ "playbooks": [{ "semaphores": [semaphore] }] });
+    let odd = frozen_build(&tree, "/zuul/odd", |job| job["run"][0]["semaphores"][0]["max"] = Value::Null).await;
+    let mut gone = odd.clone();
+    gone["job_ref"] = "/zuul/gone".into();
+    let mut unnamed = frozen_build(&tree, "/zuul/unnamed", |_| {}).await;
+    unnamed["semaphore_handle"] = Value::Null;
     let queue = tree.queue(Dialect::ZuulExecutor);
-    queue.add(&tree.session, &submission(Dialect::ZuulExecutor, params)).await.expect("it is added");
+    for params in [odd, gone, unnamed] {
+        queue.add(&tree.session, &submission(Dialect::ZuulExecutor, params)).await.expect("it is added");
+    }
     let (act, mut started) = never_ends();
     let worker = start(tree.source(Dialect::ZuulExecutor), act);
-    until("the build has failed", async || {
+    until("the builds have failed", async || {
         let events = read_events(&EventQueue::new(RESULTS), &tree.session).await;
-        events.iter().any(|event| event.fields["event_data"]["data"]["result"] == "ERROR")
+        let result = |event: &QueuedEvent| event.fields["event_data"]["data"]["result"].clone();
+        events.iter().filter(|event| result(event) == "ERROR").count() == 3
     })
     .await;
     worker.drained().await;

@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 use super::client as zk;
 use super::client::CreateMode;
 use super::event_queue::EventQueue;
+use super::frozen_job::FrozenJob;
 pub use super::job_error::JobError;
 use super::json_object::JsonObject;
 use super::lock::{HeldLock, LockMode};
@@ -90,6 +91,8 @@ pub struct ClaimedRequest {
     pub request: JobRequest,
     /// Its parameters, or why there are none.
     pub params: Result<Vec<u8>, String>,
+    /// The job of a build.
+    pub job: Option<FrozenJob>,
     /// The places of semaphores that were taken for it.
     pub places: Option<Places>,
     /// The right to run it.
@@ -97,7 +100,7 @@ pub struct ClaimedRequest {
 }
 
 enum Start {
-    Started { request: JobRequest, params: Result<Vec<u8>, String>, places: Option<Places> },
+    Started { request: JobRequest, params: Result<Vec<u8>, String>, job: Option<FrozenJob>, places: Option<Places> },
     Settled,
     Waits,
 }
@@ -193,8 +196,8 @@ impl JobQueue {
         };
         crash_point("zookeeper-locked");
         match self.start(session, id, worker_info).await {
-            Ok(Start::Started { request, params, places }) => {
-                Ok(ClaimAttempt::Claimed(Box::new(ClaimedRequest { request, params, places, lock })))
+            Ok(Start::Started { request, params, job, places }) => {
+                Ok(ClaimAttempt::Claimed(Box::new(ClaimedRequest { request, params, job, places, lock })))
             }
             Ok(Start::Waits) => {
                 lock.release().await?;
@@ -229,12 +232,20 @@ impl JobQueue {
             Err(ShardError::Call(error)) => return Err(error.into()),
             Err(error) => Err(error.to_string()),
         };
-        let mut places = None;
+        let (mut job, mut places) = (None, None);
         if let Some(info) = worker_info {
             self.put(&mut request, "worker_info", info)?;
-            match params.as_ref().map_or(Ok(None), |params| Places::of_build(params)) {
-                Ok(needed) => places = needed,
-                Err(error) => params = Err(error),
+            if let Some(path) = params.as_ref().ok().and_then(|params| job_ref(params)) {
+                match session.frozen_job(&path).await? {
+                    Ok(frozen) => job = Some(frozen),
+                    Err(error) => params = Err(error),
+                }
+            }
+            if let (Some(job), Ok(known)) = (&job, &params) {
+                match Places::of_build(known, job) {
+                    Ok(needed) => places = needed,
+                    Err(error) => params = Err(error),
+                }
             }
         }
         if let Some(places) = &places
@@ -253,7 +264,7 @@ impl JobQueue {
         let params_path = self.path("params", id);
         session.retry(|| session.delete_tree(&params_path)).await?;
         crash_point("zookeeper-params-removed");
-        Ok(Start::Started { request, params, places })
+        Ok(Start::Started { request, params, job, places })
     }
 
     /// Sets a request that this worker has locked to another state. `false` if it is gone or another process has changed it.
@@ -397,4 +408,13 @@ impl JobQueue {
         let written = json.to_bytes();
         written.map_err(|error| JobError::Unreadable { path: self.path("requests", id), message: error.to_string() })
     }
+}
+
+/// Where the job of a build is.
+fn job_ref(params: &[u8]) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Params {
+        job_ref: Option<String>,
+    }
+    serde_json::from_slice::<Params>(params).ok()?.job_ref
 }

@@ -8,6 +8,7 @@ pub mod client;
 pub mod components;
 pub mod decode;
 pub mod event_queue;
+pub mod frozen_job;
 pub mod inspect;
 pub mod janitor;
 mod job_error;
