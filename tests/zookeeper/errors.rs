@@ -1,20 +1,22 @@
 //! What goes wrong in Zuul's queues: a test for each row of the catalogue that is not elsewhere.
 
+use std::sync::Arc;
+
 use futures_util::{StreamExt as _, stream};
 use journeyman::handler::ExecuteError;
 use journeyman::source::zookeeper::{Dialect, ZooKeeperSource};
 use journeyman::source::{Grant, Source as _};
 use journeyman::task::Reply;
 use journeyman_domain::id::PriorityQueue;
-use journeyman_domain::outcome::Outcome;
+use journeyman_domain::outcome::{ExceptionReason, Outcome};
 use journeyman_domain::refusal::Refusal;
-use journeyman_platform::zookeeper::CreateMode;
 use journeyman_platform::zookeeper::client::Acl;
 use journeyman_platform::zookeeper::components::{self, Component, ComponentState, Registration};
 use journeyman_platform::zookeeper::event_queue::EventQueue;
 use journeyman_platform::zookeeper::janitor::Janitor;
 use journeyman_platform::zookeeper::job_queue::ClaimAttempt;
 use journeyman_platform::zookeeper::submit::{CancelResult, Submission};
+use journeyman_platform::zookeeper::{CreateMode, Session};
 use serde_json::{Value, json};
 
 use crate::zookeeper::commands::owner;
@@ -347,6 +349,58 @@ async fn a_task_whose_result_is_larger_than_a_node_fails_once() {
         let reason = ended["reason"].as_str().unwrap_or_default();
         assert!(limit.is_none_or(|limit| reason.contains(limit)), "{reason}");
         worker.drained().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn d6_a_task_that_ends_its_worker_each_time_is_given_up() {
+    let Some(tree) = Tree::new().await else { return };
+    let queue = tree.queue(Dialect::Native);
+    let id = submit(&tree, Dialect::Native).await;
+    let path = queue.path("requests", &id);
+    let mut claims = 0;
+    // Its deaths are counted as those of workers that claimed it and said nothing more.
+    let died = async || {
+        let worker = Arc::new(Session::connect(&tree.connect).await.expect("it is connected"));
+        let source = ZooKeeperSource::new(tree.source(Dialect::Native));
+        let polling = source.poll(PriorityQueue(0), 1);
+        let ended = queue.wait_for_result(&tree.session, Dialect::Native, &id);
+        tokio::select! {
+            batch = polling => {
+                let (data, _) = worker.get(&path).await.expect("it is answered").expect("it is there");
+                let batch = batch.expect("it is answered");
+                batch.grants[0].claim.report(Outcome::Exception(ExceptionReason::WorkerShutdown)).await.expect("put back");
+                // As its claim left it.
+                worker.set(&path, &data, None).await.expect("it is written");
+                None
+            }
+            ended = ended => Some(ended.expect("it is read")),
+        }
+    };
+    let ended = loop {
+        match within("its next claim", died()).await {
+            Some(ended) => break ended,
+            None => claims += 1,
+        }
+        assert!(claims < 20, "it is claimed for ever");
+    };
+    assert_eq!((claims, &ended["outcome"]), (5, &json!("exception (internal-error)")), "{ended}");
+    let reason = ended["reason"].as_str().expect("a reason");
+    assert!(reason.contains("5 times"), "{reason}");
+    assert_eq!(children(&tree, &format!("{}/locks", queue.root())).await, Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn d6_a_task_that_workers_hand_back_is_not_given_up() {
+    let Some(tree) = Tree::new().await else { return };
+    submit(&tree, Dialect::Native).await;
+    for _ in 0..7 {
+        let source = ZooKeeperSource::new(tree.source(Dialect::Native));
+        let batch = within("a claim", source.poll(PriorityQueue(0), 1)).await.expect("it is answered");
+        let shutdown = Outcome::Exception(ExceptionReason::WorkerShutdown);
+        batch.grants[0].claim.report(shutdown).await.expect("it is put back");
+        drop(batch);
+        source.close().await;
     }
 }
 

@@ -127,6 +127,11 @@ impl JobQueue {
         format!("{}/requests/{id}/cancel", self.root)
     }
 
+    /// The node that lets the worker of a paused build go on.
+    pub fn resume_flag(&self, id: &str) -> String {
+        format!("{}/requests/{id}/resume", self.root)
+    }
+
     /// Creates its folders. Every party does, since any may be the first.
     ///
     /// # Errors
@@ -321,6 +326,47 @@ impl JobQueue {
         match created.await {
             Err(error) if error.cause != zk::Error::NodeExists => Err(error.into()),
             Ok(_) | Err(_) => Ok(()),
+        }
+    }
+
+    /// Takes the lock of a request again whose session has expired. `None` if another process has had the request since, or has it;
+    /// otherwise whether it is completed as this worker has written it last.
+    ///
+    /// # Errors
+    ///
+    /// See [`JobError`].
+    pub async fn reclaim(
+        &self,
+        session: &Arc<Session>,
+        claimed: &mut ClaimedRequest,
+    ) -> Result<Option<bool>, JobError> {
+        let (old, locks) = (claimed.lock.path(), self.path("locks", &claimed.request.id));
+        // A server that was away itself counts the old session anew.
+        session.retry(|| session.delete(&old)).await?;
+        let lock = HeldLock::try_take(session, &locks, LockMode::Exclusive).await?;
+        let found = self.read(session, &claimed.request.id).await?;
+        let request = &mut claimed.request;
+        // A completion whose answer was lost with the session.
+        let is_completed = found.as_ref().is_some_and(|found| {
+            let is_same = self.to_bytes(&found.id, &found.json).ok() == self.to_bytes(&found.id, &request.json).ok();
+            let is_next = found.version == request.version.wrapping_add(1);
+            is_same && is_next && found.state() == Some(RequestState::Completed)
+        });
+        match (lock, found) {
+            (Some(lock), Some(found)) if is_completed || found.version == request.version => {
+                (claimed.lock, request.version) = (lock, found.version);
+                Ok(Some(is_completed))
+            }
+            (lock, found) => {
+                if let Some(lock) = lock {
+                    lock.release().await?;
+                }
+                if found.is_none() {
+                    // Taking the lock has made its folder again.
+                    session.delete_tree(&locks).await?;
+                }
+                Ok(None)
+            }
         }
     }
 

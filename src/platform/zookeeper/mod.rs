@@ -128,6 +128,11 @@ impl Session {
         self.client.session_timeout()
     }
 
+    /// When the last request was sent that was answered, on the boot clock: the session lasts for its timeout from then on.
+    pub fn proved_at(&self) -> journeyman_domain::time::Instant {
+        self.client.proved_at()
+    }
+
     /// True once its ephemeral nodes are gone.
     pub fn is_ended(&self) -> bool {
         self.client.state().is_terminated()
