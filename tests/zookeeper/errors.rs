@@ -332,6 +332,68 @@ async fn d1_a_build_whose_job_cannot_be_read_is_not_run_without_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn d3_a_handler_sees_the_fields_of_its_request_and_the_job_of_its_build() {
+    let Some(tree) = Tree::with_pipeline().await else { return };
+    let beside = "/zuul/set/job/beside/group_variables";
+    let data = json!({ "data": { "all": { "number": 2 } }, "hash": "h", "_path": beside });
+    tree.session.write_shards(beside, data.to_string().as_bytes()).await.expect("it is written");
+    let params = frozen_build(&tree, "/zuul/set", |job| {
+        job["variables"]["data"] = json!({ "number": 1 });
+        job["group_variables"] = json!({ "storage": "offload", "path": beside, "hash": "h" });
+        job["secrets"]["data"] = json!(["hidden"]);
+    })
+    .await;
+    for (dialect, payload, own) in [
+        (Dialect::ZuulMerger, json!({ "files": [] }), json!({ "job_type": "merge" })),
+        (Dialect::ZuulExecutor, params, json!({})),
+    ] {
+        let mut submission = submission(dialect, payload.clone());
+        submission.fields.extend([("event_id".to_owned(), "e1".into()), ("build_set_uuid".to_owned(), "b1".into())]);
+        tree.queue(dialect).add(&tree.session, &submission).await.expect("it is added");
+        let source = ZooKeeperSource::new(tree.source(dialect));
+        let batch = within("a claim", source.poll(PriorityQueue(0), 1)).await.expect("it is answered");
+        let mut task = batch.grants[0].task.json().clone();
+        let job = task["job"].take();
+        let mut expected = json!({
+            "payload": payload, "tenant_name": "t", "pipeline_name": "p", "event_id": "e1", "build_set_uuid": "b1",
+            "precedence": 200, "job": null,
+        });
+        expected.as_object_mut().expect("an object").extend(own.as_object().expect("an object").clone());
+        assert_eq!(task, expected);
+        if dialect == Dialect::ZuulExecutor {
+            assert_eq!((&job["name"], &job["timeout"]), (&json!("sem1"), &json!(120)), "{job}");
+            assert_eq!(job["run"][0]["path"], "playbooks/base/run.yaml", "{job}");
+            assert_eq!(job["variables"], json!({ "number": 1 }));
+            assert_eq!(job["group_variables"], json!({ "all": { "number": 2 } }));
+            assert_eq!(job.get("secrets"), None);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn d3_a_build_that_takes_longer_than_its_job_may_is_timed_out() {
+    let Some(tree) = Tree::with_pipeline().await else { return };
+    let params = frozen_build(&tree, "/zuul/set", |job| {
+        job["timeout"] = json!(1);
+        job["post_run"] = job["run"].clone();
+    })
+    .await;
+    tree.queue(Dialect::ZuulExecutor)
+        .add(&tree.session, &submission(Dialect::ZuulExecutor, params))
+        .await
+        .expect("it is added");
+    let (act, mut started) = never_ends();
+    let worker = start(tree.source(Dialect::ZuulExecutor), act);
+    within("its start", started.recv()).await.expect("it runs");
+    until("the build has ended", async || {
+        let events = read_events(&EventQueue::new(RESULTS), &tree.session).await;
+        events.iter().any(|event| event.fields["event_data"]["data"]["result"] == "TIMED_OUT")
+    })
+    .await;
+    worker.drained().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_task_whose_result_is_larger_than_a_node_fails_once() {
     let Some(tree) = Tree::new().await else { return };
     let queue = tree.queue(Dialect::Native);

@@ -3,6 +3,7 @@
 
 use std::mem::discriminant;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 use tokio::time::sleep;
@@ -16,17 +17,26 @@ use journeyman_domain::id::{Run, TaskId};
 use journeyman_domain::limits::{ZOOKEEPER_RESULT_BYTES_MAX, ZOOKEEPER_RETRY_DELAY, ZOOKEEPER_SEMAPHORE_RETRY};
 use journeyman_domain::outcome::{ExceptionReason, Outcome};
 use journeyman_domain::refusal::Refusal;
+use journeyman_domain::time::Instant;
+use journeyman_platform::host::clock::Clock;
 use journeyman_platform::host::crash_points::crash_point;
 use journeyman_platform::zookeeper::event_queue::{EventQueue, event};
+use journeyman_platform::zookeeper::frozen_job::FrozenJob;
 use journeyman_platform::zookeeper::job_queue::{
     ClaimAttempt, ClaimedRequest, JobError, JobRequest, MERGE_COMPLETED, RequestState, merge_event_kind,
 };
 use journeyman_platform::zookeeper::submit::unix_seconds;
 
+/// What a handler gets of a request beside its parameters.
+const FIELDS: [&str; 7] =
+    ["job_type", "tenant_name", "pipeline_name", "event_id", "build_set_uuid", "precedence", "zone"];
+
 struct HeldJob {
     dialect: Dialect,
     claimed: ClaimedRequest,
     started_at: f64,
+    /// By the timeout of its job.
+    deadline: Option<Instant>,
     /// Steps of a settlement that need not be repeated.
     is_result_stored: bool,
     is_completed: bool,
@@ -68,7 +78,21 @@ pub(super) async fn claim(
         Ok(payload) => (payload, None),
         Err(error) => (Value::Null, Some(error)),
     };
-    let held = HeldJob { dialect, claimed, started_at: unix_seconds(), is_result_stored: false, is_completed: false };
+    let mut task: Map<String, Value> =
+        FIELDS.iter().filter_map(|key| Some(((*key).to_owned(), claimed.request.json.get(key)?))).collect();
+    task.insert("payload".to_owned(), payload);
+    task.extend(claimed.job.as_ref().map(|job| ("job".to_owned(), job.json.clone().into())));
+    let seconds = claimed.job.as_ref().and_then(FrozenJob::seconds_max);
+    let deadline = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let deadline = deadline.map(|length| source.clock.now().plus(length));
+    let held = HeldJob {
+        dialect,
+        claimed,
+        started_at: unix_seconds(),
+        deadline,
+        is_result_stored: false,
+        is_completed: false,
+    };
     // A scheduler sets the flag while any worker, also one that comes too late, has entered the lock.
     let flag = watch.at.queue.cancel_flag(id);
     if dialect == Dialect::ZuulExecutor && watch.at.session.retry(|| watch.at.session.stat(&flag)).await?.is_some() {
@@ -83,9 +107,9 @@ pub(super) async fn claim(
     Ok(Some(Grant {
         run,
         lease: Granted { sent_at, length: watch.at.session.timeout() },
-        terms: RunTerms { deadline: None, retries_left: Some(u32::MAX) },
+        terms: RunTerms { deadline, retries_left: Some(u32::MAX) },
         queued_for: None,
-        task: json!({ "payload": payload }).into(),
+        task: Value::Object(task).into(),
         payload_error,
         results: Some(claim.results()),
         claim,
@@ -327,6 +351,8 @@ impl Held for HeldJob {
                 // The scheduler has asked for it, and reports it as canceled.
                 at.session.delete(&flag).await?;
                 self.end_build(&at, Some("ABORTED"), &claim::no_results()).await?;
+            } else if self.deadline.is_some_and(|at| Clock::boot().now() >= at) {
+                self.end_build(&at, Some("TIMED_OUT"), &claim::no_results()).await?;
             }
             self.unlock(&at).await
         })
