@@ -1,8 +1,8 @@
 //! A TCP connection that goes wrong when it is told to: what it carries is cut, held up, half closed or refused.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -159,7 +159,8 @@ enum Side {
 /// The frame `connection.close` with the reply code 541.
 fn internal_error() -> Vec<u8> {
     let text = b"INTERNAL_ERROR - not permitted";
-    let body = [&[0, 10, 0, 50, 2, 29, u8::try_from(text.len()).expect("it is short")], &text[..], &[0, 50, 0, 10]].concat();
+    let body =
+        [&[0, 10, 0, 50, 2, 29, u8::try_from(text.len()).expect("it is short")], &text[..], &[0, 50, 0, 10]].concat();
     let size = u32::try_from(body.len()).expect("it is short").to_be_bytes();
     [&[1, 0, 0], &size[..], &body, &[0xce]].concat()
 }

@@ -53,7 +53,7 @@ pub(super) struct SessionState {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct DepthSample {
     pub(super) ready: u32,
-    at: Instant,
+    pub(super) at: Instant,
 }
 
 enum SessionEvent {
@@ -286,7 +286,7 @@ impl Controller {
         }
     }
 
-    fn on_tick(&mut self) {
+    pub(super) fn on_tick(&mut self) {
         let now = self.clock.now();
         self.overrides.expire(now);
         for key in self.overrides.keys_with_minimum() {

@@ -164,6 +164,7 @@ impl WorkerConfig {
                 status_poll_interval: self.status_poll_interval,
                 reports_cancellation: true,
                 starts_in_one_step: false,
+                fenced_reports: false,
             },
             dequeue_alert: DEQUEUE_ALERT,
             max_auth_failures: AUTH_FAILURES_MAX,

@@ -320,7 +320,10 @@ impl Pool {
                 let in_vain = queue.inspection == Some(InspectionState::Stale);
                 queue.inspection = (!in_vain).then_some(InspectionState::Empty);
             }
-            (QueueStep::Inspect | QueueStep::Delete, StepResult::Contents { ready: 0, .. } | StepResult::Failed | StepResult::Refused) => {
+            (
+                QueueStep::Inspect | QueueStep::Delete,
+                StepResult::Contents { ready: 0, .. } | StepResult::Failed | StepResult::Refused,
+            ) => {
                 queue.inspection = None;
                 queue.not_before = now.plus(INSPECT_INTERVAL);
             }

@@ -200,7 +200,13 @@ impl Source for Taskcluster {
 
     fn capabilities(&self) -> Capabilities {
         let long_poll = self.service.dialect == Dialect::ClaimWork;
-        Capabilities { long_poll, supports_recovery: long_poll, reports_cancellation: true, connection_scoped: false }
+        Capabilities {
+            long_poll,
+            supports_recovery: long_poll,
+            reports_cancellation: true,
+            connection_scoped: false,
+            fenced_reports: false,
+        }
     }
 
     fn open(&self) -> SourceFuture<'_, OpenResult> {
