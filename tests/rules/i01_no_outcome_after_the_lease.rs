@@ -97,6 +97,12 @@ fn d2_a_fenced_report_that_was_sent_in_time_is_repeated_after_the_lease_and_not_
         [ClaimAction::Close(unconfirmed(LossReason::LeaseExpired))]
     );
 
+    // A worker that has to stop does not wait for it.
+    let mut one = reporting();
+    one.happens(ClaimEvent::Reported(Err(RETRY)));
+    let acts = one.happens_at(ends, ClaimEvent::Release { deadline: None });
+    assert_eq!(acts, [ClaimAction::Close(unconfirmed(LossReason::LeaseExpired))]);
+
     // I1: an outcome that was not sent in time is not sent at all.
     let mut one = One::preparing_under(policy);
     one.happens(PREPARED);

@@ -632,9 +632,10 @@ impl ClaimState {
         new(granted, self.policy.termination_grace)
     }
 
-    /// Nothing is reported from then on (I1). No payload is left once an outcome was sent, so a fenced one may come later.
+    /// Nothing is reported from then on (I1). No payload is left once an outcome was sent, so a fenced one may come later, unless the
+    /// worker has to stop.
     fn ends_at(&self) -> Option<Instant> {
-        let is_late_report = self.policy.fenced_reports && self.sent_outcome.is_some();
+        let is_late_report = self.policy.fenced_reports && self.sent_outcome.is_some() && self.release.is_none();
         self.lease.map(
             |lease| {
                 if is_late_report { lease.granted_until().plus(LATE_REPORT_MAX) } else { lease.expires_at() }

@@ -43,7 +43,9 @@ async fn run_active(controller: &mut Controller, connect: &ConnectConfig) -> Res
     let (events, mut reports) = mpsc::channel::<DemandReport>(CONTROLLER_SESSION_EVENTS_MAX);
     let mut polls: FuturesUnordered<_> = settings.demands.iter().map(|demand| poll_demand(demand, &events)).collect();
     controller.pool.handle(Event::Connected, clock.now());
-    let known_keys = controller.workers.load_known_keys();
+    let loading = controller.workers.load_known_keys();
+    let known_keys = controller.run_while(loading).await;
+    controller.workers.on_known_keys_loaded(known_keys.clone());
     for key in controller.workers.counts(&known_keys).into_keys() {
         controller.pool.handle(Event::demand(key), clock.now());
     }
