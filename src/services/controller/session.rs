@@ -133,7 +133,9 @@ async fn run_active(
     let mut forwarding = FuturesUnordered::new();
 
     controller.pool.handle(Event::Connected, clock.now());
-    let known_keys = controller.workers.load_known_keys();
+    let loading = controller.workers.load_known_keys();
+    let known_keys = controller.run_while(loading).await;
+    controller.workers.on_known_keys_loaded(known_keys.clone());
     for key in controller.workers.counts(&known_keys).into_keys() {
         controller.pool.handle(Event::demand(key), clock.now());
     }

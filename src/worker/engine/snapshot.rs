@@ -133,6 +133,7 @@ impl Engine {
             polled_seconds_ago: activity.polled_at.map(|at| seconds_between(at, now)),
             last_received_seconds_ago: activity.received_at.map(|at| seconds_between(at, now)),
             next_poll_in_seconds: view.next_poll_at(now).map(|at| seconds_between(now, at)),
+            blocked_message: None,
             error: activity.last_refusal.as_ref().map(|refusal| SourceError {
                 message: refusal.message.clone(),
                 seconds_ago: seconds_between(refusal.at, now),
@@ -146,7 +147,11 @@ impl Engine {
             clock_skew_seconds: binding.source.clock_skew_seconds(),
             metrics: binding.source.metrics().into_iter().map(|(name, count)| (name.to_owned(), count)).collect(),
         };
-        sources.map(status).collect()
+        let with_message = |(index, status): (usize, SourceStatus)| SourceStatus {
+            blocked_message: self.awaited_polls_message(SourceId::from_index(index), now),
+            ..status
+        };
+        sources.map(status).enumerate().map(with_message).collect()
     }
 
     fn claim_statuses(&self, now: Instant) -> Vec<(ClaimStatus, Option<ProcessScope>)> {
@@ -221,6 +226,15 @@ impl Engine {
         let polls = self.rules.sources().iter().filter_map(|source| source.poller.poll_sent_at());
         let sent_at = polls.min().filter(|_| is_idle && self.rules.is_stopping())?;
         Some(format!("waiting for the open poll, {}", format_duration(self.now().since(sent_at))))
+    }
+
+    /// Why a source does not poll although not every slot has a task.
+    fn awaited_polls_message(&self, source: SourceId, now: Instant) -> Option<String> {
+        let held = self.rules.awaited_polls(source, now).map(|(holder, slots)| {
+            let slots = if slots == 1 { "1 slot is".to_owned() } else { format!("{slots} slots are") };
+            format!("{slots} held by the open poll of {}", self.source_name(holder))
+        });
+        Some(held.collect::<Vec<_>>().join(", ")).filter(|message| !message.is_empty())
     }
 
     /// The state, and why the worker does not claim, in a word and a sentence.

@@ -398,11 +398,13 @@ impl Context {
         self.inner.leaves_work.store(true, Ordering::Relaxed);
     }
 
-    /// The name of what the payload has left elsewhere.
-    pub(crate) fn left_work(&self) -> Option<EndedWork> {
+    pub(crate) fn leaves_work(&self) -> bool {
+        self.inner.leaves_work.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn work_name(&self) -> EndedWork {
         let TaskInfo { run, source, .. } = self.task();
-        let (run, source, request) = (run.clone(), source.clone(), self.results().and_then(Results::work_key));
-        self.inner.leaves_work.load(Ordering::Relaxed).then_some(EndedWork { source, run, request })
+        EndedWork { source: source.clone(), run: run.clone(), request: self.results().and_then(Results::work_key) }
     }
 
     /// Tells the worker that nothing of the task runs here, so that it takes another one.

@@ -203,7 +203,8 @@ pub async fn drive_to_end<H: StagedHandler>(
                 match end {
                     StagedEnd::Superseded if deferral.is_some() => return Err(deferred()),
                     // It has ended by itself. A check that comes twice would launch again what is gone.
-                    StagedEnd::Done | StagedEnd::Failed { class: FailureClass::Task, .. } if deferral.is_some() => {}
+                    StagedEnd::Done | StagedEnd::Failed { class: FailureClass::Task, .. }
+                        if deferral.is_some() && work.record.announced.is_none() => {}
                     StagedEnd::Done | StagedEnd::Failed { .. } if is_discarded_later => {}
                     StagedEnd::Done | StagedEnd::Failed { .. } => clean_up(handler, work).await,
                     // It is gone, or another worker's.
@@ -269,7 +270,7 @@ fn show(phase: &str, shown: &mut Box<str>, context: &Context) {
 async fn clean_up<H: StagedHandler>(handler: &H, work: Work<'_, H::Payload>) {
     let log = work.context.log().clone();
     let gone = StagedEvent::Answered(StagedAnswer::Canceled);
-    if work.record.handle.is_some() && answer(handler.cancel(work)).await != gone {
+    if (work.record.handle.is_some() || work.record.announced.is_some()) && answer(handler.cancel(work)).await != gone {
         log.write_note("the work was not removed");
     }
 }
@@ -282,6 +283,7 @@ fn end_of(end: StagedEnd, context: &Context) -> Result<(), ExecuteError> {
             let failure = match class {
                 FailureClass::Task | FailureClass::Config => ExecuteFailure::Failed,
                 FailureClass::Capacity | FailureClass::Infrastructure => ExecuteFailure::Unavailable,
+                FailureClass::Access => ExecuteFailure::AccessDenied,
             };
             Err(ExecuteError::new(failure, reason))
         }

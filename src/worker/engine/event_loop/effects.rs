@@ -38,9 +38,14 @@ impl Engine {
             Effect::Open(id) => self.spawn_source_call(id, |source, clock| calls::open(source, id, clock)),
             Effect::Poll { source: id, queue, max } => {
                 self.control.liveness.mark_claiming();
+                // Claiming may have been disabled after the rules decided to poll.
+                if self.claiming_enabled[id.index()] {
+                    self.sources[id.index()].source.resume();
+                }
                 let recorded = self.journal_unread_poll(id);
                 self.spawn_source_call(id, |source, _| calls::poll(source, id, queue, max, recorded));
             }
+            Effect::ClosePoll(id) => self.sources[id.index()].source.pause(),
             Effect::Recover { source: id, known_runs, newer_than } => {
                 self.spawn_source_call(id, |source, _| calls::recover(source, id, known_runs, newer_than));
             }
