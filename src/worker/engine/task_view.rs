@@ -64,12 +64,12 @@ impl TaskView {
         self.0.used_log().is_some_and(|log| !log.is_empty())
     }
 
-    pub(super) fn leaves_work(&self) -> bool {
-        self.0.leaves_work()
+    pub(super) fn is_handed_over(&self) -> bool {
+        self.0.is_handed_over()
     }
 
     pub(super) fn left_work(&self) -> Option<EndedWork> {
-        self.leaves_work().then(|| self.0.work_name())
+        self.0.leaves_work().then(|| self.0.work_name())
     }
 
     pub(super) fn has_artifacts(&self) -> bool {

@@ -87,6 +87,7 @@ struct ContextInner {
     artifacts: OnceLock<Artifacts>,
     progress: Mutex<Option<String>>,
     leaves_work: AtomicBool,
+    is_handed_over: AtomicBool,
     cancel: watch::Receiver<Option<Cancellation>>,
     lease: watch::Receiver<Option<Lease>>,
     clock: Clock,
@@ -172,6 +173,7 @@ impl Context {
             artifacts: OnceLock::new(),
             progress: Mutex::default(),
             leaves_work: AtomicBool::default(),
+            is_handed_over: AtomicBool::default(),
             cancel,
             lease,
             clock,
@@ -400,6 +402,15 @@ impl Context {
 
     pub(crate) fn leaves_work(&self) -> bool {
         self.inner.leaves_work.load(Ordering::Relaxed)
+    }
+
+    /// Has a worker that drains leave the payload to another one.
+    pub(super) fn mark_handed_over(&self) {
+        self.inner.is_handed_over.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_handed_over(&self) -> bool {
+        self.inner.is_handed_over.load(Ordering::Relaxed)
     }
 
     pub(crate) fn work_name(&self) -> EndedWork {
