@@ -18,7 +18,7 @@ use super::signals::ExitSignals;
 use crate::config::schema;
 use crate::console::notifier::CONSOLE;
 use endpoints::{endpoints, keys, sender};
-use journeyman_platform::http::BearerToken;
+use journeyman_platform::http::{BearerToken, raise_open_files};
 use journeyman_platform::log;
 use journeyman_platform::settings::Environment;
 use journeyman_platform::settings::values::SecretFile;
@@ -81,6 +81,7 @@ async fn deliver(settings: ConfigArgs<NotifierFlags>, environment: &Environment)
     log::start(&loaded.config.log, environment);
     config_args::log_warnings(&loaded);
     let config = notifier_config(&loaded.config, environment)?;
+    raise_open_files();
     let mut signals = ExitSignals::listen()?;
     let notifier = Notifier::start(config).await.map_err(failure)?;
     let address = notifier.address().map_or_else(|error| error.to_string(), |address| address.to_string());

@@ -21,7 +21,7 @@ use tokio::sync::Semaphore;
 use super::intake::{EndpointError, Intake};
 use super::registry::InvalidEndpoint;
 use super::store::{Store, StoreFailure};
-use journeyman_domain::limits::{NOTIFIER_BODY_BYTES_MAX, NOTIFIER_CALLS_MAX};
+use journeyman_domain::limits::{NOTIFIER_BODIES_BYTES_MAX, NOTIFIER_SMALL_BODY_BYTES_MAX};
 use journeyman_platform::http::{BearerToken, add_headers};
 
 pub use self::shown::{Console, Shown};
@@ -31,7 +31,8 @@ pub(super) struct Api {
     intake: Arc<Intake>,
     store: Store,
     tokens: Tokens,
-    calls: Semaphore,
+    /// Bytes of events in memory that are not stored yet.
+    bodies: Semaphore,
     console: Console,
 }
 
@@ -95,7 +96,7 @@ impl From<EndpointError> for Refused {
 
 impl Api {
     pub(super) fn new(intake: Arc<Intake>, store: Store, tokens: Tokens, console: Console) -> Self {
-        Self { intake, store, tokens, calls: Semaphore::new(NOTIFIER_CALLS_MAX), console }
+        Self { intake, store, tokens, bodies: Semaphore::new(NOTIFIER_BODIES_BYTES_MAX), console }
     }
 
     pub(super) fn routes(self) -> Router {
@@ -113,7 +114,7 @@ impl Api {
             .route("/v1/replay", post(operators::replay))
             .route("/unavailable", get(mistral::unavailable))
             .route("/redeliver", post(mistral::redeliver))
-            .layer(DefaultBodyLimit::max(NOTIFIER_BODY_BYTES_MAX))
+            .layer(DefaultBodyLimit::max(NOTIFIER_SMALL_BODY_BYTES_MAX))
             .layer(middleware::map_response(add_headers))
             .with_state(Arc::new(self))
     }
