@@ -9,6 +9,7 @@ use tokio::task::{JoinSet, spawn_blocking};
 use crate::handler::Context;
 use crate::handler::artifact::Optionality;
 use crate::handler::artifact_collector::CollectedArtifact;
+use crate::handler::context::PublishedLogs;
 use crate::handler::log::{self, FinishedLog, TaskLog};
 use crate::source::{Artifact, ArtifactBody, CallError, Claim};
 use journeyman_domain::backoff::{Backoff, Policy};
@@ -188,7 +189,7 @@ impl Uploader {
 
     async fn upload_log(&self, context: &Context, retry_until: Instant) {
         let log = context.log();
-        if log.is_empty() {
+        if log.is_empty() || context.published_logs() == PublishedLogs::None {
             return;
         }
         let finishing = log.clone();
@@ -204,6 +205,9 @@ impl Uploader {
         };
         let backing = Artifact { name: log::BACKING_NAME.to_owned(), expires: None, body: finished };
         if self.upload(&backing, context, retry_until).await == UploadStatus::Complete {
+            if context.published_logs() == PublishedLogs::Stored {
+                return;
+            }
             let link =
                 ArtifactBody::Link { target: log::BACKING_NAME.to_owned(), content_type: log::CONTENT_TYPE.to_owned() };
             let live = Artifact { name: log::LIVE_NAME.to_owned(), expires: None, body: link };

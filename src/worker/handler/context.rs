@@ -80,10 +80,20 @@ struct ContextInner {
     /// Held while files of the task are removed.
     removal: Mutex<()>,
     artifacts: OnceLock<Artifacts>,
+    published_logs: OnceLock<PublishedLogs>,
     progress: Mutex<Option<String>>,
     cancel: watch::Receiver<Option<Cancellation>>,
     lease: watch::Receiver<Option<Lease>>,
     clock: Clock,
+}
+
+/// Which artifacts of its log a task wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum PublishedLogs {
+    #[default]
+    LiveAndStored,
+    Stored,
+    None,
 }
 
 #[derive(Debug)]
@@ -164,12 +174,22 @@ impl Context {
             workdir_result: OnceLock::new(),
             removal: Mutex::default(),
             artifacts: OnceLock::new(),
+            published_logs: OnceLock::new(),
             progress: Mutex::default(),
             cancel,
             lease,
             clock,
         };
         Self { inner: Arc::new(inner), scope, results: None }
+    }
+
+    /// Only before the payload runs.
+    pub(crate) fn set_published_logs(&self, logs: PublishedLogs) {
+        self.inner.published_logs.get_or_init(|| logs);
+    }
+
+    pub(crate) fn published_logs(&self) -> PublishedLogs {
+        self.inner.published_logs.get().copied().unwrap_or_default()
     }
 
     /// Creates a context without a claim, and what cancels it.

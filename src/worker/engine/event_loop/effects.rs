@@ -11,6 +11,7 @@ use super::super::live_log::LiveLog;
 use super::super::uploads::Uploader;
 use super::Engine;
 use crate::handler::Context;
+use crate::handler::context::PublishedLogs;
 use crate::source;
 use journeyman_domain::claim::{CancelCause, ClaimAction, ClaimEvent, LossReason, UploadStatus};
 use journeyman_domain::id::{LocalToken, SourceId};
@@ -168,6 +169,9 @@ impl Engine {
     fn serve_live_log(&mut self, claim: LocalToken) {
         let live = self.calls.claim(claim);
         let (Some(live_logs), Some(context)) = (&self.config.live_logs, &live.context) else { return };
+        if context.published_logs() != PublishedLogs::LiveAndStored {
+            return;
+        }
         let log = context.log().clone();
         let mut live_log = live_logs.serve(log.clone());
         let artifact = live_log.artifact();
