@@ -205,7 +205,8 @@ impl Sender {
         let address: IpAddr = match url.host() {
             Some(Host::Ipv4(address)) => address.into(),
             Some(Host::Ipv6(address)) => address.into(),
-            Some(Host::Domain(_)) | None => return Ok(()),
+            Some(Host::Domain(name)) => return self.policy.judge_name(name),
+            None => return Ok(()),
         };
         self.policy.judge(address)
     }
