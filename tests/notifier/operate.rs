@@ -249,6 +249,36 @@ async fn operators_hear_of_an_endpoint_by_webhook_and_never_through_itself() {
 }
 
 #[tokio::test]
+async fn f7_a_token_may_send_events_and_nothing_else() {
+    let (receiver, _) = changing(200).await;
+    let place = Place::new(&[("ci", &receiver)]);
+    place.configure_first("publish_token_file = \"publish\"\n");
+    place.write("publish", "token-that-publishes");
+    let running = place.start().await;
+    let client = reqwest::Client::builder().no_proxy().build().expect("a client");
+    let call = async |method: &str, path: &str, body: String| {
+        let method = method.parse().expect("a method");
+        let call = client.request(method, format!("{}{path}", running.address())).bearer_auth("token-that-publishes");
+        let call = call.header("content-type", "application/json").body(body).send();
+        within("an answer", call).await.expect("it answers").status().as_u16()
+    };
+    assert_eq!(call("POST", "/v1/events", event("1", "a").to_string()).await, 202);
+    receiver.wait_for(1).await;
+    for (method, path) in [
+        ("GET", "/v1/status"),
+        ("GET", "/v1/lanes"),
+        ("GET", "/v1/attempts"),
+        ("GET", "/unavailable"),
+        ("POST", "/v1/endpoints/ci/pause"),
+        ("DELETE", "/v1/endpoints/ci"),
+        ("POST", "/v1/replay"),
+    ] {
+        assert_eq!(call(method, path, "{}".to_owned()).await, 403, "{method} {path}");
+    }
+    running.stop().await;
+}
+
+#[tokio::test]
 async fn f0_half_sent_and_idle_callers_keep_nobody_out_and_hold_up_no_stop() {
     let (receiver, _) = changing(200).await;
     let place = Place::new(&[("ci", &receiver)]);

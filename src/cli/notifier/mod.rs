@@ -125,7 +125,9 @@ fn notifier_config(all: &schema::Config, environment: &Environment) -> Result<No
         ));
     };
     let load = |file: &SecretFile| file.load("a token", environment).map(|token| BearerToken::new(token.reveal()));
-    let tokens = Tokens { write: load(token)?, read: config.read_token_file.as_ref().map(load).transpose()? };
+    let optional = |file: &Option<SecretFile>| file.as_ref().map(load).transpose();
+    let (read, publish) = (optional(&config.read_token_file)?, optional(&config.publish_token_file)?);
+    let tokens = Tokens { write: load(token)?, read, publish };
     let seal_keys = SealKeys(keys("notifier.seal_key_files", &config.seal_key_files, environment)?);
     let (sender, endpoints) = (sender(config, environment)?, endpoints(config, environment)?);
     let (database, retention) = (database(config, environment)?, config.retention.0);

@@ -6,11 +6,11 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
 use serde_json::json;
 
-use super::{Refused, Writer};
+use super::{Publisher, Refused};
 use crate::notifier::intake::parse_events;
 use journeyman_domain::limits::NOTIFIER_BODY_BYTES_MAX;
 
-pub(super) async fn accept(Writer(api): Writer, body: Body) -> Result<Response, Refused> {
+pub(super) async fn accept(Publisher(api): Publisher, body: Body) -> Result<Response, Refused> {
     let declared = body.size_hint().upper();
     let bytes = declared.map_or(NOTIFIER_BODY_BYTES_MAX, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
     if bytes > NOTIFIER_BODY_BYTES_MAX {

@@ -41,6 +41,8 @@ pub struct Tokens {
     pub write: BearerToken,
     /// The token that may only read.
     pub read: Option<BearerToken>,
+    /// The token that may only send events.
+    pub publish: Option<BearerToken>,
 }
 
 const OPENAPI: &str = include_str!("openapi.json");
@@ -120,12 +122,15 @@ impl Api {
     }
 
     fn may_write(&self, headers: &HeaderMap) -> Result<(), Refused> {
+        let has = |token: Option<BearerToken>| token.is_some_and(|token| token.is_in(headers) == Some(true));
+        let forbidden = |what: &str| {
+            let message = format!("this token may {what} only: use that of `notifier.token_file`");
+            Err(Refused(StatusCode::FORBIDDEN, message))
+        };
         match self.tokens.write.is_in(headers) {
             Some(true) => Ok(()),
-            Some(false) if self.tokens.read.is_some_and(|token| token.is_in(headers) == Some(true)) => {
-                let message = "this token may read only: use that of `notifier.token_file`".to_owned();
-                Err(Refused(StatusCode::FORBIDDEN, message))
-            }
+            Some(false) if has(self.tokens.read) => forbidden("read"),
+            Some(false) if has(self.tokens.publish) => forbidden("send events"),
             Some(false) => Err(unauthorized("wrong token: expected that of `notifier.token_file`")),
             None => {
                 Err(unauthorized("token required: `Authorization: Bearer TOKEN` with that of `notifier.token_file`"))
@@ -136,6 +141,19 @@ impl Api {
     fn may_read(&self, headers: &HeaderMap) -> Result<(), Refused> {
         let is_reader = self.tokens.read.is_some_and(|token| token.is_in(headers) == Some(true));
         if is_reader { Ok(()) } else { self.may_write(headers) }
+    }
+}
+
+/// A caller that may send events.
+struct Publisher(Arc<Api>);
+
+impl FromRequestParts<Arc<Api>> for Publisher {
+    type Rejection = Refused;
+
+    async fn from_request_parts(call: &mut Parts, api: &Arc<Api>) -> Result<Self, Refused> {
+        let is_publisher = api.tokens.publish.is_some_and(|token| token.is_in(&call.headers) == Some(true));
+        let may = if is_publisher { Ok(()) } else { api.may_write(&call.headers) };
+        may.map(|()| Self(Arc::clone(api)))
     }
 }
 
