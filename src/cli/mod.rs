@@ -50,6 +50,7 @@ use exit::{Exit, ExitResult, Failure};
 use journeyman_domain::limits::ABORT_TIMEOUT;
 use journeyman_platform::log;
 use journeyman_platform::settings::Environment;
+use journeyman_platform::tasks;
 
 #[derive(Debug, Parser)]
 #[command(
@@ -209,7 +210,14 @@ fn run_server(command: impl Future<Output = ExitResult>) -> ExitResult {
 fn run_on(mut runtime: tokio::runtime::Builder, command: impl Future<Output = ExitResult>) -> ExitResult {
     let failed = |error| Failure::new(Exit::HostUnusable, format!("cannot start the async runtime: {error}"));
     let runtime = runtime.enable_all().build().map_err(failed)?;
-    let result = runtime.block_on(command);
+    let result = runtime.block_on(async {
+        tokio::select! {
+            biased;
+            result = command => result,
+            // A worker ends its payloads meanwhile.
+            () = async { (tasks::failure().await, tokio::time::sleep(ABORT_TIMEOUT).await).1 } => Ok(Exit::Internal),
+        }
+    });
     runtime.shutdown_timeout(ABORT_TIMEOUT);
-    result
+    tasks::failed().map_or(result, |message| Err(Failure::new(Exit::Internal, message)))
 }

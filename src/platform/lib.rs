@@ -12,4 +12,5 @@ pub mod redact;
 pub mod retry;
 pub mod settings;
 pub mod sqlite;
+pub mod tasks;
 pub mod zookeeper;

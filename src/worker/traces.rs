@@ -27,6 +27,7 @@ use journeyman_domain::limits::{
 use journeyman_domain::outcome::Outcome;
 use journeyman_domain::time::Instant;
 use journeyman_platform::settings::Environment;
+use journeyman_platform::tasks::supervised;
 
 /// The collector's URL by OpenTelemetry's variables; `None` if traces are not exported.
 ///
@@ -131,7 +132,7 @@ impl Export {
         let shutdown = CancellationToken::new();
         let mut sending = JoinSet::new();
         let span_sender = SpanSender { exporter, counters: Arc::clone(&counters), shutdown: shutdown.clone() };
-        sending.spawn(span_sender.run(records));
+        sending.spawn(supervised("sending traces", span_sender.run(records)));
         let host = collector.host_str().unwrap_or_default();
         tracing::info!(host, "traces are exported");
         Ok(Self { queue: Arc::new(SpanQueue { sender, counters }), sending, shutdown })

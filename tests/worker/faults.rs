@@ -12,6 +12,7 @@ use journeyman::source::{
     Artifact, CallError, Capabilities, Claim, Grant, LossReason, Message, MessageQueue, OpenResult, PollBatch,
     Recovery, RecoveryBatch, Source, SourceFuture,
 };
+use journeyman::worker::trace_recorder::{FinishedClaim, SpanCounts, TraceRecorder};
 use journeyman::worker::{ExitReason, Worker, WorkerConfig};
 use journeyman_domain::id::{PriorityQueue, Run, TaskId};
 use journeyman_domain::lease::Granted;
@@ -544,4 +545,26 @@ async fn an_artifact_that_the_queue_refuses_fails_its_task_unless_it_is_optional
         exit.expect("it ran");
         assert_eq!(queue.states(&task), [RunState::Resolved(RunEnd::Reported(expected))], "optional: {optional}");
     }
+}
+
+/// A recorder with a bug.
+#[derive(Debug)]
+struct BrokenRecorder;
+
+impl TraceRecorder for BrokenRecorder {
+    fn record(&self, record: FinishedClaim) {
+        panic!("cannot record {}", record.run);
+    }
+
+    fn span_counts(&self) -> SpanCounts {
+        SpanCounts::default()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a6_a_panic_of_the_worker_itself_ends_it_with_an_error() {
+    let scene = Scene::new(Mood::Well);
+    scene.create_that(json!({"do": "complete"}));
+    let error = scene.worker.with_trace_recorder(Arc::new(BrokenRecorder)).run().await.expect_err("it cannot go on");
+    assert!(error.to_string().contains("the engine panicked: cannot record"), "{error}");
 }

@@ -33,6 +33,7 @@ use journeyman_platform::host::containment::{close_inherited_fds_on_exec, harden
 use journeyman_platform::http::BearerToken;
 use journeyman_platform::log;
 use journeyman_platform::settings::Environment;
+use journeyman_platform::tasks::supervised;
 use journeyman_services::controller;
 use journeyman_services::controller::config::{DemandConfig, PoolConfig};
 use journeyman_worker::notify::Announcing;
@@ -102,7 +103,7 @@ async fn run_pools(
     for settings in settings {
         let (handle, inbox) = controller::ControllerHandle::new(&settings);
         handles.push(handle);
-        pools.spawn(controller::run(settings, inbox, stop.clone()));
+        pools.spawn(supervised("a pool", controller::run(settings, inbox, stop.clone())));
     }
     let (reloader, reloads) = Reloader::new(source, environment, config.clone(), PoolsTarget(handles.clone()))?;
     let handles = PoolHandles::new(handles, Clock::boot());

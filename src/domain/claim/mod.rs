@@ -193,6 +193,10 @@ impl ClaimState {
         !matches!(self.stage, Stage::Requested { .. } | Stage::Preparing)
     }
 
+    pub const fn is_executing(&self) -> bool {
+        matches!(self.stage, Stage::Executing)
+    }
+
     pub fn is_last_run(&self) -> bool {
         self.terms.is_some_and(RunTerms::is_last_run)
     }

@@ -149,7 +149,7 @@ impl Worker {
             ClaimEvent::Ended(verdict) => {
                 self.alert_overlap(claim, now);
                 match verdict {
-                    Err(ExecuteFailure::HostFault) => self.on_host_fault(claim, now),
+                    Err(ExecuteFailure::HostFault | ExecuteFailure::AccessDenied) => self.on_host_fault(claim, now),
                     Err(ExecuteFailure::ServiceDown) => self.on_service_down(claim, source, now),
                     Ok(()) | Err(ExecuteFailure::Failed | ExecuteFailure::Intermittent | ExecuteFailure::Deferred) => {
                         self.record_host_success(claim)

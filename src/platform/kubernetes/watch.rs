@@ -12,6 +12,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::object::{PODS, PartialObject};
 use super::{KubernetesClient, KubernetesError};
+use crate::tasks::supervised;
 use journeyman_domain::limits::{
     KUBERNETES_WATCH_LINE_BYTES_MAX, KUBERNETES_WATCH_RETRY, KUBERNETES_WATCH_SILENCE_MAX,
 };
@@ -39,7 +40,8 @@ impl PodWatch {
     pub fn start(client: Arc<KubernetesClient>, selector: String) -> Self {
         let changed = Arc::new(Notify::new());
         let (mut task, notify) = (JoinSet::new(), Arc::clone(&changed));
-        task.spawn(watch_pods(client, selector, move |_| notify.notify_one()));
+        let watching = watch_pods(client, selector, move |_| notify.notify_one());
+        task.spawn(supervised("a watch of pods", watching));
         Self { changed, _task: task }
     }
 

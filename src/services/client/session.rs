@@ -19,6 +19,7 @@ use super::{ReplyPosition, RpcError, RpcReply, RpcRequest};
 use journeyman_domain::limits::{CALLS_MAX, EXCHANGE_CACHE_TTL, REPLIES_QUEUED_MAX};
 use journeyman_domain::refusal::CallError;
 use journeyman_platform::amqp::{self, Broker, headers};
+use journeyman_platform::tasks::supervised;
 
 /// The pseudo-queue of direct replies.
 const DIRECT_REPLY_TO: &str = "amq.rabbitmq.reply-to";
@@ -69,7 +70,7 @@ impl Session {
         let calls: Arc<PendingCalls> = Arc::default();
         let (confirms, sent) = mpsc::channel(CALLS_MAX);
         let mut dispatcher = JoinSet::new();
-        dispatcher.spawn(dispatch(consumer, sent, Arc::clone(&calls)));
+        dispatcher.spawn(supervised("receiving replies", dispatch(consumer, sent, Arc::clone(&calls))));
         Ok(Self { connection, channel, calls, confirms, exchanges_seen: Mutex::default(), _dispatcher: dispatcher })
     }
 

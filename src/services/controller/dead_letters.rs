@@ -24,6 +24,7 @@ use journeyman_domain::limits::{
 };
 use journeyman_platform::amqp;
 use journeyman_platform::host::clock::Clock;
+use journeyman_platform::tasks::supervised;
 use journeyman_worker::notify::{Announcement, Announcer};
 
 /// An orphan that has no queue.
@@ -88,15 +89,15 @@ impl Rejecter {
                 letter = letters.next() => {
                     let letter = letter.ok_or_else(|| stream_ended("dead letters"))??;
                     let reason = DeadLetterReason::from_delivery(&letter);
-                    tasks.spawn(async move { rejecter.reject(&letter, reason).await });
+                    tasks.spawn(supervised("a dead letter", async move { rejecter.reject(&letter, reason).await }));
                 }
                 orphan = orphans.recv() => {
                     let RejectedOrphan(delivery, reason) = orphan.ok_or_else(|| stream_ended("rejected orphans"))?;
-                    tasks.spawn(async move {
+                    tasks.spawn(supervised("a rejected orphan", async move {
                         rejecter.reject(&delivery, reason).await?;
                         rejecter.counters.on_orphan_released();
                         Ok(())
-                    });
+                    }));
                 }
             }
         }

@@ -33,6 +33,7 @@ use journeyman_domain::staged::Stamp;
 use journeyman_domain::time::Instant;
 use journeyman_platform::host::clock::{Clock, stamp};
 use journeyman_platform::host::crash_points::crash_point;
+use journeyman_platform::tasks::supervised;
 
 /// An endpoint, as it is configured.
 pub struct Endpoint {
@@ -163,11 +164,7 @@ impl Engine {
                 break;
             }
             tokio::select! {
-                Some(step) = self.tasks.join_next() => match step {
-                    Ok(step) => self.on_step(step),
-                    // A bug. Its lane goes on after a restart.
-                    Err(error) => tracing::error!("an attempt has panicked: {error}"),
-                },
+                Some(Ok(step)) = self.tasks.join_next() => self.on_step(step),
                 () = self.store.stored() => self.look_for_due_lanes(),
                 () = self.store.changed() => self.on_changed().await,
                 () = tokio::time::sleep(wait) => {}
@@ -268,7 +265,8 @@ impl Engine {
         let let_go =
             self.lease.lease.drain.iter().filter(|partition| !under_way.contains(partition)).copied().collect();
         let store = self.store.clone();
-        self.tasks.spawn(async move { Step::Renewed { asked_at: now, renewed: store.keep_lease(let_go).await } });
+        let renewing = async move { Step::Renewed { asked_at: now, renewed: store.keep_lease(let_go).await } };
+        self.tasks.spawn(supervised("a notifier's lease", renewing));
     }
 
     fn on_renewed(&mut self, asked_at: Instant, (lease, lasts): (Lease, Option<Duration>)) {
@@ -349,7 +347,7 @@ impl Engine {
         let Some(entry) = self.endpoints.get(&next.endpoint) else { return };
         let (store, sender, endpoint) = (self.store.clone(), Arc::clone(&self.sender), Arc::clone(&entry.config));
         let (lease_ended, until, clock) = (self.lease.ended.clone(), Arc::clone(&self.lease.until), self.clock);
-        self.tasks.spawn(async move {
+        self.tasks.spawn(supervised("an attempt", async move {
             let attempt = async {
                 let Some(head) = store.head(next.lane).await? else { return Ok(None) };
                 if until.lock().is_some_and(|until| until <= clock.now()) {
@@ -362,7 +360,7 @@ impl Engine {
             };
             let sent = lease_ended.run_until_cancelled(attempt).await.unwrap_or(Ok(None));
             Step::Sent { next, sent }
-        });
+        }));
     }
 
     fn on_step(&mut self, step: Step) {
@@ -458,13 +456,13 @@ impl Engine {
         }
         self.save(&next.endpoint);
         let (store, intake) = (self.store.clone(), Arc::clone(&self.intake));
-        self.tasks.spawn(async move {
+        self.tasks.spawn(supervised("an attempt", async move {
             intake.accept_own(alerts).await;
             let attempt = attempt_record(started_at, result);
             let committed = store.end_attempt(head, state, attempt, verdict, now).await;
             crash_point("notifier-committed");
             Step::Committed { next, committed }
-        });
+        }));
     }
 
     /// Stores what attempts have changed of an endpoint, one change after another.
@@ -475,7 +473,7 @@ impl Engine {
         }
         (entry.is_saving, entry.is_unsaved) = (true, false);
         let (store, endpoint, state) = (self.store.clone(), Arc::clone(endpoint), entry.state.clone());
-        self.tasks.spawn(async move {
+        self.tasks.spawn(supervised("an endpoint's health", async move {
             let saved = async {
                 store.set_health(&endpoint, state.health).await?;
                 match state.disabled {
@@ -487,7 +485,7 @@ impl Engine {
             };
             let saved = saved.await;
             Step::Saved { endpoint, saved }
-        });
+        }));
     }
 }
 

@@ -45,6 +45,7 @@ use journeyman_domain::limits::{
 };
 use journeyman_platform::http::{self, Limits};
 use journeyman_platform::sqlite::{Database, RunningStore, StoreStatus, store_ended};
+use journeyman_platform::tasks::supervised;
 use journeyman_worker::notify::{Publisher, hand_over};
 
 #[derive(Debug, thiserror::Error)]
@@ -130,8 +131,10 @@ pub async fn start(mut config: Config) -> Result<RunningQueue, StartError> {
         ..Limits::for_connections(QUEUE_CONNECTIONS_MAX)
     };
     #[expect(clippy::disallowed_methods, reason = "owned by RunningQueue, which aborts and awaits it")]
-    let server =
-        tokio::spawn(http::serve_until(listener, api::router(Arc::new(app)), limits, SocketAddr::ip, stop.clone()));
+    let server = tokio::spawn(supervised(
+        "the queue's server",
+        http::serve_until(listener, api::router(Arc::new(app)), limits, SocketAddr::ip, stop.clone()),
+    ));
     let stop = stop.drop_guard();
     Ok(RunningQueue { address, root_url, stop, long_poll_permits, store, store_status: status, server, announced })
 }

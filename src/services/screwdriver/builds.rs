@@ -26,6 +26,7 @@ use journeyman_platform::kubernetes::{
     FailureCause, KubernetesClient, KubernetesError, PODS, Pod, PodVerdict, RUNNING, SECRETS, StartGraces, existing,
     judge, sweep_ended,
 };
+use journeyman_platform::tasks::supervised;
 use journeyman_worker::handler::staged::{StagedEnd, StagedHandler, Work, drive_to_end};
 use journeyman_worker::handler::{
     Context, ExecuteError, ExecuteFailure, HandlerConfigError, PayloadHandler, PrepareError,
@@ -73,9 +74,10 @@ impl ScrewdriverHandler {
     fn start_tasks(&self) {
         self.tasks.get_or_init(|| {
             let mut tasks = JoinSet::new();
-            tasks.spawn(sweep_tombstones(Arc::clone(&self.pods.client)));
+            tasks.spawn(supervised("removing tombstones", sweep_tombstones(Arc::clone(&self.pods.client))));
             if let Some(kept) = self.pods.config.ended_pods_kept.0 {
-                tasks.spawn(sweep_ended(Arc::clone(&self.pods.client), BUILDS.to_owned(), kept));
+                let sweeping = sweep_ended(Arc::clone(&self.pods.client), BUILDS.to_owned(), kept);
+                tasks.spawn(supervised("removing pods", sweeping));
             }
             tasks
         });
@@ -97,7 +99,9 @@ impl ScrewdriverHandler {
         let is_reported = match class {
             FailureClass::Task | FailureClass::Config => true,
             // The retries of the start are spent.
-            FailureClass::Capacity | FailureClass::Infrastructure => self.pods.report_failure(build, &reason).await,
+            FailureClass::Capacity | FailureClass::Infrastructure | FailureClass::Access => {
+                self.pods.report_failure(build, &reason).await
+            }
         };
         if !is_reported && let Some(deferral) = context.results().and_then(Results::deferral) {
             let record = deferral.record().cloned().unwrap_or_default();

@@ -5,6 +5,7 @@ use std::ops::AddAssign;
 
 use parking_lot::Mutex;
 
+use super::catch_panic::caught_panics;
 use journeyman_domain::claim::{ClaimEnd, LossReason};
 use journeyman_domain::outcome::{ExceptionReason, Outcome};
 
@@ -53,7 +54,7 @@ impl WorkerCounters {
     /// Reads all counters.
     #[must_use]
     pub fn read(&self) -> WorkerCounts {
-        *self.0.lock()
+        WorkerCounts { panics: caught_panics(), ..*self.0.lock() }
     }
 }
 

@@ -13,6 +13,7 @@ mod claim_runtime;
 pub mod config;
 #[doc(hidden)]
 pub mod counters;
+mod discards;
 #[doc(hidden)]
 pub mod durations;
 mod event_loop;
@@ -34,6 +35,7 @@ pub mod snapshot;
 pub mod status;
 mod storage_health;
 mod task_lookup;
+mod task_view;
 #[doc(hidden)]
 pub mod timeline;
 #[doc(hidden)]
@@ -53,7 +55,8 @@ use crate::handler::log::{LogLimits, TaskLog};
 use crate::source::Source;
 use journeyman_domain::claim;
 use journeyman_domain::limits::{
-    AUTH_FAILURES_MAX, DEQUEUE_ALERT, HANDLER_THREADS_MAX, LAUNCHED_DEFAULT, NOTICE_MARGIN, POLL_INTERVAL_MIN,
+    ABORT_TIMEOUT, AUTH_FAILURES_MAX, DEQUEUE_ALERT, HANDLER_THREADS_MAX, LAUNCHED_DEFAULT, NOTICE_MARGIN,
+    POLL_INTERVAL_MIN,
 };
 use journeyman_domain::time::Instant;
 use journeyman_domain::units::format_duration;
@@ -68,6 +71,7 @@ pub use journeyman_domain::worker::{
 use journeyman_platform::host::clock::Clock;
 use journeyman_platform::host::containment::{self, Containment};
 use journeyman_platform::host::termination_notice::{NoticeOrigin, WatchStatus};
+use journeyman_platform::tasks::{self, supervised};
 use live_log::LiveLogs;
 use liveness::Liveness;
 pub use status::{Note, WorkerStatus};
@@ -317,26 +321,32 @@ impl Worker {
     /// # Errors
     ///
     /// If the work directory is unusable or used by another worker, if another worker on this host has the same
-    /// worker id, if the required containment is unavailable, or if processes of a previous worker cannot be killed.
-    /// The message says what to do.
+    /// worker id, if the required containment is unavailable, or if processes of a previous worker cannot be killed;
+    /// if a task of the worker panicked, which a handler's panic does not cause. The message says what to do.
     ///
     /// # Cancel safety
     ///
     /// Not cancel safe: payloads are killed and their claims expire. Use [`Control::drain`].
     pub async fn run(self) -> std::io::Result<ExitReason> {
+        let control = self.control();
         let engine = event_loop::Engine::start(self)?;
         let containment = engine.containment();
         // On a thread of the runtime, so that calls and their results need no wake-up of another thread.
         let mut running = tokio::task::JoinSet::new();
-        running.spawn(engine.run());
+        running.spawn(supervised("the engine", engine.run()));
         let ended = tokio::select! {
             biased;
             ended = running.join_next() => ended,
             () = containment.reap_orphans() => None,
+            message = tasks::failure() => {
+                // Its payloads end before it does.
+                let ending = async { (control.abort().await, running.join_next().await) };
+                tokio::time::timeout(ABORT_TIMEOUT, ending).await.ok();
+                return Err(std::io::Error::other(message));
+            }
         };
         match ended {
             Some(Ok(exit)) => exit,
-            Some(Err(error)) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
             Some(Err(_)) | None => Err(std::io::Error::other("the runtime was shut down while the worker ran")),
         }
     }
@@ -407,7 +417,7 @@ impl Control {
     ///
     /// Cancel safe.
     pub async fn status(&self) -> Option<WorkerStatus> {
-        Some(self.query(event_loop::Engine::snapshot).await?.with_memory_usage().await)
+        Some(self.query(event_loop::Engine::snapshot).await?.with_processes().await)
     }
 
     /// The log of a held claim, named by `TASK`, `TASK/RUN` or a unique prefix.

@@ -7,23 +7,47 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use crate::source::Claim;
 use journeyman_domain::id::{LocalToken, Run, SourceId};
-use journeyman_domain::limits::HANDLERS_DROP_TIMEOUT;
+use journeyman_domain::limits::{HANDLERS_DROP_TIMEOUT, WORK_DISCARD_EXIT_TIMEOUT};
+use journeyman_platform::host::containment::ProcessScope;
+use journeyman_platform::tasks::supervised;
 
 use super::calls::CallResult;
 use super::claim_runtime::{ClaimRuntime, PolledMessage};
 use super::handler_runtime::HandlerRuntime;
 
+/// What a panic outside of handlers and adapters is logged as.
+const CALL: &str = "a worker's call";
+
+/// Processes that may remain of an ended payload.
+#[derive(Debug, Clone)]
+pub(super) struct UncleanedScope {
+    pub(super) run: Run,
+    pub(super) scope: ProcessScope,
+}
+
 pub(super) struct RunningCalls {
     pub(super) claims: HashMap<LocalToken, ClaimRuntime>,
+    /// Also of claims that are closed.
+    pub(super) uncleaned: HashMap<LocalToken, UncleanedScope>,
     pub(super) messages: HashMap<LocalToken, PolledMessage>,
     results: JoinSet<CallResult>,
+    /// Removals of what ended claims have left elsewhere.
+    discards: JoinSet<()>,
     handlers: HandlerRuntime,
     last_token: u64,
 }
 
 impl RunningCalls {
     pub(super) fn new(handlers: HandlerRuntime, last_token: u64) -> Self {
-        Self { claims: HashMap::new(), messages: HashMap::new(), results: JoinSet::new(), handlers, last_token }
+        Self {
+            claims: HashMap::new(),
+            uncleaned: HashMap::new(),
+            messages: HashMap::new(),
+            results: JoinSet::new(),
+            discards: JoinSet::new(),
+            handlers,
+            last_token,
+        }
     }
 
     pub(super) fn next_token(&mut self) -> LocalToken {
@@ -32,11 +56,17 @@ impl RunningCalls {
     }
 
     pub(super) fn spawn(&mut self, call: impl Future<Output = CallResult> + Send + 'static) {
-        self.results.spawn(call);
+        self.results.spawn(supervised(CALL, call));
     }
 
     pub(super) fn spawn_handler(&mut self, call: impl Future<Output = CallResult> + Send + 'static) {
-        self.results.spawn_on(call, self.handlers.handle());
+        self.results.spawn_on(supervised(CALL, call), self.handlers.handle());
+    }
+
+    /// Outlives its claim, and delays the exit by at most [`WORK_DISCARD_EXIT_TIMEOUT`].
+    pub(super) fn spawn_discard(&mut self, discard: impl Future<Output = ()> + Send + 'static) {
+        while self.discards.try_join_next().is_some() {}
+        self.discards.spawn_on(supervised(CALL, discard), self.handlers.handle());
     }
 
     /// A call of a granted claim, aborted at the end of the claim.
@@ -49,7 +79,7 @@ impl RunningCalls {
         F: Future<Output = CallResult> + Send + 'static,
     {
         let future = call(self.claim(claim).granted());
-        let handle = self.results.spawn(future);
+        let handle = self.results.spawn(supervised(CALL, future));
         self.claim(claim).track_call(handle.clone());
         handle
     }
@@ -66,13 +96,42 @@ impl RunningCalls {
         self.claims.iter().find(|(_, live)| is_held(live)).map(|(claim, _)| *claim)
     }
 
-    pub(super) async fn next_result(&mut self) -> Option<Result<CallResult, tokio::task::JoinError>> {
-        self.results.join_next().await
+    pub(super) async fn next_result(&mut self) -> Option<CallResult> {
+        loop {
+            // An error is the end of a call that was aborted with its claim.
+            if let Ok(result) = self.results.join_next().await? {
+                return Some(result);
+            }
+        }
+    }
+
+    pub(super) async fn finish_discards(&mut self) {
+        let finishing = async { while self.discards.join_next().await.is_some() {} };
+        // The next process goes on with the rest.
+        _ = tokio::time::timeout(WORK_DISCARD_EXIT_TIMEOUT, finishing).await;
     }
 
     pub(super) async fn shut_down(&mut self) {
         if tokio::time::timeout(HANDLERS_DROP_TIMEOUT, self.results.shutdown()).await.is_err() {
             tracing::warn!("a handler does not stop when dropped; its processes may remain");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use journeyman_platform::tasks;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a6_a_panic_outside_of_handlers_and_adapters_is_told_and_not_only_logged() {
+        let mut calls = RunningCalls::new(HandlerRuntime::shared(), 0);
+        calls.spawn_handler(async { panic!("in a clean-up") });
+        let message = tokio::select! {
+            message = tasks::failure() => message,
+            _ = calls.next_result() => panic!("it has no result"),
+        };
+        assert!(message.contains("a worker's call panicked: in a clean-up"), "{message}");
     }
 }

@@ -29,6 +29,7 @@ pub use records::{Acl, CreateMode, Stat, Write};
 pub use session::SessionState;
 pub use watches::{NodeWatch, TreeEvent, TreeWatch};
 
+use crate::tasks::supervised;
 use connection::{Request, Waiting};
 use journeyman_domain::limits::{ZOOKEEPER_CALLS_QUEUED_MAX, ZOOKEEPER_REQUEST_BYTES_MAX};
 use jute::{Malformed, Reader};
@@ -94,7 +95,7 @@ impl Client {
             clippy::disallowed_methods,
             reason = "it outlives its client to close the session; a panic closes it too"
         )]
-        tokio::spawn(session.run(stream));
+        tokio::spawn(supervised("a ZooKeeper session", session.run(stream)));
         Ok(Self { requests, status, chroot: Chroot::default() })
     }
 

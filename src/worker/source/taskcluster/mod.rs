@@ -25,7 +25,6 @@ pub use transport::{Api, ApiConfig, InvalidConfig, RereadCredentials, Timeouts};
 use jiff::Timestamp;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use tokio::sync::Notify;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,11 +32,12 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use crate::source::{
-    Capabilities, Grant, Message, MessageQueue, OpenResult, PollBatch, Recovery, RecoveryBatch, Source, SourceFuture,
+    Capabilities, Grant, Message, MessageQueue, OpenResult, PauseSwitch, PollBatch, Recovery, RecoveryBatch, Source,
+    SourceFuture,
 };
 use azure::SignedQueues;
 use credentials::Swap;
-use journeyman_domain::id::{PriorityQueue, Run};
+use journeyman_domain::id::{PriorityQueue, Run, TaskId};
 use wire::WorkerIdentity;
 
 /// Where the host is, as its provider says, in JSON.
@@ -98,8 +98,7 @@ pub struct Taskcluster {
     quarantine: Mutex<QuarantineCheck>,
     /// A listing of this worker's claims has succeeded.
     lists_claims: AtomicBool,
-    /// Signalled when no claims are wanted.
-    unwanted: Notify,
+    pause: PauseSwitch,
 }
 
 /// What the source shares with its claims.
@@ -150,7 +149,7 @@ impl Taskcluster {
             signed_queues: Swap::new(SignedQueues::default()),
             quarantine: Mutex::default(),
             lists_claims: AtomicBool::new(false),
-            unwanted: Notify::new(),
+            pause: PauseSwitch::new(),
         })
     }
 
@@ -232,7 +231,11 @@ impl Source for Taskcluster {
     }
 
     fn pause(&self) {
-        self.unwanted.notify_waiters();
+        self.pause.set(true);
+    }
+
+    fn resume(&self) {
+        self.pause.set(false);
     }
 }
 
@@ -253,6 +256,10 @@ impl Recovery for Taskcluster {
 
     fn take_over<'a>(&'a self, run: &'a Run) -> SourceFuture<'a, Grant> {
         Box::pin(self.take_over_run(run))
+    }
+
+    fn is_resolved<'a>(&'a self, task: &'a TaskId) -> SourceFuture<'a, bool> {
+        Box::pin(self.is_task_resolved(task))
     }
 }
 

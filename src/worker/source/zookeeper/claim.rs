@@ -18,6 +18,7 @@ use journeyman_domain::id::Run;
 use journeyman_domain::outcome::Outcome;
 use journeyman_domain::refusal::Refusal;
 use journeyman_platform::host::clock::Clock;
+use journeyman_platform::tasks::supervised;
 
 /// How a dialect settles what it holds. Each call may be repeated.
 pub(super) trait Held: Send + 'static {
@@ -68,12 +69,8 @@ impl SourceContext {
 
     pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let mut tasks = self.tasks.lock();
-        while let Some(ended) = tasks.try_join_next() {
-            if let Err(error) = ended {
-                tracing::error!(%error, "a task of a ZooKeeper source panicked; its locks end with the session");
-            }
-        }
-        tasks.spawn_on(task, self.runtime.get_or_init(Handle::current));
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn_on(supervised("a ZooKeeper source", task), self.runtime.get_or_init(Handle::current));
     }
 }
 

@@ -1,0 +1,73 @@
+//! Tasks that a role starts beside its own. A panic in one of them is a bug: the role says so and ends, since it would look
+//! well while a part of its work is no longer done.
+
+use std::any::Any;
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::sync::LazyLock;
+
+use futures_util::FutureExt as _;
+use tokio::sync::watch;
+
+/// The first panic of a supervised task.
+static FAILURE: LazyLock<watch::Sender<Option<String>>> = LazyLock::new(|| watch::Sender::new(None));
+
+/// Runs `work` as the task that `what` names. If it panics, [`failure`] says so, and the task stays pending.
+pub async fn supervised<F: Future>(what: &'static str, work: F) -> F::Output {
+    let ended = AssertUnwindSafe(work).catch_unwind().await;
+    match ended {
+        Ok(output) => output,
+        Err(panic) => {
+            on_panic(what, &*panic);
+            std::future::pending().await
+        }
+    }
+}
+
+fn on_panic(what: &'static str, panic: &(dyn Any + Send)) {
+    let message = format!("internal error: the task of {what} panicked: {}; please report it", panic_message(panic));
+    tracing::error!("{message}");
+    FAILURE.send_if_modified(|failure| failure.is_none() && failure.replace(message).is_none());
+}
+
+/// Resolves once a supervised task of this process has panicked.
+pub async fn failure() -> String {
+    let mut failures = FAILURE.subscribe();
+    match failures.wait_for(Option::is_some).await.map(|failure| failure.clone()) {
+        Ok(Some(message)) => message,
+        Ok(None) | Err(_) => std::future::pending().await,
+    }
+}
+
+/// What [`failure`] says, if anything has failed.
+pub fn failed() -> Option<String> {
+    FAILURE.borrow().clone()
+}
+
+/// The text of a panic.
+pub fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no text".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::task::JoinSet;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a6_a_panic_of_a_supervised_task_is_told_and_its_result_is_not_awaited_in_vain() {
+        let mut tasks = JoinSet::new();
+        tasks.spawn(supervised("the sum", async { 1 + 1 }));
+        assert_eq!(tasks.join_next().await.unwrap().unwrap(), 2);
+        assert_eq!(failed(), None);
+        tasks.spawn(supervised("the lease", async { panic!("no {}", "lease") }));
+        let message = tokio::select! {
+            message = failure() => message,
+            _ = tasks.join_next() => panic!("it has no result"),
+        };
+        assert!(message.contains("the lease panicked: no lease"), "{message}");
+        assert_eq!(failed(), Some(message));
+    }
+}
