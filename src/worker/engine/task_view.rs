@@ -5,6 +5,7 @@ use std::path::Path;
 
 use tokio::task::spawn_blocking;
 
+use crate::handler::context::PublishedLogs;
 use crate::handler::log::TaskLog;
 use crate::handler::{Context, EndedWork, TaskInfo};
 use journeyman_platform::host::containment::ProcessScope;
@@ -62,6 +63,10 @@ impl TaskView {
 
     pub(super) fn has_log(&self) -> bool {
         self.0.used_log().is_some_and(|log| !log.is_empty())
+    }
+
+    pub(super) fn published_logs(&self) -> PublishedLogs {
+        self.0.published_logs()
     }
 
     pub(super) fn is_handed_over(&self) -> bool {
