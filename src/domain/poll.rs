@@ -32,6 +32,8 @@ pub struct Capabilities {
     pub reports_cancellation: bool,
     /// A claim ends with the connection of the worker that holds it: it cannot be reported later.
     pub connection_scoped: bool,
+    /// A report itself finds out whether the run is still this worker's, so that a late one does no harm.
+    pub fenced_reports: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

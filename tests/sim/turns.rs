@@ -98,6 +98,7 @@ impl World {
             supports_recovery: true,
             reports_cancellation: false,
             connection_scoped: rng.chance(30),
+            fenced_reports: false,
         };
         let spec = SourceSpec { capabilities, service: ServiceId(0) };
         let policy = WorkerPolicy {
@@ -109,6 +110,7 @@ impl World {
                 status_poll_interval: None,
                 reports_cancellation: false,
                 starts_in_one_step: false,
+                fenced_reports: false,
             },
             dequeue_alert: 10,
             max_auth_failures: 5,

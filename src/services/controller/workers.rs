@@ -233,6 +233,13 @@ impl WorkerSet {
         }
     }
 
+    /// Without a broker there are no reports.
+    pub(super) fn assume_ready(&mut self, now: Instant) {
+        for (_, worker) in self.workers_mut() {
+            worker.ready_at.get_or_insert(now);
+        }
+    }
+
     pub(super) fn failures(&self) -> WorkerFailures {
         self.driver.as_ref().map(|_| self.failures.subscribe())
     }

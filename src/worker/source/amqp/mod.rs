@@ -411,7 +411,13 @@ impl Source for AmqpSource {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { long_poll: true, supports_recovery: false, reports_cancellation: false, connection_scoped: true }
+        Capabilities {
+            long_poll: true,
+            supports_recovery: false,
+            reports_cancellation: false,
+            connection_scoped: true,
+            fenced_reports: false,
+        }
     }
 
     fn open(&self) -> SourceFuture<'_, OpenResult> {

@@ -40,6 +40,11 @@ use credentials::Swap;
 use journeyman_domain::id::{PriorityQueue, Run, TaskId};
 use wire::WorkerIdentity;
 
+/// Where the host is, as its provider says, in JSON.
+pub const LOCATION_VARIABLE: &str = "TASKCLUSTER_WORKER_LOCATION";
+/// The type of the host, in the words of its provider.
+pub const INSTANCE_TYPE_VARIABLE: &str = "TASKCLUSTER_INSTANCE_TYPE";
+
 /// The limit of the queue before `claimWork`, in bytes.
 const IDENTIFIER_BYTES_MAX_AZURE: usize = 22;
 const IDENTIFIER_BYTES_MAX: usize = 38;
@@ -200,7 +205,13 @@ impl Source for Taskcluster {
 
     fn capabilities(&self) -> Capabilities {
         let long_poll = self.service.dialect == Dialect::ClaimWork;
-        Capabilities { long_poll, supports_recovery: long_poll, reports_cancellation: true, connection_scoped: false }
+        Capabilities {
+            long_poll,
+            supports_recovery: long_poll,
+            reports_cancellation: true,
+            connection_scoped: false,
+            fenced_reports: false,
+        }
     }
 
     fn open(&self) -> SourceFuture<'_, OpenResult> {

@@ -91,7 +91,7 @@ impl ZooKeeperSource {
     pub fn new(config: ZooKeeperSourceConfig) -> Self {
         let (events, receiver) = mpsc::channel(ZOOKEEPER_EVENTS_MAX);
         let inner = SourceInner {
-            context: Arc::new(SourceContext::new(config.dialect, config.worker_id.clone())),
+            context: Arc::new(SourceContext::new(config.dialect, config.worker_id.clone(), config.connect.clone())),
             config,
             watched: tokio::sync::Mutex::default(),
             events,
@@ -268,7 +268,13 @@ impl Source for ZooKeeperSource {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { long_poll: true, supports_recovery: false, reports_cancellation: false, connection_scoped: true }
+        Capabilities {
+            long_poll: true,
+            supports_recovery: false,
+            reports_cancellation: false,
+            connection_scoped: true,
+            fenced_reports: true,
+        }
     }
 
     fn open(&self) -> SourceFuture<'_, OpenResult> {
