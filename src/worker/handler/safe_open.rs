@@ -58,11 +58,17 @@ impl Root {
                     push_components(&mut pending, target)?;
                 }
                 FileType::Directory => opened.push(seen),
-                _ if pending.is_empty() => {
+                FileType::RegularFile
+                | FileType::Fifo
+                | FileType::Socket
+                | FileType::CharacterDevice
+                | FileType::BlockDevice
+                | FileType::Unknown => {
                     let flags = FLAGS | OFlags::NONBLOCK | OFlags::NOCTTY;
-                    return Ok(rustix::fs::openat(parent, &name, flags, Mode::empty())?);
+                    let is_last = pending.is_empty();
+                    let opened = is_last.then(|| rustix::fs::openat(parent, &name, flags, Mode::empty()));
+                    return Ok(opened.ok_or(Errno::NOTDIR)??);
                 }
-                _ => return Err(Errno::NOTDIR.into()),
             }
         }
         let folder = opened.last().unwrap_or(&self.folder).as_fd();

@@ -92,7 +92,7 @@ pub(super) fn parse(queue: &str, key: &UrlKey, properties: &BasicProperties, dat
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is clamped")]
-const fn retry_seconds(seconds: f64) -> u64 {
+fn retry_seconds(seconds: f64) -> u64 {
     seconds.clamp(1.0, NOTIFIER_RETRY_SECONDS_MAX).ceil() as u64
 }
 
