@@ -79,6 +79,11 @@ impl Lease {
         now < self.expires_at()
     }
 
+    /// Whether a reclaim that is sent now is answered before the claim is abandoned.
+    pub fn has_room(&self, now: Instant) -> bool {
+        now.plus(self.attempt_timeout()) < self.expires_at()
+    }
+
     /// The time between SIGTERM and SIGKILL after the claim is lost; at most a tenth of the lease.
     pub const fn grace(&self) -> Duration {
         self.grace

@@ -660,6 +660,24 @@ async fn artifacts_come_from_a_volume_that_the_pod_shares_with_the_worker() {
 }
 
 #[tokio::test]
+async fn e6_a_pod_that_leaves_its_files_in_the_directory_of_a_claim_is_not_handed_over() {
+    let first = attempt(0);
+    let volume = File(first.workdir().parent().expect("a folder").to_owned());
+    let source = serde_json::from_value(json!({ "persistentVolumeClaim": { "claimName": "work" } })).expect("a volume");
+    let place = Place::new().await.with(|config, _| config.work_volume = Some(WorkVolume { path: volume, source }));
+    let payload =
+        json!({ "image": "registry/tool:1", "artifacts": [{ "type": "file", "path": "a", "name": "public/a" }] });
+    let ran = place.run_while(&first, payload, async |cluster, pod| {
+        cluster.schedule(pod, "node-1");
+        cluster.running(pod);
+        first.logged("it is running").await;
+        first.cancel(Duration::from_secs(60));
+    });
+    let RunResult::Ran(Err(_)) = ran.await else { panic!("it has not ended") };
+    assert_eq!(place.cluster.pods(), Vec::<Value>::new());
+}
+
+#[tokio::test]
 async fn a_payload_that_makes_no_pod_is_malformed() {
     let place = Place::new().await;
     for (payload, words) in [

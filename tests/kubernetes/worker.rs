@@ -2,7 +2,8 @@
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
 
 use journeyman_domain::id::TaskId;
 use serde_json::{Value, json};
@@ -56,6 +57,11 @@ impl Place {
     async fn log(&self, task: &TaskId, run: u32) -> String {
         String::from_utf8(self.queue.content(task, run, "public/logs/live_backing.log").await).expect("text")
     }
+}
+
+async fn end(worker: &mut Child) -> ExitStatus {
+    let ended = tokio::time::timeout(Duration::from_secs(60), worker.wait()).await;
+    ended.expect("it ends in time").expect("it is waited for")
 }
 
 fn name(pod: &Value) -> &str {
@@ -121,7 +127,7 @@ async fn killed_at(point: &str, count: usize) {
         run(&place.cluster, name(&pod));
         place.cluster.terminate(name(&pod), "task", 0, "Completed");
     }
-    assert_eq!(worker.wait().await.expect("it ends").signal(), Some(9), "killed at {point}");
+    assert_eq!(end(&mut worker).await.signal(), Some(9), "killed at {point}");
     assert!(!place.cluster.pods().is_empty(), "{point}");
     let _worker = place.worker();
     for task in &tasks {
@@ -183,7 +189,7 @@ async fn e6_a_worker_that_gets_term_leaves_its_pods_to_the_next_one() {
     run(&place.cluster, name(&pod));
     let pid = worker.id().and_then(|pid| rustix::process::Pid::from_raw(pid.cast_signed())).expect("it runs");
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is signalled");
-    assert_eq!(worker.wait().await.expect("it ends").code(), Some(0));
+    assert_eq!(end(&mut worker).await.code(), Some(0));
     assert_eq!(states(&place.queue.status(&task).await), ["exception/worker-shutdown", "pending"]);
     let _worker = place.worker();
     place.cluster.terminate(name(&pod), "task", 0, "Completed");

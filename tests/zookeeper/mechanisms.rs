@@ -274,29 +274,6 @@ async fn requests_are_counted_by_their_state_and_tasks_by_their_lock() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn d5_a_request_that_awaits_its_removal_waits_for_no_worker() {
-    let Some(tree) = Tree::new().await else { return };
-    let (session, queue) = (&tree.session, tree.queue(Dialect::ZuulExecutor));
-    queue.ensure(session).await.expect("it is made");
-    let oldest = async || {
-        let mut walk = Walk::default();
-        session.walk(&mut walk, queue.root(), 100, |_| true).await.expect("it is read");
-        let queues = walk.queues();
-        (queues[0].requests, session.oldest_waiting_ms(&queues[0]).await.expect("it is answered"))
-    };
-    let add = async |id: &str, state: &str| {
-        let request = json!({ "uuid": id, "state": state, "precedence": 1 }).to_string();
-        let path = queue.path("requests", id);
-        session.create(&path, request.as_bytes(), CreateMode::Persistent).await.expect("it is made");
-        session.stat(&path).await.expect("it is answered").expect("it is there").ctime
-    };
-    add("a", "completed").await;
-    assert_eq!(oldest().await, (1, None));
-    let created = add("b", "requested").await;
-    assert_eq!(oldest().await, (2, Some(created)));
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a4_a_paused_source_claims_nothing_and_says_so_whatever_comes_first() {
     let Some(tree) = Tree::new().await else { return };
     let source = ZooKeeperSource::new(tree.source(Dialect::ZuulExecutor));
@@ -331,4 +308,27 @@ async fn a4_a_paused_source_claims_nothing_and_says_so_whatever_comes_first() {
         until("it takes none", async || accepts().await == [false]).await;
     }
     source.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn d5_a_request_that_awaits_its_removal_waits_for_no_worker() {
+    let Some(tree) = Tree::new().await else { return };
+    let (session, queue) = (&tree.session, tree.queue(Dialect::ZuulExecutor));
+    queue.ensure(session).await.expect("it is made");
+    let oldest = async || {
+        let mut walk = Walk::default();
+        session.walk(&mut walk, queue.root(), 100, |_| true).await.expect("it is read");
+        let queues = walk.queues();
+        (queues[0].requests, session.oldest_waiting_ms(&queues[0]).await.expect("it is answered"))
+    };
+    let add = async |id: &str, state: &str| {
+        let request = json!({ "uuid": id, "state": state, "precedence": 1 }).to_string();
+        let path = queue.path("requests", id);
+        session.create(&path, request.as_bytes(), CreateMode::Persistent).await.expect("it is made");
+        session.stat(&path).await.expect("it is answered").expect("it is there").ctime
+    };
+    add("a", "completed").await;
+    assert_eq!(oldest().await, (1, None));
+    let created = add("b", "requested").await;
+    assert_eq!(oldest().await, (2, Some(created)));
 }

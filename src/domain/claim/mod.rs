@@ -289,7 +289,8 @@ impl ClaimState {
         }
         let lease = self.new_lease(granted);
         let was_late = self.lease.replace(lease).is_some();
-        if !lease.is_usable(now) {
+        let is_good = if was_late { lease.is_usable(now) } else { lease.has_room(now) };
+        if !is_good {
             // I3: a lease counts from when the poll was sent, and the service may have held the poll for longer. Only a
             // reclaim tells whether the claim is still good.
             if was_late {

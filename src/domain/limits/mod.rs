@@ -88,6 +88,8 @@ pub const ARTIFACT_BYTES_MAX: u64 = 5 << 30;
 pub const ARTIFACT_CONTENT_TYPE_BYTES_MAX: usize = 255;
 pub const ARTIFACT_NAME_BYTES_MAX: usize = 1024;
 pub const ARTIFACT_DEPTH_MAX: usize = 32;
+/// Symbolic links on the way to one artifact, as Linux follows them.
+pub const LINKS_FOLLOWED_MAX: usize = 40;
 /// The message of an `error` artifact; the queue accepts 4096.
 pub const ARTIFACT_MESSAGE_BYTES_MAX: usize = 4096;
 /// Schema violations listed in a task's log.
@@ -232,6 +234,8 @@ pub const TASK_OPEN_FILES: u64 = 16;
 /// Further lines of the worker's own log are dropped and counted.
 pub const LOG_LINES_QUEUED_MAX: usize = 8_192;
 pub const LOG_WRITE_BYTES: usize = 64 * 1024;
+/// How often an alert of one kind is reported to the worker-runner.
+pub const RUNNER_ALERT_INTERVAL: Duration = Duration::from_secs(3600);
 pub const RUNNER_SEND_TIMEOUT: Duration = Duration::from_secs(2);
 pub const RUNNER_WELCOME_TIMEOUT: Duration = Duration::from_secs(5);
 /// The journal is compacted long before it is this large.

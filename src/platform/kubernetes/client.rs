@@ -15,7 +15,8 @@ use tokio::time::{Duration, Instant, timeout};
 
 use super::connection::{Call, Connection};
 use super::object::{Kind, List, PODS, PartialObject};
-use crate::http::client::{BodyError, read_body, root_cause};
+use crate::host::clock::stamp;
+use crate::http::client::{self, BodyError, read_body, root_cause};
 use journeyman_domain::limits::{
     ERROR_BODY_BYTES_MAX, KUBERNETES_ANSWER_BYTES_MAX, KUBERNETES_CALL_TIMEOUT, KUBERNETES_RENEWAL_RETRY,
     KUBERNETES_RETRY_AFTER_MAX,
@@ -330,8 +331,8 @@ fn date(headers: &HeaderMap) -> Option<Timestamp> {
 
 fn retry_after(status: StatusCode, headers: &HeaderMap) -> Option<Duration> {
     let is_overloaded = matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
-    let seconds = headers.get("retry-after").filter(|_| is_overloaded)?.to_str().ok()?.parse().ok()?;
-    Some(Duration::from_secs(seconds).min(KUBERNETES_RETRY_AFTER_MAX))
+    let asked = client::retry_after(headers, stamp()).filter(|_| is_overloaded)?;
+    Some(asked.min(KUBERNETES_RETRY_AFTER_MAX))
 }
 
 fn classify(subject: Subject<'_>, status: StatusCode, message: &str) -> KubernetesError {
@@ -375,6 +376,17 @@ mod tests {
 
     fn classified(code: u16) -> KubernetesError {
         classify(Subject::of("read", &PODS, "a"), StatusCode::from_u16(code).unwrap(), "why")
+    }
+
+    #[test]
+    fn b4_a_wait_may_be_a_date() {
+        let wait = |status, text: &str| {
+            retry_after(status, &HeaderMap::from_iter([(hyper::header::RETRY_AFTER, text.parse().unwrap())]))
+        };
+        for text in ["3600", "Fri, 27 Nov 2099 00:02:00 GMT"] {
+            assert_eq!(wait(StatusCode::TOO_MANY_REQUESTS, text), Some(KUBERNETES_RETRY_AFTER_MAX), "{text}");
+            assert_eq!(wait(StatusCode::CONFLICT, text), None, "{text}");
+        }
     }
 
     #[test]

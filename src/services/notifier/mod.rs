@@ -46,8 +46,8 @@ pub use self::store::{AttemptRow, LaneRow};
 use self::store::{Postgres, PostgresError, Store, StoreFailure};
 use journeyman_domain::lane::dispatcher::AttemptLimits;
 use journeyman_domain::limits::{
-    HTTP_CONNECTIONS_MAX, HTTP_HEAD_TIMEOUT, NOTIFIER_ATTEMPTS_MAX, NOTIFIER_ATTEMPTS_PER_ENDPOINT,
-    NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX, NOTIFIER_STOP_TIMEOUT, NOTIFIER_UPKEEP_INTERVAL, NOTIFIER_UPKEEP_PAUSE,
+    NOTIFIER_ATTEMPTS_MAX, NOTIFIER_ATTEMPTS_PER_ENDPOINT, NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX, NOTIFIER_CONNECTIONS_MAX,
+    NOTIFIER_STOP_TIMEOUT, NOTIFIER_UPKEEP_INTERVAL, NOTIFIER_UPKEEP_PAUSE,
 };
 use journeyman_domain::staged::Stamp;
 use journeyman_platform::host::clock::stamp;
@@ -170,12 +170,7 @@ impl Notifier {
     /// Fails if the database fails.
     pub async fn run(self, stop: CancellationToken) -> Result<(), NotifierError> {
         let Self { engine, api, amqp, mistral, outbox, intake, listener, store, retention, mut status } = self;
-        let limits = Limits {
-            connections_max: HTTP_CONNECTIONS_MAX,
-            connections_per_peer_max: HTTP_CONNECTIONS_MAX,
-            head_timeout: HTTP_HEAD_TIMEOUT,
-            connection_age_max: None,
-        };
+        let limits = Limits::for_connections(NOTIFIER_CONNECTIONS_MAX);
         let serving = http::serve_until(listener, api.routes(), limits, SocketAddr::ip, stop.clone());
         let amqp = OptionFuture::from(amqp.map(|amqp| amqp.run(stop.clone())));
         let mistral = OptionFuture::from(mistral.map(|mistral| mistral.run(stop.clone())));

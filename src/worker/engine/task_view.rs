@@ -5,6 +5,7 @@ use std::path::Path;
 
 use tokio::task::spawn_blocking;
 
+use crate::handler::context::PublishedLogs;
 use crate::handler::log::TaskLog;
 use crate::handler::{Context, EndedWork, TaskInfo};
 use journeyman_platform::host::containment::ProcessScope;
@@ -64,12 +65,16 @@ impl TaskView {
         self.0.used_log().is_some_and(|log| !log.is_empty())
     }
 
-    pub(super) fn leaves_work(&self) -> bool {
-        self.0.leaves_work()
+    pub(super) fn published_logs(&self) -> PublishedLogs {
+        self.0.published_logs()
+    }
+
+    pub(super) fn is_handed_over(&self) -> bool {
+        self.0.is_handed_over()
     }
 
     pub(super) fn left_work(&self) -> Option<EndedWork> {
-        self.leaves_work().then(|| self.0.work_name())
+        self.0.leaves_work().then(|| self.0.work_name())
     }
 
     pub(super) fn has_artifacts(&self) -> bool {

@@ -9,6 +9,7 @@ use tokio::task::{JoinSet, spawn_blocking};
 use crate::handler::Context;
 use crate::handler::artifact::Optionality;
 use crate::handler::artifact_collector::CollectedArtifact;
+use crate::handler::context::PublishedLogs;
 use crate::handler::log::{self, FinishedLog};
 use crate::source::{Artifact, ArtifactBody, CallError, Claim};
 use crate::task::file::ClosedOffThread;
@@ -184,7 +185,7 @@ impl Uploader {
     }
 
     async fn upload_log(&self, task: &TaskView, retry_until: Instant) {
-        if !task.has_log() {
+        if !task.has_log() || task.published_logs() == PublishedLogs::None {
             return;
         }
         let finished = match task.off_thread(|context| context.log().finish()).await {
@@ -199,6 +200,9 @@ impl Uploader {
         };
         let backing = Artifact { name: log::BACKING_NAME.to_owned(), expires: None, body: finished };
         if self.upload(&backing, task, retry_until).await == UploadStatus::Complete {
+            if task.published_logs() == PublishedLogs::Stored {
+                return;
+            }
             let link =
                 ArtifactBody::Link { target: log::BACKING_NAME.to_owned(), content_type: log::CONTENT_TYPE.to_owned() };
             let live = Artifact { name: log::LIVE_NAME.to_owned(), expires: None, body: link };

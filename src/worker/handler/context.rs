@@ -85,11 +85,22 @@ struct ContextInner {
     /// Held while files of the task are removed.
     removal: Mutex<()>,
     artifacts: OnceLock<Artifacts>,
+    published_logs: OnceLock<PublishedLogs>,
     progress: Mutex<Option<String>>,
     leaves_work: AtomicBool,
+    is_handed_over: AtomicBool,
     cancel: watch::Receiver<Option<Cancellation>>,
     lease: watch::Receiver<Option<Lease>>,
     clock: Clock,
+}
+
+/// Which artifacts of its log a task wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum PublishedLogs {
+    #[default]
+    LiveAndStored,
+    Stored,
+    None,
 }
 
 #[derive(Debug)]
@@ -170,13 +181,24 @@ impl Context {
             workdir_result: OnceLock::new(),
             removal: Mutex::default(),
             artifacts: OnceLock::new(),
+            published_logs: OnceLock::new(),
             progress: Mutex::default(),
             leaves_work: AtomicBool::default(),
+            is_handed_over: AtomicBool::default(),
             cancel,
             lease,
             clock,
         };
         Self { inner: Arc::new(inner), scope, results: None }
+    }
+
+    /// Only before the payload runs.
+    pub(crate) fn set_published_logs(&self, logs: PublishedLogs) {
+        self.inner.published_logs.get_or_init(|| logs);
+    }
+
+    pub(crate) fn published_logs(&self) -> PublishedLogs {
+        self.inner.published_logs.get().copied().unwrap_or_default()
     }
 
     /// Creates a context without a claim, and what cancels it.
@@ -400,6 +422,15 @@ impl Context {
 
     pub(crate) fn leaves_work(&self) -> bool {
         self.inner.leaves_work.load(Ordering::Relaxed)
+    }
+
+    /// Has a worker that drains leave the payload to another one.
+    pub(super) fn mark_handed_over(&self) {
+        self.inner.is_handed_over.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_handed_over(&self) -> bool {
+        self.inner.is_handed_over.load(Ordering::Relaxed)
     }
 
     pub(crate) fn work_name(&self) -> EndedWork {

@@ -91,14 +91,15 @@ pub trait StagedHandler: Send + Sync + 'static {
     /// Looks at work that has started.
     fn verify(&self, work: Work<'_, Self::Payload>) -> impl Future<Output = StagedAnswer> + Send;
 
-    /// Ends the work, if it runs, and removes it. Also called once it has ended, unless the source schedules messages, or
-    /// [`is_handed_over`](Self::is_handed_over): one that comes twice has to find how it ended, or it would launch the work again. A
-    /// sweep has to remove it later.
+    /// Ends the work, if it runs, and removes it. Also called once it has ended, unless there is a [`discard`](Self::discard), or the
+    /// source schedules messages: one that comes twice has to find how it ended, or it would launch the work again. A sweep has to
+    /// remove it later.
     fn cancel(&self, work: Work<'_, Self::Payload>) -> impl Future<Output = StagedAnswer> + Send;
 
     /// Whether [`adopt`](Self::adopt) of another worker finds the work of an earlier attempt and goes on with it. A worker that stops
-    /// leaves it then, and ends it otherwise. Work that has ended stays until its outcome is reported, for [`discard`](Self::discard).
-    fn is_handed_over(&self) -> bool {
+    /// leaves it then, also when it drains, and ends it otherwise.
+    fn is_handed_over(&self, payload: &Self::Payload) -> bool {
+        _ = payload;
         false
     }
 
@@ -173,9 +174,13 @@ pub async fn drive_to_end<H: StagedHandler>(
     let mut state = StagedState::new(policy, record, jitter, &mut actions);
     let (clock, mut is_cancel_told, mut is_launch_told) = (context.clock(), false, false);
     let (mut shown_phase, mut is_unknown) = ("".into(), false);
-    let is_discarded_later = deferral.is_none() && handler.is_handed_over();
+    let is_handed_over = handler.is_handed_over(payload);
+    let is_discarded_later = deferral.is_none() && handler.discard(&context.work_name()).is_some();
     if is_discarded_later {
         context.mark_leaves_work();
+    }
+    if is_handed_over {
+        context.mark_handed_over();
     }
     loop {
         let work = Work { payload, record: state.record(), context };
@@ -224,7 +229,7 @@ pub async fn drive_to_end<H: StagedHandler>(
         let is_left = match canceled {
             // The work is still wanted, and the next worker goes on with it.
             Some(CancelCause::Shutdown | CancelCause::Command(CancelCommand::Release)) => {
-                deferral.is_some() || handler.is_handed_over()
+                deferral.is_some() || is_handed_over
             }
             Some(CancelCause::ClaimLost(_)) => deferral.is_some(),
             Some(CancelCause::Command(CancelCommand::Cancel)) | None => false,

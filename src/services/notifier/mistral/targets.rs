@@ -57,6 +57,7 @@ pub(super) struct Target {
     url: String,
     /// One in a line.
     headers: String,
+    retry_seconds: Option<u64>,
 }
 
 impl std::fmt::Debug for Target {
@@ -75,7 +76,11 @@ impl Target {
     /// # Errors
     ///
     /// Fails if a header would become two.
-    pub(super) fn new(url: String, headers: &BTreeMap<String, String>) -> Result<Self, &'static str> {
+    pub(super) fn new(
+        url: String,
+        headers: &BTreeMap<String, String>,
+        retry_seconds: Option<u64>,
+    ) -> Result<Self, &'static str> {
         let line = |(name, value): (&String, &String)| format!("{name}: {value}\n");
         if headers
             .iter()
@@ -83,12 +88,14 @@ impl Target {
         {
             return Err("one of its headers is none of HTTP");
         }
-        Ok(Self { url, headers: headers.iter().map(line).collect() })
+        Ok(Self { url, headers: headers.iter().map(line).collect(), retry_seconds })
     }
 
     /// The name of its endpoint, which is made before its first event.
     pub(super) async fn endpoint(self, key: &UrlKey, intake: &Intake) -> Result<Arc<str>, TargetError> {
-        let name = format!("{PREFIX}{}", key.of(&[&self.url, &self.headers]));
+        let retry = self.retry_seconds.map(|seconds| seconds.to_string());
+        let parts = [Some(self.url.as_str()), Some(&self.headers), retry.as_deref()];
+        let name = format!("{PREFIX}{}", key.of(&parts.into_iter().flatten().collect::<Vec<_>>()));
         let known = intake.endpoints();
         if let Some((name, _)) = known.get_key_value(name.as_str()) {
             return Ok(Arc::clone(name));
@@ -106,6 +113,7 @@ impl Target {
             format: Format::Mistral,
             on_exhausted: OnExhausted::Block,
             timeout_seconds: NOTIFIER_TARGET_TIMEOUT.as_secs(),
+            retry_seconds: self.retry_seconds,
         };
         match intake.put_endpoint(&name, &settings).await {
             Ok(()) => Ok(name.into()),

@@ -21,6 +21,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use uuid::Uuid;
 
+pub(super) use self::operators::AttemptPlace;
 pub use self::operators::{AttemptRow, LaneRow};
 pub(super) use self::operators::{Counts, EndpointChange, EndpointState, LaneChange, LastFailure, ReplayFilter};
 use self::postgres::Hints;
@@ -53,16 +54,22 @@ enum Kind {
     Postgres(Postgres),
 }
 
-/// Runs statements in one transaction of either database.
+/// Runs statements in one transaction of either database; those that only read go beside those that write.
 macro_rules! transaction {
+    (read $store:expr, move |$db:ident| $work:expr) => {
+        transaction!($store, read, &mut Connection, move |$db| $work)
+    };
     ($store:expr, move |$db:ident| $work:expr) => {
+        transaction!($store, execute, &mut &mut Connection, move |$db| $work)
+    };
+    ($store:expr, $run:ident, $conn:ty, move |$db:ident| $work:expr) => {
         match &$store.database {
             Kind::Sqlite(sqlite) => {
-                let run = move |conn: &mut &mut Connection| {
+                let run = move |conn: $conn| {
                     let $db = &mut Tx::Sqlite(conn);
                     sqlite::run($work)
                 };
-                sqlite.execute(run).await
+                sqlite.$run(run).await
             }
             Kind::Postgres(postgres) => {
                 let mut tries = 0;
@@ -186,7 +193,7 @@ impl Store {
     }
 
     pub(crate) async fn endpoints(&self) -> Result<BTreeMap<String, EndpointState>, StoreFailure> {
-        transaction!(self, move |db| operators::endpoints(db))
+        transaction!(read self, move |db| operators::endpoints(db))
     }
 
     pub(crate) async fn change_endpoint(
@@ -208,10 +215,9 @@ impl Store {
             .inspect(|()| self.tell(|hints| &hints.changed))
     }
 
-    /// What waits, and the last failure of the heads.
-    pub(crate) async fn counts(&self, endpoint: &str) -> Result<(Counts, Option<LastFailure>), StoreFailure> {
-        let endpoint = endpoint.to_owned();
-        transaction!(self, move |db| operators::counts(db, &endpoint))
+    /// What waits at the endpoints that have any, and the last failure of their heads.
+    pub(crate) async fn counts(&self) -> Result<BTreeMap<String, (Counts, Option<LastFailure>)>, StoreFailure> {
+        transaction!(read self, move |db| operators::counts(db))
     }
 
     /// The lanes that have messages or are stopped, those with the oldest heads first; or the lanes of one key.
@@ -221,17 +227,18 @@ impl Store {
         key: Option<String>,
         max: usize,
     ) -> Result<Vec<LaneRow>, StoreFailure> {
-        transaction!(self, move |db| operators::lanes(db, endpoint.as_deref(), key.as_deref(), max))
+        transaction!(read self, move |db| operators::lanes(db, endpoint.as_deref(), key.as_deref(), max))
     }
 
-    /// The latest first.
+    /// The attempts before one, the latest first; those of a lane by its messages, the last one first.
     pub(crate) async fn attempts(
         &self,
         endpoint: Option<String>,
         lane: Option<i64>,
+        before: Option<AttemptPlace>,
         max: usize,
     ) -> Result<Vec<AttemptRow>, StoreFailure> {
-        transaction!(self, move |db| operators::attempts(db, endpoint.as_deref(), lane, max))
+        transaction!(read self, move |db| operators::attempts(db, endpoint.as_deref(), lane, before, max))
     }
 
     /// Returns whether there is such a lane, whose head is that message.

@@ -1,6 +1,7 @@
 //! The statements of operators: the state of endpoints, what is in the lanes, and what is changed by hand.
 
 use std::collections::BTreeMap;
+use std::str::FromStr;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -117,6 +118,27 @@ pub struct AttemptRow {
     pub detail: String,
 }
 
+/// An attempt, as a page names it that follows: `STARTED_AT,LANE,POSITION,NUMBER`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct AttemptPlace {
+    at: i64,
+    lane: i64,
+    position: i64,
+    number: i64,
+}
+
+impl FromStr for AttemptPlace {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
+        let parts: Vec<i64> = text.split(',').map_while(|part| part.parse().ok()).collect();
+        match parts[..] {
+            [at, lane, position, number] => Ok(Self { at, lane, position, number }),
+            _ => Err("expected the `started_at,lane,position,number` of an attempt"),
+        }
+    }
+}
+
 /// Messages that have ended, by what they are.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -200,43 +222,48 @@ pub(super) async fn set_settings(db: &mut Tx<'_>, endpoint: &str, settings: Opti
     .map(drop)
 }
 
-pub(super) async fn counts(db: &mut Tx<'_>, endpoint: &str) -> Result<(Counts, Option<LastFailure>)> {
-    let row = db
-        .first(
-            "SELECT count(*), CAST(coalesce(sum(CASE WHEN state = 'parked' THEN 1 ELSE 0 END), 0) AS BIGINT),
+pub(super) const COUNTS: &str =
+    "SELECT endpoint, count(*), CAST(coalesce(sum(CASE WHEN state = 'parked' THEN 1 ELSE 0 END), 0) AS BIGINT),
                     CAST(coalesce(sum(CASE WHEN state = 'paused' THEN 1 ELSE 0 END), 0) AS BIGINT),
                     CAST(coalesce(sum(tail - head + 1 + (SELECT count(*) FROM replay WHERE replay.lane = lane.id)), 0) AS BIGINT),
                     min((SELECT event.received_at FROM message JOIN event ON event.id = message.event
                          WHERE message.lane = lane.id AND message.position = lane.head)),
                     min(due_at)
-             FROM lane WHERE endpoint = $1
-                 AND (head <= tail OR EXISTS (SELECT 1 FROM replay WHERE replay.lane = lane.id))",
-            values![endpoint],
-        )
-        .await?;
-    let read = read!(Counts => lanes, parked, paused, messages, oldest, next_due);
-    let counts = row.map_or_else(|| Ok(Counts::default()), read)?;
-    let failed = db
-        .first(
-            "SELECT attempt.started_at, attempt.status, attempt.error, attempt.detail
-             FROM lane JOIN attempt ON attempt.lane = lane.id AND attempt.position = lane.head
-             WHERE lane.endpoint = $1 AND lane.head <= lane.tail
-             ORDER BY attempt.started_at DESC LIMIT 1",
-            values![endpoint],
-        )
-        .await?;
-    Ok((counts, failed.map(read!(LastFailure => at, status, error, detail)).transpose()?))
+             FROM lane WHERE id IN (SELECT id FROM lane WHERE head <= tail AND endpoint > '' UNION ALL SELECT lane FROM replay) GROUP BY endpoint";
+
+/// The failures of the heads.
+pub(super) const LAST_FAILURES: &str =
+    "SELECT last.endpoint, attempt.started_at, attempt.status, attempt.error, attempt.detail
+             FROM (SELECT lane.endpoint, attempt.lane, attempt.position, attempt.number,
+                       row_number() OVER (PARTITION BY lane.endpoint ORDER BY attempt.started_at DESC) AS place
+                   FROM lane JOIN attempt ON attempt.lane = lane.id AND attempt.position = lane.head
+                   WHERE lane.head <= lane.tail AND lane.endpoint > '') AS last
+             JOIN attempt ON attempt.lane = last.lane AND attempt.position = last.position AND attempt.number = last.number
+             WHERE last.place = 1";
+
+/// What waits at the endpoints that have any, and the last failure of their heads.
+pub(super) async fn counts(db: &mut Tx<'_>) -> Result<BTreeMap<String, (Counts, Option<LastFailure>)>> {
+    let rows = db.query(COUNTS, values![]).await?;
+    let mut all = BTreeMap::new();
+    for mut row in rows {
+        let endpoint = row.take()?;
+        let read = read!(Counts => lanes, parked, paused, messages, oldest, next_due);
+        all.insert(endpoint, (read(row)?, None));
+    }
+    let failed = db.query(LAST_FAILURES, values![]).await?;
+    for mut row in failed {
+        if let Some((_, failure)) = all.get_mut(&row.take::<String>()?) {
+            let read = read!(LastFailure => at, status, error, detail);
+            *failure = Some(read(row)?);
+        }
+    }
+    Ok(all)
 }
 
-/// The lanes of an endpoint that have messages or are stopped, those with the oldest heads first; or the lanes of one key.
-pub(super) async fn lanes(
-    db: &mut Tx<'_>,
-    endpoint: Option<&str>,
-    key: Option<&str>,
-    max: usize,
-) -> Result<Vec<LaneRow>> {
-    let rows = db
-        .query(
+/// The lanes where a condition holds.
+macro_rules! lanes {
+    ($condition:expr) => {
+        concat!(
             "SELECT lane.id, lane.endpoint, lane.key, lane.state, lane.note, lane.epoch, lane.seq,
                     coalesce(replay.position, lane.head),
                     lane.tail - lane.head + 1 + (SELECT count(*) FROM replay WHERE replay.lane = lane.id),
@@ -247,39 +274,90 @@ pub(super) async fn lanes(
                  AND replay.position = (SELECT min(one.position) FROM replay AS one WHERE one.lane = lane.id)
              LEFT JOIN message ON message.lane = lane.id AND message.position = coalesce(replay.position, lane.head)
              LEFT JOIN event ON event.id = message.event
-             WHERE (CAST($1 AS TEXT) IS NULL OR lane.endpoint = $1)
-                 AND (CAST($2 AS TEXT) IS NOT NULL OR lane.head <= lane.tail OR lane.state <> 'open'
-                     OR replay.position IS NOT NULL)
-                 AND (CAST($2 AS TEXT) IS NULL OR lane.key = $2)
-             ORDER BY coalesce(event.received_at, CAST(9223372036854775807 AS BIGINT)), lane.id LIMIT $3",
-            values![endpoint, key, max],
+             WHERE ",
+            $condition,
+            " ORDER BY coalesce(event.received_at, CAST(9223372036854775807 AS BIGINT)), lane.id LIMIT $1"
         )
-        .await?;
+    };
+}
+
+pub(super) const LANES: &str = lanes!(
+    "lane.id IN (SELECT id FROM lane WHERE head <= tail AND endpoint > '' UNION ALL SELECT id FROM lane WHERE state <> 'open'
+         UNION ALL SELECT lane FROM replay)"
+);
+pub(super) const LANES_OF_ENDPOINT: &str = lanes!(
+    "lane.id IN (SELECT id FROM lane WHERE head <= tail AND endpoint = $2 UNION ALL SELECT id FROM lane WHERE state <> 'open'
+         UNION ALL SELECT lane FROM replay) AND lane.endpoint || '' = $2"
+);
+pub(super) const LANES_OF_KEY: &str = lanes!("lane.key = $3 AND lane.endpoint = coalesce($2, lane.endpoint)");
+
+/// The lanes that have messages or are stopped, those with the oldest heads first; or the lanes of one key.
+pub(super) async fn lanes(
+    db: &mut Tx<'_>,
+    endpoint: Option<&str>,
+    key: Option<&str>,
+    max: usize,
+) -> Result<Vec<LaneRow>> {
+    let rows = match (endpoint, key) {
+        (_, Some(key)) => db.query(LANES_OF_KEY, values![max, endpoint, key]).await?,
+        (Some(endpoint), None) => db.query(LANES_OF_ENDPOINT, values![max, endpoint]).await?,
+        (None, None) => db.query(LANES, values![max]).await?,
+    };
     let read = read!(LaneRow => id, endpoint, key, state, note, epoch, seq, head, waiting, attempts, due_at, head_since, head_type);
     rows.into_iter().map(read).collect()
 }
 
-/// The last attempts of an endpoint or a lane, the latest first.
+/// The last attempts where a condition holds, in an order that has an index.
+macro_rules! attempts {
+    ($condition:expr, $order:expr) => {
+        concat!(
+            "SELECT attempt.endpoint, lane.key, attempt.lane, attempt.position, message.epoch, message.seq, event.source_id, event.type,
+                    attempt.number, attempt.started_at, attempt.took_ms, attempt.status, attempt.error, attempt.detail
+             FROM (SELECT * FROM attempt WHERE ",
+            $condition,
+            " ORDER BY ",
+            $order,
+            " LIMIT $1) AS attempt
+             JOIN lane ON lane.id = attempt.lane
+             JOIN message ON message.lane = attempt.lane AND message.position = attempt.position
+             JOIN event ON event.id = message.event
+             ORDER BY ",
+            $order
+        )
+    };
+}
+
+/// The place of an attempt in the order.
+macro_rules! by_time {
+    () => {
+        "attempt.started_at DESC, attempt.lane DESC, attempt.position DESC, attempt.number DESC"
+    };
+}
+
+pub(super) const ATTEMPTS: &str = attempts!("(started_at, lane, position, number) < ($2, $3, $4, $5)", by_time!());
+pub(super) const ATTEMPTS_OF_ENDPOINT: &str =
+    attempts!("endpoint = $6 AND (started_at, lane, position, number) < ($2, $3, $4, $5)", by_time!());
+pub(super) const ATTEMPTS_OF_LANE: &str =
+    attempts!("lane = $3 AND (position, number) < ($4, $5)", "attempt.position DESC, attempt.number DESC");
+
+/// The attempts before one, the latest first; those of a lane by its messages, the last one first.
 pub(super) async fn attempts(
     db: &mut Tx<'_>,
     endpoint: Option<&str>,
     lane: Option<i64>,
+    before: Option<AttemptPlace>,
     max: usize,
 ) -> Result<Vec<AttemptRow>> {
-    let rows = db
-        .query(
-            "SELECT lane.endpoint, lane.key, attempt.lane, attempt.position, message.epoch, message.seq, event.source_id, event.type,
-                    attempt.number, attempt.started_at, attempt.took_ms, attempt.status, attempt.error, attempt.detail
-             FROM attempt
-             JOIN lane ON lane.id = attempt.lane
-             JOIN message ON message.lane = attempt.lane AND message.position = attempt.position
-             JOIN event ON event.id = message.event
-             WHERE (CAST($1 AS TEXT) IS NULL OR lane.endpoint = $1)
-                 AND (CAST($2 AS BIGINT) IS NULL OR attempt.lane = $2)
-             ORDER BY attempt.started_at DESC LIMIT $3",
-            values![endpoint, lane, max],
-        )
-        .await?;
+    const LAST: AttemptPlace = AttemptPlace { at: i64::MAX, lane: i64::MAX, position: i64::MAX, number: i64::MAX };
+    let place = before.unwrap_or(LAST);
+    let AttemptPlace { at, position, number, .. } = place;
+    let rows = match (endpoint, lane) {
+        (_, Some(lane)) => db.query(ATTEMPTS_OF_LANE, values![max, at, lane, position, number]).await?,
+        (Some(endpoint), None) => {
+            db.query(ATTEMPTS_OF_ENDPOINT, values![max, at, place.lane, position, number, endpoint]).await?
+        }
+        (None, None) => db.query(ATTEMPTS, values![max, at, place.lane, position, number]).await?,
+    };
     let read = read!(AttemptRow =>
         endpoint, key, lane, position, epoch, seq, event_id, r#type, number,
         started_at, took_ms, status, error, detail);

@@ -134,8 +134,7 @@ async fn append(db: &mut Tx<'_>, endpoint: &str, event: &Event, id: i64, now: St
 /// Closes the lanes, unless a later epoch has begun.
 pub(super) async fn close_lanes(db: &mut Tx<'_>, endpoints: &str, key: &str, epoch: u32) -> Result<()> {
     db.execute(
-        "UPDATE lane SET closed_epoch = epoch WHERE key = $1 AND epoch <= $2
-             AND endpoint IN (SELECT name FROM endpoint WHERE name LIKE $3)",
+        "UPDATE lane SET closed_epoch = epoch WHERE key = $1 AND epoch <= $2 AND endpoint LIKE $3",
         values![key, epoch, endpoints],
     )
     .await
@@ -263,9 +262,9 @@ pub(super) async fn end_attempt(
         .await?;
     }
     db.execute(
-        "INSERT INTO attempt (lane, position, number, started_at, took_ms, status, error, detail)
+        "INSERT INTO attempt (lane, position, number, started_at, took_ms, status, error, detail, endpoint)
          VALUES ($1, $2, (SELECT coalesce(max(number), 0) + 1 FROM attempt WHERE lane = $1 AND position = $2),
-                 $3, $4, $5, $6, $7)",
+                 $3, $4, $5, $6, $7, (SELECT lane.endpoint FROM lane WHERE lane.id = $1))",
         values![
             lane,
             position,

@@ -91,6 +91,10 @@ async fn end(store: &Store, head: Head, verdict: HeadVerdict) -> Committed {
     store.end_attempt(head, state, attempt, verdict, Stamp(7)).await.unwrap()
 }
 
+async fn counts(store: &Store, endpoint: &str) -> (Counts, Option<LastFailure>) {
+    store.counts().await.unwrap().remove(endpoint).unwrap_or_default()
+}
+
 async fn change(store: &Store, lane: LaneId, change: LaneChange, note: &str) -> bool {
     store.change_lane(lane, change, Some(note.to_owned()), Stamp(8)).await.unwrap()
 }
@@ -117,7 +121,7 @@ on_each_database! {
         assert_eq!((a.len(), b.len(), due(&store, "a", 4).await.len()), (1, 1, 0));
         let head = head(&store, a[0]).await;
         assert_eq!((head.key.as_str(), head.data.as_slice()), ("k", b"{ \"a\":  1}".as_slice()), "byte for byte");
-        let (counts, _) = store.counts("a").await.unwrap();
+        let (counts, _) = counts(&store, "a").await;
         assert_eq!(counts, Counts { lanes: 1, messages: 1, oldest: Some(Stamp(5)), next_due: Some(Stamp(5)), ..Counts::default() });
         let both = vec![(event("2", "z", None), names(&["a"])), (event("1", "a", None), names(&["a"]))];
         let added = store.add(both, Stamp(9)).await.unwrap();
@@ -133,8 +137,8 @@ on_each_database! {
         let first = head(&store, lane).await;
         assert_eq!(end(&store, first, again).await, Committed::Due(Some(Stamp(99))));
         assert_eq!(next_due(&store, "a", 5).await, Some(99));
-        let failure = store.counts("a").await.unwrap().1.unwrap();
-        assert_eq!((failure.status, store.counts("b").await.unwrap().1), (Some(200), None));
+        let failure = counts(&store, "a").await.1.unwrap();
+        assert_eq!((failure.status, counts(&store, "b").await.1), (Some(200), None));
         let mut seen = Vec::new();
         loop {
             let head = head(&store, lane).await;
@@ -144,12 +148,12 @@ on_each_database! {
             }
         }
         assert_eq!(seen, [(1, 0, 1, 1), (2, 0, 2, 0), (3, 1, 1, 0), (4, 1, 2, 0), (5, 1, 3, 0)]);
-        assert_eq!((next_due(&store, "a", 5).await, store.counts("a").await.unwrap().0.messages), (None, 0));
+        assert_eq!((next_due(&store, "a", 5).await, counts(&store, "a").await.0.messages), (None, 0));
         add(&store, event("6", "k", None), &["a"], 50).await;
         assert_eq!(due(&store, "a", 50).await, [lane], "an empty lane begins again");
-        let attempts = store.attempts(Some("a".to_owned()), None, 9).await.unwrap();
+        let attempts = store.attempts(Some("a".to_owned()), None, None, 9).await.unwrap();
         assert_eq!((attempts.len(), attempts[0].status, attempts[0].key.as_str()), (6, Some(200), "k"));
-        assert_eq!(store.counts("a").await.unwrap().1, None, "no head was attempted");
+        assert_eq!(counts(&store, "a").await.1, None, "no head was attempted");
     }
 
     async fn an_attempt_of_a_message_that_is_no_head_any_more_is_refused(store: Store) {
@@ -165,7 +169,7 @@ on_each_database! {
         assert!(!change(&store, lane, LaneChange::SkipHead { position: 1 }, "no head").await);
         assert!(change(&store, lane, LaneChange::SkipHead { position: 2 }, "poison").await);
         assert_eq!(end(&store, second, DELIVERED).await, Committed::Refused);
-        assert_eq!(store.attempts(None, Some(lane.0), 9).await.unwrap().len(), 1, "nothing of a refused one is stored");
+        assert_eq!(store.attempts(None, Some(lane.0), None, 9).await.unwrap().len(), 1, "nothing of a refused one is stored");
     }
 
     async fn a_lane_that_is_parked_or_paused_is_not_due_and_keeps_what_follows(store: Store) {
@@ -173,7 +177,7 @@ on_each_database! {
         let lane = due(&store, "a", 5).await[0];
         assert_eq!(end(&store, head(&store, lane).await, HeadVerdict::Park).await, Committed::Due(None));
         add(&store, event("2", "k", None), &["a"], 6).await;
-        let (counts, _) = store.counts("a").await.unwrap();
+        let (counts, _) = counts(&store, "a").await;
         assert_eq!((due(&store, "a", 99).await.len(), counts.messages, counts.parked), (0, 2, 1));
         assert!(store.change_lane(lane, LaneChange::Resume, None, Stamp(9)).await.unwrap());
         assert_eq!(due(&store, "a", 9).await, [lane]);
@@ -197,7 +201,7 @@ on_each_database! {
         assert_eq!(store.replay(filter("a"), Stamp(9)).await.unwrap(), 2);
         assert_eq!(store.replay(filter("a"), Stamp(9)).await.unwrap(), 0, "once at a time");
         let shown = &store.lanes(None, None, 9).await.unwrap()[0];
-        assert_eq!((shown.head, shown.waiting, store.counts("a").await.unwrap().0.messages), (1, 3, 3));
+        assert_eq!((shown.head, shown.waiting, counts(&store, "a").await.0.messages), (1, 3, 3));
         assert!(!change(&store, lane, LaneChange::SkipHead { position: 3 }, "not the head").await);
         let first = head(&store, lane).await;
         assert_eq!((first.is_replay, first.seq), (true, 1));
@@ -274,6 +278,30 @@ on_each_database! {
         }
     }
 
+    async fn f1_the_pages_of_a_history_have_every_attempt_once(store: Store) {
+        for (id, key) in [("1", "k"), ("2", "k"), ("3", "l"), ("4", "l"), ("5", "k")] {
+            add(&store, event(id, key, None), &["a", "b"], 5).await;
+        }
+        for endpoint in ["a", "b"] {
+            for lane in due(&store, endpoint, 5).await {
+                while deliver(&store, lane).await != Committed::Due(None) {}
+            }
+        }
+        let lane = store.lanes(Some("a".to_owned()), Some("k".to_owned()), 9).await.unwrap()[0].id;
+        for (endpoint, lane, count) in [(None, None, 10), (Some("a"), None, 5), (None, Some(lane), 3)] {
+            let (mut before, mut seen) = (None, std::collections::BTreeSet::new());
+            loop {
+                let page = store.attempts(endpoint.map(str::to_owned), lane, before, 2).await.unwrap();
+                let Some(last) = page.last() else { break };
+                let place = format!("{},{},{},{}", last.started_at.0, last.lane, last.position, last.number);
+                before = Some(place.parse().unwrap());
+                seen.extend(page.iter().map(|row| (row.endpoint.clone(), row.lane, row.position)));
+                assert!(page.iter().all(|row| endpoint.is_none_or(|one| row.endpoint == one)));
+            }
+            assert_eq!(seen.len(), count, "{endpoint:?} {lane:?}");
+        }
+    }
+
     async fn a_lane_is_closed_unless_it_has_begun_anew(store: Store) {
         store.set_settings("m-a", Some(vec![1])).await.unwrap();
         for (id, key, epoch) in [("1", "ended", 1), ("2", "rerun", 2)] {
@@ -299,6 +327,58 @@ on_each_database! {
         assert!(due(&store, "a", 5).await.is_empty() && store.head(lane).await.unwrap().is_none());
         assert_eq!(end(&store, under_way, DELIVERED).await, Committed::Refused);
     }
+}
+
+/// The index or the scan of each step of a statement.
+fn plan(conn: &Connection, sql: &str) -> Vec<String> {
+    let mut steps = conn.prepare(&format!("EXPLAIN QUERY PLAN {}", sql.replace('$', "?"))).unwrap();
+    for index in 1..=steps.parameter_count() {
+        steps.raw_bind_parameter(index, 1).unwrap();
+    }
+    let mut rows = steps.raw_query();
+    std::iter::from_fn(|| rows.next().unwrap().map(|row| row.get(3).unwrap())).collect()
+}
+
+#[test]
+fn f1_pages_read_no_more_of_a_long_history_than_they_show() {
+    let conn = Connection::open_in_memory().unwrap();
+    conn.execute_batch(sqlite::SCHEMA.sql).unwrap();
+    use super::operators::*;
+    let of_lanes = [LANES, LANES_OF_ENDPOINT, LANES_OF_KEY, COUNTS, LAST_FAILURES];
+    for statement in [ATTEMPTS, ATTEMPTS_OF_ENDPOINT, ATTEMPTS_OF_LANE].into_iter().chain(of_lanes) {
+        for step in plan(&conn, statement) {
+            let of_table = ["SCAN lane", "SCAN message", "SCAN event"].contains(&step.as_str());
+            assert!(!of_table && !step.contains("sqlite_autoindex_lane_1"), "{step}: {statement}");
+        }
+    }
+    let by_index =
+        [(ATTEMPTS, "attempt_started"), (ATTEMPTS_OF_ENDPOINT, "attempt_endpoint"), (ATTEMPTS_OF_LANE, "PRIMARY")];
+    for (statement, index) in by_index {
+        let steps = plan(&conn, statement);
+        assert!(steps.iter().any(|step| step.starts_with("SEARCH attempt USING") && step.contains(index)), "{steps:?}");
+        // The rows of a page are put in order again.
+        assert!(steps.iter().filter(|step| step.contains("TEMP B-TREE")).count() <= 1, "{steps:?}");
+    }
+}
+
+#[tokio::test]
+async fn f1_a_database_of_format_1_is_migrated() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = folder.path().join("notifier.db");
+    let conn = Connection::open(&db).unwrap();
+    conn.execute_batch(include_str!("schema.sql")).unwrap();
+    conn.execute_batch(
+        "PRAGMA application_id = 0x6a726e6e; PRAGMA user_version = 1;
+         INSERT INTO event VALUES (1, 's', 'e', 't', 1, 1, X'31');
+         INSERT INTO lane (id, endpoint, key, partition, epoch, seq, head, tail, last_at) VALUES (7, 'a', 'k', 0, 0, 1, 2, 1, 1);
+         INSERT INTO message VALUES (7, 1, 0, 1, 1, 'delivered', NULL, 2);
+         INSERT INTO attempt VALUES (7, 1, 1, 1, 1, 200, NULL, X'');",
+    )
+    .unwrap();
+    drop(conn);
+    let (store, _status) = Store::open(&Db::File(db)).unwrap();
+    let of_endpoint = store.attempts(Some("a".to_owned()), None, None, 9).await.unwrap();
+    assert_eq!(of_endpoint.iter().map(|one| one.lane).collect::<Vec<_>>(), [7]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -11,6 +11,7 @@ use super::super::live_log::LiveLog;
 use super::super::uploads::Uploader;
 use super::Engine;
 use crate::handler::Context;
+use crate::handler::context::PublishedLogs;
 use crate::source;
 use journeyman_domain::claim::{CancelCause, ClaimAction, ClaimEvent, LossReason, UploadStatus};
 use journeyman_domain::id::{LocalToken, SourceId};
@@ -177,6 +178,9 @@ impl Engine {
     fn serve_live_log(&mut self, claim: LocalToken) {
         let live = self.calls.claim(claim);
         let (Some(live_logs), Some(task)) = (&self.config.live_logs, &live.task) else { return };
+        if task.published_logs() != PublishedLogs::LiveAndStored {
+            return;
+        }
         let log = task.followed_log();
         let mut live_log = live_logs.serve(log.clone());
         let artifact = live_log.artifact();

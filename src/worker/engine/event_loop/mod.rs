@@ -262,7 +262,7 @@ impl Engine {
 
     fn hand_over(&mut self) {
         if self.hands_over {
-            let is_left = |live: &ClaimRuntime| live.task.as_ref().is_some_and(TaskView::leaves_work);
+            let is_left = |live: &ClaimRuntime| live.task.as_ref().is_some_and(TaskView::is_handed_over);
             let claims = self.calls.claims.iter().filter(|(_, live)| is_left(live)).map(|(claim, _)| *claim);
             self.handle_event(Event::HandOver(claims.collect()));
         }

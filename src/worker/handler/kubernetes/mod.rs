@@ -228,7 +228,9 @@ impl Kubernetes {
         // The worker that made it is gone, and the pod goes on, or has ended and nobody was told how.
         let is_adopted = |pod: &Pod| {
             let is_reported = PodName::launch_of(pod).is_none_or(|(attempt, _)| attempt < reported_runs);
-            name.is_of(pod) || (work.record.launch == 0 && pod.metadata.deletion_timestamp.is_none() && !is_reported)
+            let is_usable =
+                pod.metadata.deletion_timestamp.is_none() && !is_reported && self.is_handed_over(work.payload);
+            name.is_of(pod) || (work.record.launch == 0 && is_usable)
         };
         let own = pods.pop_if(|pod| is_adopted(pod));
         let mut is_earlier_there = false;
@@ -456,8 +458,9 @@ impl StagedHandler for Kubernetes {
         answer(self.remove(&PodName::of(&work), &work).await, work.context)
     }
 
-    fn is_handed_over(&self) -> bool {
-        true
+    /// Files are left in the task directory of a claim, which ends with it.
+    fn is_handed_over(&self, payload: &PodPayload) -> bool {
+        payload.artifacts.is_empty()
     }
 
     fn discard<'a>(&'a self, work: &'a EndedWork) -> Option<HandlerFuture<'a, Result<(), String>>> {

@@ -127,8 +127,19 @@ impl TaskclusterClaim {
     }
 
     async fn store_s3(&self, upload: &Upload, content: FileContent<'_>) -> Result<(), CallError> {
-        let body = json!({ "storageType": "s3", "contentType": content.content_type });
-        let answer: WireS3 = self.create_artifact(upload, body).await?.json()?;
+        let mut body = json!({ "storageType": "s3", "contentType": content.content_type });
+        if self.service.dialect == Dialect::ClaimWork {
+            body["contentLength"] = content.bytes.into();
+        }
+        let created = match self.create_artifact(upload, body.clone()).await {
+            // Services before v96.7 refuse the length of the content.
+            Err(error) if error.refusal == Refusal::Rejected && self.service.dialect == Dialect::ClaimWork => {
+                body.as_object_mut().map(|body| body.remove("contentLength"));
+                self.create_artifact(upload, body).await
+            }
+            created => created,
+        };
+        let answer: WireS3 = created?.json()?;
         let content_type = answer.content_type.unwrap_or_else(|| content.content_type.to_owned());
         let headers = HashMap::from([("content-type".to_owned(), content_type)]);
         self.put_content(upload, content, &answer.put_url, &headers).await.map(drop)

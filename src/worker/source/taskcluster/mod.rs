@@ -40,6 +40,11 @@ use credentials::Swap;
 use journeyman_domain::id::{PriorityQueue, Run, TaskId};
 use wire::WorkerIdentity;
 
+/// Where the host is, as its provider says, in JSON.
+pub const LOCATION_VARIABLE: &str = "TASKCLUSTER_WORKER_LOCATION";
+/// The type of the host, in the words of its provider.
+pub const INSTANCE_TYPE_VARIABLE: &str = "TASKCLUSTER_INSTANCE_TYPE";
+
 /// The limit of the queue before `claimWork`, in bytes.
 const IDENTIFIER_BYTES_MAX_AZURE: usize = 22;
 const IDENTIFIER_BYTES_MAX: usize = 38;
