@@ -92,7 +92,7 @@ pub struct ClaimedRequest {
     /// Its parameters, or why there are none.
     pub params: Result<Vec<u8>, String>,
     /// The job of a build.
-    pub job: Option<FrozenJob>,
+    pub job: Option<Box<FrozenJob>>,
     /// The places of semaphores that were taken for it.
     pub places: Option<Places>,
     /// The right to run it.
@@ -100,7 +100,12 @@ pub struct ClaimedRequest {
 }
 
 enum Start {
-    Started { request: JobRequest, params: Result<Vec<u8>, String>, job: Option<FrozenJob>, places: Option<Places> },
+    Started {
+        request: JobRequest,
+        params: Result<Vec<u8>, String>,
+        job: Option<Box<FrozenJob>>,
+        places: Option<Places>,
+    },
     Settled,
     Waits,
 }
@@ -242,7 +247,7 @@ impl JobQueue {
             self.put(&mut request, "worker_info", info)?;
             if let Some(path) = params.as_ref().ok().and_then(|params| job_ref(params)) {
                 match session.frozen_job(&path).await? {
-                    Ok(frozen) => job = Some(frozen),
+                    Ok(frozen) => job = Some(Box::new(frozen)),
                     Err(error) => params = Err(error),
                 }
             }

@@ -74,11 +74,14 @@ impl<T: Send> Caller for Waiting<T> {
     }
 }
 
+/// The number of a call, when it was sent, and who waits for its answer.
+type InFlight = (i32, boot::Instant, Option<Box<dyn Caller>>);
+
 pub(super) struct Connection {
     output: BytesMut,
     is_unflushed: bool,
     /// The calls in flight, by their numbers.
-    in_flight: VecDeque<(i32, boot::Instant, Option<Box<dyn Caller>>)>,
+    in_flight: VecDeque<InFlight>,
     ping_in_flight: Option<boot::Instant>,
     /// When the last frame was sent that the server has answered.
     proved_at: boot::Instant,

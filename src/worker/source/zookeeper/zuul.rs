@@ -21,7 +21,6 @@ use journeyman_domain::time::Instant;
 use journeyman_platform::host::clock::Clock;
 use journeyman_platform::host::crash_points::crash_point;
 use journeyman_platform::zookeeper::event_queue::{EventQueue, event};
-use journeyman_platform::zookeeper::frozen_job::FrozenJob;
 use journeyman_platform::zookeeper::job_queue::{
     ClaimAttempt, ClaimedRequest, JobError, JobRequest, MERGE_COMPLETED, RequestState, merge_event_kind,
 };
@@ -82,7 +81,7 @@ pub(super) async fn claim(
         FIELDS.iter().filter_map(|key| Some(((*key).to_owned(), claimed.request.json.get(key)?))).collect();
     task.insert("payload".to_owned(), payload);
     task.extend(claimed.job.as_ref().map(|job| ("job".to_owned(), job.json.clone().into())));
-    let seconds = claimed.job.as_ref().and_then(FrozenJob::seconds_max);
+    let seconds = claimed.job.as_ref().and_then(|job| job.seconds_max());
     let deadline = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     let deadline = deadline.map(|length| source.clock.now().plus(length));
     let held = HeldJob {
