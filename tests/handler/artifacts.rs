@@ -174,6 +174,21 @@ fn a_missing_optional_artifact_is_skipped_with_a_message() {
 }
 
 #[test]
+fn b6_the_artifacts_of_a_task_that_removed_or_replaced_its_directory_are_missing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (artifacts, workdir) = (Artifacts::new(), folder.path().join("task"));
+    artifacts.file("public/a", "a").unwrap();
+    artifacts.directory("public/out", "out").unwrap();
+    let reasons = || collect(&artifacts, &workdir).iter().map(reason).collect::<Vec<_>>();
+    assert_eq!(reasons(), [ArtifactErrorReason::Missing; 2]);
+    fs::write(&workdir, "").unwrap();
+    assert_eq!(reasons(), [ArtifactErrorReason::Missing; 2]);
+    fs::remove_file(&workdir).unwrap();
+    symlink("/etc", &workdir).unwrap();
+    assert_eq!(reasons(), [ArtifactErrorReason::Missing; 2]);
+}
+
+#[test]
 fn directories_may_share_a_name_and_a_declared_file_takes_precedence() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["one", "two"] {

@@ -17,6 +17,7 @@
 mod groups;
 mod lanes;
 mod staged;
+mod turns;
 
 use std::time::Duration;
 

@@ -1,7 +1,6 @@
 //! Artifact uploads.
 
 use std::io::Write as _;
-use std::sync::Arc;
 
 use journeyman::source::taskcluster::ArtifactStorage;
 use journeyman::source::{Artifact, ArtifactBody};
@@ -16,7 +15,7 @@ use crate::support::gremlin::{Act, Gremlin, answer, json as say};
 fn file(content: &[u8]) -> ArtifactBody {
     let mut file = tempfile::tempfile().expect("a file can be made");
     file.write_all(content).expect("a file can be written");
-    ArtifactBody::File { file: Arc::new(file), bytes: content.len() as u64, content_type: "text/x; a=\"b\"".into() }
+    ArtifactBody::File { file: file.into(), bytes: content.len() as u64, content_type: "text/x; a=\"b\"".into() }
 }
 
 fn artifact(body: ArtifactBody) -> Artifact {

@@ -63,6 +63,12 @@ pub const LOG_HEAD_BYTES: u64 = 48 << 20;
 pub const LOG_TAIL_BYTES: u64 = 16 << 20;
 /// The longest line that the worker itself writes to a task's log.
 pub const LOG_NOTE_BYTES_MAX: usize = 4 << 10;
+/// Output that waits for the disk before its payload has to wait; of the worker's own lines, twice as much.
+pub const LOG_PENDING_BYTES: u64 = 256 << 10;
+/// Disk space that is allocated ahead for the last lines of a log.
+pub const LOG_RESERVE_BYTES: u64 = 64 << 10;
+/// The last lines that are kept when the disk takes no more, and so much of what came before them.
+pub const LOG_LAST_BYTES: usize = 24 << 10;
 /// Shorter text cannot be distinguished from ordinary text.
 pub const REDACT_SECRET_CHARS_MIN: usize = 6;
 /// The longest text that is searched for in one piece; bounds how much of a log is held back.
@@ -113,6 +119,10 @@ pub const TASK_WAIT_POLL_MAX: Duration = Duration::from_secs(2);
 pub const PROCESS_OUTPUT_DRAIN: Duration = Duration::from_secs(1);
 /// How long processes may take to exit after SIGKILL.
 pub const PROCESS_KILL_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often processes are killed that a handler starts after the deadline of a cancellation.
+pub const PROCESS_KILL_INTERVAL: Duration = Duration::from_secs(1);
+/// A status without its processes is better than none: reading a process may wait for it.
+pub const STATUS_PROCESSES_TIMEOUT: Duration = Duration::from_secs(2);
 pub const PROCESSES_LISTED_MAX: usize = 20;
 /// A payload is killed this long before the cancellation deadline, so that its end is seen in time.
 pub const PROCESS_KILL_MARGIN: Duration = Duration::from_secs(2);

@@ -158,6 +158,8 @@ pub enum Effect {
         /// Slots reserved for it.
         max: u8,
     },
+    /// Have the open poll of a source answered, if no claim is lost by it: another one wants its slots.
+    ClosePoll(SourceId),
     /// List the claims of lost replies.
     Recover {
         source: SourceId,

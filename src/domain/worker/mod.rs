@@ -361,7 +361,7 @@ impl Worker {
         }
         let claims = self.timers.first().map(|timer| timer.at);
         let deletes = self.messages.values().filter_map(|kept| kept.delete_state.due()).min();
-        let polls = if self.may_poll() { self.next_poll() } else { None };
+        let polls = if self.may_poll() { self.next_poll() } else { self.next_closing_at() };
         let way_out = match self.mode {
             Mode::Draining { since } => self.drain_ends_at(since),
             Mode::Releasing { deadline } => deadline.filter(|_| !self.past_deadline),
@@ -369,6 +369,14 @@ impl Worker {
             Mode::Exited => None,
         };
         [claims, deletes, polls, way_out].into_iter().flatten().min()
+    }
+
+    /// A source that could take the slots of an open poll may need another call first.
+    fn next_closing_at(&self) -> Option<Instant> {
+        let is_held = self.is_claiming() && self.sources.iter().any(|source| source.poller.is_long_polling());
+        let calls = self.sources.iter().filter(|source| is_held && source.is_pollable());
+        let calls = calls.filter_map(|source| source.poller.next_slotless_call());
+        calls.chain(self.next_closing().filter(|_| is_held).map(|closing| closing.at)).min()
     }
 
     fn next_poll(&self) -> Option<Instant> {

@@ -18,7 +18,7 @@ const DELIVERY_LIMIT: u32 = 20;
 #[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct PoolConfig {
-    /// Type of the request queues: `classic` queues are kept in memory, `quorum` queues on disk.
+    /// Type of the request queues. A request in a `classic` queue outlives a restart of the broker if its client marks it persistent, one in a `quorum` queue always.
     pub queue_type: QueueType,
     /// Time without demand until a group's queue is unbound. Later requests go to the orphan queue and activate the group again.
     pub unbind_delay: Span,
@@ -255,10 +255,10 @@ impl Serialize for EnvValue {
 #[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum QueueType {
-    /// Classic queues with transient messages. A restart of the broker loses waiting requests.
+    /// Classic queues. A restart of the broker loses waiting requests that are not persistent.
     #[default]
     Classic,
-    /// Quorum queues with persistent messages.
+    /// Quorum queues, which keep every message on disk.
     Quorum,
 }
 

@@ -15,7 +15,8 @@ use journeyman_platform::host::crash_points::crash_point;
 use super::catch_panic::{Panicked, catch_panic};
 use super::claim_runtime::ClaimRuntime;
 use super::event_loop::Engine;
-use crate::handler::{Context, DynHandler, EndedWork};
+use super::task_view::TaskView;
+use crate::handler::{DynHandler, EndedWork};
 use crate::source::Source;
 
 impl Engine {
@@ -25,7 +26,7 @@ impl Engine {
         let work = if live.recovered {
             Some(EndedWork { source: binding.name.clone(), run: live.run.clone(), request: None })
         } else {
-            live.context.as_ref().filter(|context| context.leaves_work()).map(Context::work_name)
+            live.task.as_ref().and_then(TaskView::left_work)
         };
         let (left, Some(work)) = (journal::left_work(end), work) else { return false };
         if left == LeftWork::Kept || binding.handler.discard(&work).is_none() {

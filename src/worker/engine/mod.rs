@@ -35,6 +35,7 @@ pub mod snapshot;
 pub mod status;
 mod storage_health;
 mod task_lookup;
+mod task_view;
 #[doc(hidden)]
 pub mod timeline;
 #[doc(hidden)]
@@ -416,7 +417,7 @@ impl Control {
     ///
     /// Cancel safe.
     pub async fn status(&self) -> Option<WorkerStatus> {
-        Some(self.query(event_loop::Engine::snapshot).await?.with_memory_usage().await)
+        Some(self.query(event_loop::Engine::snapshot).await?.with_processes().await)
     }
 
     /// The log of a held claim, named by `TASK`, `TASK/RUN` or a unique prefix.

@@ -9,9 +9,9 @@ use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use rustix::fs::{Dir, FileType};
+use rustix::io::Errno;
 
 use crate::task::{Artifact, ArtifactBody, ArtifactErrorReason};
 use journeyman_domain::limits::{ARTIFACT_BYTES_MAX, ARTIFACT_DEPTH_MAX, ARTIFACT_MESSAGE_BYTES_MAX, ARTIFACTS_MAX};
@@ -38,6 +38,7 @@ pub enum CollectedArtifact {
 #[derive(Debug)]
 pub struct ArtifactCollector {
     declared: std::vec::IntoIter<ArtifactDeclaration>,
+    /// `None` if the task has removed its directory, and without declarations.
     root: Option<OwnedFd>,
     /// Files and directories of the current declaration, the next one last.
     pending_paths: Vec<PendingPath>,
@@ -78,7 +79,11 @@ type PathError = (ArtifactErrorReason, String);
 
 impl ArtifactCollector {
     pub(super) fn new(list: Vec<ArtifactDeclaration>, workdir: &Path) -> io::Result<Self> {
-        let root = (!list.is_empty()).then(|| safe_open::open_root(workdir)).transpose()?;
+        let root = match (!list.is_empty()).then(|| safe_open::open_root(workdir)).transpose() {
+            // The task may do with its directory what it wants; its artifacts are missing then.
+            Err(error) if safe_open::is_of_path(&error) => None,
+            opened => opened?,
+        };
         // A declared file takes precedence over a file of the same name in a declared directory.
         let is_file = |declaration: &&ArtifactDeclaration| matches!(declaration.kind, ArtifactKind::File { .. });
         let used_names = list.iter().filter(is_file).map(|declaration| declaration.name.clone()).collect();
@@ -103,7 +108,7 @@ impl ArtifactCollector {
     }
 
     fn open_path(&self, entry: &PendingPath) -> io::Result<(File, FileType)> {
-        let root = self.root.as_ref().ok_or_else(|| io::Error::other("the task directory is not open"))?;
+        let root = self.root.as_ref().ok_or(Errno::NOENT)?;
         let file = File::from(safe_open::open(root.as_fd(), &entry.path)?);
         let kind = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
         Ok((file, kind))
@@ -125,7 +130,7 @@ impl ArtifactCollector {
         }
         let PendingPath { name, path, content_type, expires, optionality, .. } = entry;
         let content_type = content_type.unwrap_or_else(|| artifact::guess_content_type(&path));
-        let body = ArtifactBody::File { file: Arc::new(file), bytes, content_type };
+        let body = ArtifactBody::File { file: file.into(), bytes, content_type };
         CollectedArtifact::Found(Artifact { name, expires, body }, optionality)
     }
 

@@ -25,6 +25,7 @@ use journeyman_platform::redact;
 
 use super::EndedWork;
 use super::artifact::Artifacts;
+use super::artifact_collector::ArtifactCollector;
 use super::log::{LogLimits, TaskLog};
 
 /// The lease that a handler sees without a claim.
@@ -215,13 +216,19 @@ impl Context {
     pub(crate) fn clean_up(self) -> io::Result<()> {
         let dir = self.remove_folder();
         let keeps_log = self.log().is_empty() || self.log().verify_work_dir().is_err();
-        let log = if keeps_log { Ok(()) } else { self.log().remove() };
+        let log = if keeps_log { Ok(()) } else { self.log().discard() };
         dir.and(log)
     }
 
     /// Removes what the task directory contains besides declared artifacts. Blocks.
     pub(crate) fn remove_all_but_artifacts(&self) -> io::Result<()> {
         self.log().verify_work_dir().map_or(Ok(()), |()| self.remove_all_but(&self.artifacts().paths()))
+    }
+
+    /// Opens the declared artifacts one after the other. Blocks.
+    pub(crate) fn collect_artifacts(&self) -> io::Result<ArtifactCollector> {
+        self.log().verify_work_dir()?;
+        self.artifacts().collect(self.workdir())
     }
 
     /// Removes the task directory, as [`Context::clean_up`] does.

@@ -249,6 +249,8 @@ impl MessageReader<'_> {
             }
             is_too_long = is_cut;
             line.clear();
+            // Steps are lines in the log.
+            self.context.log().ready().await;
             // A program that writes without pause would keep the worker from stopping it.
             tokio::task::yield_now().await;
         }

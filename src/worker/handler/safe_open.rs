@@ -41,6 +41,12 @@ pub fn open(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
     directory.ok_or_else(|| Errno::INVAL.into())
 }
 
+/// Whether there is no such file, or another kind of file in its place.
+pub(super) fn is_of_path(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw_os_error);
+    matches!(errno, Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP))
+}
+
 /// Why [`open`] failed.
 #[must_use]
 pub fn classify_error(error: &io::Error) -> (ArtifactErrorReason, String) {

@@ -11,7 +11,6 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::sync::{Semaphore, mpsc, watch};
 
-use crate::handler::Context;
 use crate::handler::sidecar::{SidecarContext, SidecarStatus};
 use crate::source::{CallError, SourceEvent};
 use journeyman_domain::claim::{ClaimEvent, LossReason};
@@ -39,6 +38,7 @@ use super::restart_recovery::{self, PreviousProcess};
 use super::running_calls::RunningCalls;
 use super::sidecars::Sidecars;
 use super::status::Note;
+use super::task_view::TaskView;
 use super::{ClaimingState, Command, Control, ControlRequest, SourceBinding, Worker, WorkerConfig};
 
 pub(super) use journaling::ClaimJournal;
@@ -262,7 +262,7 @@ impl Engine {
 
     fn hand_over(&mut self) {
         if self.hands_over {
-            let is_left = |live: &ClaimRuntime| live.context.as_ref().is_some_and(Context::is_handed_over);
+            let is_left = |live: &ClaimRuntime| live.task.as_ref().is_some_and(TaskView::is_handed_over);
             let claims = self.calls.claims.iter().filter(|(_, live)| is_left(live)).map(|(claim, _)| *claim);
             self.handle_event(Event::HandOver(claims.collect()));
         }

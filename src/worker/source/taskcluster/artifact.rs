@@ -5,7 +5,6 @@
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +24,7 @@ use super::transport::{ApiRequest, ApiResponse, FailedCall, encode_segment, read
 use super::wire::WireCredentials;
 use super::{ArtifactStorage, Dialect};
 use crate::source::{Artifact, ArtifactBody, CallError};
-use crate::task::ArtifactErrorReason;
+use crate::task::{ArtifactErrorReason, TaskFile};
 use journeyman_domain::id::Run;
 use journeyman_domain::limits::{ARTIFACT_BYTES_PER_SECOND_MIN, ARTIFACT_CHUNK_BYTES, ARTIFACT_TRANSFER_TIMEOUT_MAX};
 use journeyman_domain::refusal::Refusal;
@@ -33,7 +32,7 @@ use journeyman_domain::refusal::Refusal;
 /// The first `bytes` of a file.
 #[derive(Clone, Copy)]
 struct FileContent<'a> {
-    file: &'a Arc<File>,
+    file: &'a TaskFile,
     bytes: u64,
     content_type: &'a str,
 }
@@ -278,7 +277,7 @@ async fn read_chunk(content: FileContent<'_>, at: u64) -> Result<Vec<u8>, String
     let remaining = content.bytes - at;
     let wanted =
         usize::try_from(remaining).map_or(ARTIFACT_CHUNK_BYTES, |remaining| remaining.min(ARTIFACT_CHUNK_BYTES));
-    let file = Arc::clone(content.file);
+    let file = content.file.clone();
     let read = tokio::task::spawn_blocking(move || {
         let mut chunk = vec![0; wanted];
         let read = file.read_at(&mut chunk, at)?;

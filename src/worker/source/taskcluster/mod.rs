@@ -25,7 +25,6 @@ pub use transport::{Api, ApiConfig, InvalidConfig, RereadCredentials, Timeouts};
 use jiff::Timestamp;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use tokio::sync::Notify;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,7 +32,8 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use crate::source::{
-    Capabilities, Grant, Message, MessageQueue, OpenResult, PollBatch, Recovery, RecoveryBatch, Source, SourceFuture,
+    Capabilities, Grant, Message, MessageQueue, OpenResult, PauseSwitch, PollBatch, Recovery, RecoveryBatch, Source,
+    SourceFuture,
 };
 use azure::SignedQueues;
 use credentials::Swap;
@@ -93,8 +93,7 @@ pub struct Taskcluster {
     quarantine: Mutex<QuarantineCheck>,
     /// A listing of this worker's claims has succeeded.
     lists_claims: AtomicBool,
-    /// Signalled when no claims are wanted.
-    unwanted: Notify,
+    pause: PauseSwitch,
 }
 
 /// What the source shares with its claims.
@@ -145,7 +144,7 @@ impl Taskcluster {
             signed_queues: Swap::new(SignedQueues::default()),
             quarantine: Mutex::default(),
             lists_claims: AtomicBool::new(false),
-            unwanted: Notify::new(),
+            pause: PauseSwitch::new(),
         })
     }
 
@@ -227,7 +226,11 @@ impl Source for Taskcluster {
     }
 
     fn pause(&self) {
-        self.unwanted.notify_waiters();
+        self.pause.set(true);
+    }
+
+    fn resume(&self) {
+        self.pause.set(false);
     }
 }
 
