@@ -14,9 +14,9 @@ channel = connection.channel()
 try:
     channel.queue_declare(queue, passive=True)
 except pika.exceptions.ChannelClosedByBroker:
-    # Usually done by a controller.
+    # Usually done by a controller. RabbitMQ 4.3 refuses a queue that is not durable.
     channel = connection.channel()
-    channel.queue_declare(queue)
+    channel.queue_declare(queue, durable=True)
 correlation_id = str(uuid.uuid4())
 
 

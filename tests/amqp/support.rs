@@ -22,6 +22,7 @@ use journeyman_platform::amqp::lapin::{BasicProperties, Channel, Confirmation, C
 use journeyman_platform::amqp::{self, headers};
 use tokio::sync::mpsc;
 
+use crate::support::broker::is_newer;
 use crate::support::scripted::{self, Scripted};
 use crate::support::wire::Wire;
 
@@ -48,7 +49,7 @@ pub(crate) fn broker(uri: &str) -> amqp::Broker {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// osrdyne declares it so: classic, not durable.
+    /// osrdyne declares it so: classic, and not durable where the broker permits it.
     Transient,
     Durable,
     Quorum,
@@ -139,7 +140,8 @@ impl Client {
         queue: &str,
         arguments: impl IntoIterator<Item = (&'static str, AMQPValue)>,
     ) {
-        let options = QueueDeclareOptions { durable: kind != Kind::Transient, ..QueueDeclareOptions::default() };
+        let durable = kind != Kind::Transient || is_newer();
+        let options = QueueDeclareOptions { durable, ..QueueDeclareOptions::default() };
         let declaring = self.channel.queue_declare(queue.into(), options, amqp::header_table(arguments));
         declaring.await.expect("the queue is declared");
     }

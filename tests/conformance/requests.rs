@@ -53,7 +53,7 @@ impl Rig for Requests {
             let queue = format!("jm-test-{}", uuid::Uuid::new_v4().simple());
             let connection = broker.connect("conformance").await.expect("the broker lets us in");
             let channel = connection.create_channel().await.expect("a channel");
-            let options = QueueDeclareOptions { auto_delete: true, ..QueueDeclareOptions::default() };
+            let options = QueueDeclareOptions { durable: true, auto_delete: true, ..QueueDeclareOptions::default() };
             let none = FieldTable::default;
             channel.queue_declare(queue.as_str().into(), options, none()).await.expect("a queue");
             let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };

@@ -2,14 +2,15 @@
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
 
 use journeyman_domain::id::TaskId;
 use serde_json::{Value, json};
 use tokio::process::{Child, Command};
 
 use crate::support::cluster::{Cluster, Fault, How, NAMESPACE};
-use crate::support::task_queue::{CLIENT_ID, TOKEN, TaskQueue};
+use crate::support::task_queue::{CLIENT_ID, TOKEN, TaskQueue, states};
 
 const QUEUE: &str = "test/pods";
 
@@ -56,6 +57,11 @@ impl Place {
     async fn log(&self, task: &TaskId, run: u32) -> String {
         String::from_utf8(self.queue.content(task, run, "public/logs/live_backing.log").await).expect("text")
     }
+}
+
+async fn end(worker: &mut Child) -> ExitStatus {
+    let ended = tokio::time::timeout(Duration::from_secs(60), worker.wait()).await;
+    ended.expect("it ends in time").expect("it is waited for")
 }
 
 fn name(pod: &Value) -> &str {
@@ -121,7 +127,7 @@ async fn killed_at(point: &str, count: usize) {
         run(&place.cluster, name(&pod));
         place.cluster.terminate(name(&pod), "task", 0, "Completed");
     }
-    assert_eq!(worker.wait().await.expect("it ends").signal(), Some(9), "killed at {point}");
+    assert_eq!(end(&mut worker).await.signal(), Some(9), "killed at {point}");
     assert!(!place.cluster.pods().is_empty(), "{point}");
     let _worker = place.worker();
     for task in &tasks {
@@ -172,6 +178,23 @@ async fn e3_a_task_that_was_canceled_while_its_worker_was_dead_loses_its_pod_at_
     place.cluster.terminate(name(&left), "task", 0, "Completed");
     assert_eq!(place.queue.resolved(&kept).await["state"], "completed");
     assert_eq!(place.cluster.count_calls("create", "pods"), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn e6_a_worker_that_gets_term_leaves_its_pods_to_the_next_one() {
+    let place = Place::new().await;
+    let task = place.create("tool:1").await;
+    let mut worker = place.worker();
+    let pod = place.cluster.wait_for_pod(|_| true).await;
+    run(&place.cluster, name(&pod));
+    let pid = worker.id().and_then(|pid| rustix::process::Pid::from_raw(pid.cast_signed())).expect("it runs");
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is signalled");
+    assert_eq!(end(&mut worker).await.code(), Some(0));
+    assert_eq!(states(&place.queue.status(&task).await), ["exception/worker-shutdown", "pending"]);
+    let _worker = place.worker();
+    place.cluster.terminate(name(&pod), "task", 0, "Completed");
+    assert_eq!(place.queue.resolved(&task).await["state"], "completed");
+    assert_eq!(place.cluster.count_calls("create", "pods"), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

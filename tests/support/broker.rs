@@ -97,6 +97,11 @@ pub(crate) fn shared() -> Option<String> {
     needs("JOURNEYMAN_TEST_AMQP")
 }
 
+/// Whether it is the newer release of tests/support/rabbitmq, which permits no transient queue.
+pub(crate) fn is_newer() -> bool {
+    std::env::var_os("JOURNEYMAN_TEST_RABBITMQ_ROOT").is_some_and(|root| !root.is_empty())
+}
+
 /// The address of another vhost of a broker.
 pub(crate) fn in_vhost(uri: &str, vhost: &str) -> String {
     format!("{}/{vhost}", uri.rsplit_once('/').expect("an address with a vhost").0)

@@ -1,8 +1,8 @@
-//! A TCP connection that goes wrong when it is told to: what it carries is cut, held up or half closed.
+//! A TCP connection that goes wrong when it is told to: what it carries is cut, held up, half closed or refused.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -39,6 +39,7 @@ pub(crate) struct Wire {
     /// Grows with each cut.
     cuts: watch::Sender<u64>,
     carried: Arc<AtomicU64>,
+    refused: Arc<OnceLock<String>>,
     _tasks: JoinSet<()>,
 }
 
@@ -51,16 +52,19 @@ impl Wire {
         let carried = Arc::new(AtomicU64::new(0));
         let mut tasks = JoinSet::new();
         let (modes, cut, target, count) = (ways.clone(), cuts.clone(), target.to_owned(), Arc::clone(&carried));
+        let refused = Arc::new(OnceLock::new());
+        let name = Arc::clone(&refused);
         tasks.spawn(async move {
             let mut open = JoinSet::new();
             while let Ok((near, _)) = listener.accept().await {
                 while open.try_join_next().is_some() {}
                 let Ok(far) = TcpStream::connect(&target).await else { continue };
-                let line = Line { number: count.fetch_add(1, Ordering::Relaxed), ways: modes.subscribe() };
+                let number = count.fetch_add(1, Ordering::Relaxed);
+                let line = Line { number, ways: modes.subscribe(), refused: Arc::clone(&name) };
                 open.spawn(carry(near, far, line, cut.subscribe()));
             }
         });
-        Self { address, ways, cuts, carried, _tasks: tasks }
+        Self { address, ways, cuts, carried, refused, _tasks: tasks }
     }
 
     /// Its own address.
@@ -96,6 +100,11 @@ impl Wire {
         self.ways.send_modify(|ways| ways.stranded = Some((made, way)));
     }
 
+    /// Closes each connection on which a client names this, as a broker does that does not allow it.
+    pub(crate) fn refuse(&self, name: &str) {
+        self.refused.set(name.to_owned()).expect("one name");
+    }
+
     pub(crate) fn cut(&self) {
         self.cuts.send_modify(|cuts| *cuts += 1);
     }
@@ -106,6 +115,7 @@ impl Wire {
 struct Line {
     number: u64,
     ways: watch::Receiver<Ways>,
+    refused: Arc<OnceLock<String>>,
 }
 
 impl Line {
@@ -122,11 +132,17 @@ async fn carry(near: TcpStream, far: TcpStream, line: Line, mut cuts: watch::Rec
         stream.set_zero_linger().expect("an open socket");
         stream.set_nodelay(true).expect("an open socket");
     }
-    let (near_in, mut near_out) = near.into_split();
-    let (far_in, mut far_out) = far.into_split();
+    let (mut near_in, mut near_out) = near.into_split();
+    let (mut far_in, mut far_out) = far.into_split();
     tokio::select! {
-        () = pass(near_in, &mut far_out, line.clone(), Side::FromWorker) => return,
-        () = pass(far_in, &mut near_out, line, Side::FromBroker) => return,
+        is_refused = pass(&mut near_in, &mut far_out, line.clone(), Side::FromWorker) => {
+            if is_refused {
+                near_out.write_all(&internal_error()).await.ok();
+                tokio::io::copy(&mut near_in, &mut tokio::io::sink()).await.ok();
+            }
+            return;
+        }
+        _ = pass(&mut far_in, &mut near_out, line, Side::FromBroker) => return,
         _ = cuts.changed() => {}
     }
     // A half that is dropped closes in order, before the reset.
@@ -140,15 +156,29 @@ enum Side {
     FromBroker,
 }
 
+/// The frame `connection.close` with the reply code 541.
+fn internal_error() -> Vec<u8> {
+    let text = b"INTERNAL_ERROR - not permitted";
+    let body =
+        [&[0, 10, 0, 50, 2, 29, u8::try_from(text.len()).expect("it is short")], &text[..], &[0, 50, 0, 10]].concat();
+    let size = u32::try_from(body.len()).expect("it is short").to_be_bytes();
+    [&[1, 0, 0], &size[..], &body, &[0xce]].concat()
+}
+
+/// Whether it ended because of what is refused.
 async fn pass(
-    mut from: tokio::net::tcp::OwnedReadHalf,
+    from: &mut tokio::net::tcp::OwnedReadHalf,
     to: &mut tokio::net::tcp::OwnedWriteHalf,
     mut line: Line,
     side: Side,
-) {
+) -> bool {
     let mut piece = vec![0; 16 << 10];
     loop {
-        let Ok(read @ 1..) = from.read(&mut piece).await else { return };
+        let Ok(read @ 1..) = from.read(&mut piece).await else { return false };
+        let names = |name: &String| piece[..read].windows(name.len()).any(|part| part == name.as_bytes());
+        if side == Side::FromWorker && line.refused.get().is_some_and(names) {
+            return true;
+        }
         loop {
             match line.way() {
                 Way::Carry => break,
@@ -160,13 +190,13 @@ async fn pass(
                 Way::Unanswered if side == Side::FromWorker => break,
                 Way::Stall | Way::HalfOpen | Way::Unanswered => {
                     if line.ways.changed().await.is_err() {
-                        return;
+                        return false;
                     }
                 }
             }
         }
         if to.write_all(&piece[..read]).await.is_err() {
-            return;
+            return false;
         }
     }
 }

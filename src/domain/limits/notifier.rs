@@ -6,12 +6,20 @@ use core::time::Duration;
 pub const NOTIFIER_NAME_BYTES_MAX: usize = 255;
 /// The bytes of the data of one event.
 pub const NOTIFIER_DATA_BYTES_MAX: usize = 256 * 1024;
+/// The bytes of the body of a Mistral's notification.
+pub const NOTIFIER_MISTRAL_BODY_BYTES_MAX: usize = 1024 * 1024;
+/// How deep the data of an event nests: with what is around it, as deep as .NET parses.
+pub const NOTIFIER_NESTING_MAX: usize = 62;
 /// The bytes of one call.
 pub const NOTIFIER_BODY_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// Events of one call.
 pub const NOTIFIER_BATCH_MAX: usize = 1_000;
-/// Bodies that are stored at once. Beyond it, a caller is asked to come later.
-pub const NOTIFIER_CALLS_MAX: usize = 1_024;
+/// The bytes of the other calls, which are not about events.
+pub const NOTIFIER_SMALL_BODY_BYTES_MAX: usize = 64 * 1024;
+/// Bytes of events in memory that are not stored yet. Beyond it, a caller is asked to come later.
+pub const NOTIFIER_BODIES_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// Beyond it, an idle connection is closed.
+pub const NOTIFIER_CONNECTIONS_MAX: usize = 1_024;
 /// Due lanes of one endpoint in memory; the others stay in the store.
 pub const NOTIFIER_LANES_WAITING_MAX: usize = 512;
 /// Attempts under way.
@@ -38,6 +46,8 @@ pub const NOTIFY_OUTBOX_ROWS_MAX: i64 = 1_000_000;
 pub const NOTIFIER_LISTEN_LANES_MAX: usize = 100_000;
 /// How often the store is asked for due lanes that nothing has announced.
 pub const NOTIFIER_REFILL_INTERVAL: Duration = Duration::from_secs(30);
+/// The longest pause between attempts that a publisher sets, in seconds.
+pub const NOTIFIER_RETRY_SECONDS_MAX: f64 = 86_400.0;
 /// The pause after an error of the store.
 pub const NOTIFIER_STORE_RETRY: Duration = Duration::from_secs(1);
 /// Attempts that are under way may end when the notifier stops.

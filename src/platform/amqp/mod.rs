@@ -31,7 +31,9 @@ use journeyman_domain::refusal::{CallError, Refusal};
 
 pub use lapin;
 pub use short_string::{NameTooLong, to_short_string, to_short_string_or_none};
-pub use topology::{bind_queue, declare_exchange, declare_own_queue, declare_queue, find_exchange, find_queue};
+pub use topology::{
+    bind_queue, declare_exchange, declare_own_queue, declare_queue, find_exchange, find_queue, find_queue_on,
+};
 pub use utf8_sanitizer::REPLACEMENT_CHAR;
 
 /// Reads the address of a broker again; `None` if it cannot be read.
@@ -277,8 +279,10 @@ pub const ACCESS_REFUSED: u16 = 403;
 pub const NOT_FOUND: u16 = 404;
 /// Reply code: an exclusive queue of another connection.
 pub const RESOURCE_LOCKED: u16 = 405;
-/// Reply code: it exists with other arguments, or is in use.
+/// Reply code: it exists with other arguments, is in use, or a limit is reached.
 pub const PRECONDITION_FAILED: u16 = 406;
+/// Reply codes with which the broker closes a connection because of a call that it does not allow or implement.
+pub const CALL_CLOSES_CONNECTION: [u16; 3] = [530, 540, 541];
 
 /// The broker's reply code and text, or lapin's own text.
 pub fn error_text(error: &lapin::Error) -> String {

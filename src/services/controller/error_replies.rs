@@ -43,6 +43,10 @@ impl DeadLetterReason {
         Self::new("no-queue", "the queue of its key could not be declared, or confirmed nothing, in time".to_owned())
     }
 
+    pub(super) fn for_refused_queue(why: &str) -> Self {
+        Self::new("no-queue", format!("the broker refuses to declare the queue of its key: {why}"))
+    }
+
     pub(super) fn full_queue() -> Self {
         Self::new("maxlen", QUEUE_FULL.to_owned())
     }

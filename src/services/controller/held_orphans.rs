@@ -39,6 +39,8 @@ impl HeldOrphan {
 #[derive(Default)]
 pub(super) struct HeldOrphans {
     held: BTreeMap<Key, Vec<HeldOrphan>>,
+    /// Why the broker refuses the queue of a key.
+    refusals: BTreeMap<Key, String>,
     /// Forwarded requests that the broker has not confirmed.
     unconfirmed: BTreeMap<Key, usize>,
     pub(super) rejects: Vec<RejectedOrphan>,
@@ -68,7 +70,24 @@ impl HeldOrphans {
             pool.handle(Event::Unroutable(key.clone()), now);
         }
         pool.handle(Event::demand(key.clone()), now);
+        if let Some(why) = self.refusals.get(&key) {
+            let reason = DeadLetterReason::for_refused_queue(why);
+            return self.reject(delivery, reason);
+        }
         self.held.entry(key).or_default().push(HeldOrphan::new(delivery, now));
+    }
+
+    pub(super) fn refusal(&self, key: &Key) -> Option<&str> {
+        self.refusals.get(key).map(String::as_str)
+    }
+
+    /// Answers the requests of a key whose queue the broker refuses.
+    pub(super) fn set_refusal(&mut self, key: &Key, refusal: Option<String>) {
+        let Some(why) = refusal else { return drop(self.refusals.remove(key)) };
+        for request in self.held.remove(key).into_iter().flatten() {
+            self.reject(request.delivery, DeadLetterReason::for_refused_queue(&why));
+        }
+        self.refusals.insert(key.clone(), why);
     }
 
     fn reject(&mut self, delivery: Delivery, reason: DeadLetterReason) {

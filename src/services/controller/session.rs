@@ -53,7 +53,7 @@ pub(super) struct SessionState {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct DepthSample {
     pub(super) ready: u32,
-    at: Instant,
+    pub(super) at: Instant,
 }
 
 enum SessionEvent {
@@ -129,11 +129,13 @@ async fn run_active(
     for demand in &settings.demands {
         tasks.push(Box::pin(external_demand::poll_demand(demand, &events)));
     }
-    let mut jobs = QueueJobs::new(topology);
+    let mut jobs = QueueJobs::new(topology, settings);
     let mut forwarding = FuturesUnordered::new();
 
     controller.pool.handle(Event::Connected, clock.now());
-    let known_keys = controller.workers.load_known_keys();
+    let loading = controller.workers.load_known_keys();
+    let known_keys = controller.run_while(loading).await;
+    controller.workers.on_known_keys_loaded(known_keys.clone());
     for key in controller.workers.counts(&known_keys).into_keys() {
         controller.pool.handle(Event::demand(key), clock.now());
     }
@@ -147,7 +149,7 @@ async fn run_active(
         tokio::select! {
             biased;
             // External input comes last: a flood must not delay work in progress.
-            Some(finished) = jobs.next() => controller.on_queue_job(finished?),
+            Some(finished) = jobs.next() => controller.on_queue_job(finished),
             Some(forwarded) = forwarding.next() => {
                 let more = std::iter::from_fn(|| forwarding.next().now_or_never().flatten());
                 let results = std::iter::once(forwarded).chain(more).collect();
@@ -231,14 +233,14 @@ async fn poll_policies(
 
 impl Controller {
     fn on_queue_job(&mut self, finished: QueueJobResult) {
-        let (QueueJobResult { key, job, result }, now) = (finished, self.clock.now());
-        let result = result.unwrap_or_else(|why| {
+        let (QueueJobResult { key, job, result, error }, now) = (finished, self.clock.now());
+        if let Some(why) = &error {
             self.counters.lock().values.queue_operation_failures += u64::from(job != QueueJob::Depth);
             self.record_error(format!("queue operation for key {key}: {why}"));
-            StepResult::Failed
-        });
+        }
         match (job, result) {
             (QueueJob::Step(step), result) => {
+                self.session.held.set_refusal(&key, error.filter(|_| result == StepResult::Refused));
                 // First, so that a group with held requests is not released in the moment its queue is bound.
                 if self.session.held.contains(&key) {
                     self.pool.handle(Event::demand(key.clone()), now);
@@ -254,7 +256,7 @@ impl Controller {
                 self.session.depths.insert(key, DepthSample { ready, at: now });
             }
             (QueueJob::Depth, StepResult::NotFound) => self.pool.handle(Event::Unroutable(key), now),
-            (QueueJob::Depth, StepResult::Failed) => {
+            (QueueJob::Depth, StepResult::Failed | StepResult::Refused) => {
                 self.session.depth_backoff.insert(key, now.plus(CONTROLLER_QUEUE_CHECK_RETRY_DELAY));
             }
             (QueueJob::Depth, StepResult::Done) => {}
@@ -284,7 +286,7 @@ impl Controller {
         }
     }
 
-    fn on_tick(&mut self) {
+    pub(super) fn on_tick(&mut self) {
         let now = self.clock.now();
         self.overrides.expire(now);
         for key in self.overrides.keys_with_minimum() {

@@ -29,7 +29,10 @@ impl Controller {
             role: self.role,
             seconds_in_role: seconds(now.since(self.role_since)),
             broker: BrokerStatus {
-                address: self.config.broker.display_url().to_owned(),
+                address: match self.config.zookeeper() {
+                    Some(connect) => format!("ZooKeeper at {}", connect.servers),
+                    None => self.config.broker.display_url().to_owned(),
+                },
                 error: lost,
                 consecutive_failures: self.retry.failures(),
             },
@@ -76,7 +79,10 @@ impl Controller {
             worker_list: workers,
             wanted: decision.map(|decision| decision.desired),
             reasons: decision.iter().flat_map(|decision| &decision.reasons).map(ToString::to_string).collect(),
-            waiting_for: self.pool.wait_of(key).map(|wait| wait.to_string()),
+            waiting_for: self.pool.wait_of(key).map(|wait| match self.session.held.refusal(key) {
+                Some(why) => format!("{wait}: {why}"),
+                None => wait.to_string(),
+            }),
             restart_backoff_seconds: restarts.map(|row| row.not_before()).filter(|at| *at > now).map(until),
             paused: self.overrides.pause_of(key).map(|pause| pause_status(pause, now)),
             scale_override: self.overrides.scale_of(key).map(|numbers| ScaleStatus {

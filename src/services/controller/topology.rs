@@ -1,6 +1,6 @@
 //! Declares, adopts and deletes exchanges and queues.
 
-use lapin::options::{ExchangeDeclareOptions, QueueDeclareOptions, QueueDeleteOptions};
+use lapin::options::{ExchangeDeclareOptions, QueueDeleteOptions};
 use lapin::protocol::constants::REPLY_SUCCESS;
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Channel, Connection, ExchangeKind};
@@ -53,9 +53,8 @@ impl Topology<'_> {
         }
         // Durable, so that requests survive while no controller runs.
         // Not quorum, which would drop what is fetched and returned too often.
-        let classic = amqp::header_table([("x-queue-type", text_value("classic"))]);
         for name in [names.orphan_queue(), names.dead_letter_queue(), names.poison_queue()] {
-            amqp::declare_queue(channel, &name, classic.clone()).await?;
+            amqp::declare_queue(channel, &name, FieldTable::default()).await?;
         }
         // Old reports are worthless.
         amqp::declare_own_queue(channel, &names.activity_queue()).await?;
@@ -161,20 +160,21 @@ impl Topology<'_> {
         };
         number("x-message-ttl", message_ttl_ms(self.settings));
         number("x-max-length", self.settings.max_length);
-        let durable = self.settings.queue_type == QueueType::Quorum;
-        if durable {
+        if self.settings.queue_type == QueueType::Quorum {
             number("x-delivery-limit", self.settings.delivery_limit());
             arguments.insert("x-queue-type".into(), text_value("quorum"));
         }
-        let options = QueueDeclareOptions { durable, ..QueueDeclareOptions::default() };
-        channel.queue_declare(queue.into(), options, arguments).await.map(drop)
+        amqp::declare_queue(channel, queue, arguments).await.map(drop)
     }
 
-    /// Binds a queue that exists with other arguments.
+    /// Binds a queue that exists with other arguments; [`StepResult::NotFound`] if there is none.
     pub(super) async fn adopt_queue(self, channel: &Channel, key: &Key) -> lapin::Result<StepResult> {
         let Some(queue) = self.names.request_queue(key) else { return Ok(StepResult::NotFound) };
-        inspect_queue(channel, &queue).await?;
-        self.bind(channel, key, &queue).await
+        match inspect_queue(channel, &queue).await {
+            Err(error) if amqp::reply_code(&error) == Some(amqp::NOT_FOUND) => Ok(StepResult::NotFound),
+            Err(error) => Err(error),
+            Ok(_) => self.bind(channel, key, &queue).await,
+        }
     }
 
     async fn bind(self, channel: &Channel, key: &Key, queue: &str) -> lapin::Result<StepResult> {
@@ -186,7 +186,6 @@ impl Topology<'_> {
 }
 
 async fn inspect_queue(channel: &Channel, queue: &str) -> lapin::Result<StepResult> {
-    let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
-    let queue = channel.queue_declare(queue.into(), options, FieldTable::default()).await?;
+    let queue = amqp::find_queue_on(channel, queue.into()).await?;
     Ok(StepResult::Contents { ready: queue.message_count(), consumers: queue.consumer_count() })
 }

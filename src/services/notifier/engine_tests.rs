@@ -102,9 +102,11 @@ async fn f3_a_result_that_cannot_be_stored_is_kept_and_no_attempt_begins_until_o
     engine.on_sent(next, *sent);
     let mut commit = None;
     while !engine.tasks.is_empty() {
-        match engine.step().await {
-            Step::Committed { commit: one, .. } => commit = Some(one),
-            other => engine.on_step(other),
+        let step = engine.step().await;
+        if let Step::Committed { commit: one, .. } = step {
+            commit = Some(one);
+        } else {
+            engine.on_step(step);
         }
     }
     let commit = commit.unwrap();

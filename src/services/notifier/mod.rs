@@ -49,9 +49,8 @@ pub use self::store::{AttemptRow, LaneRow};
 use self::store::{Postgres, PostgresError, Store, StoreFailure};
 use journeyman_domain::lane::dispatcher::AttemptLimits;
 use journeyman_domain::limits::{
-    HTTP_CONNECTIONS_MAX, HTTP_HEAD_TIMEOUT, NOTIFIER_ATTEMPTS_MAX, NOTIFIER_ATTEMPTS_PER_ENDPOINT,
-    NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX, NOTIFIER_LEASE_END_TIMEOUT, NOTIFIER_STOP_TIMEOUT, NOTIFIER_UPKEEP_INTERVAL,
-    NOTIFIER_UPKEEP_PAUSE,
+    NOTIFIER_ATTEMPTS_MAX, NOTIFIER_ATTEMPTS_PER_ENDPOINT, NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX, NOTIFIER_CONNECTIONS_MAX,
+    NOTIFIER_LEASE_END_TIMEOUT, NOTIFIER_STOP_TIMEOUT, NOTIFIER_UPKEEP_INTERVAL, NOTIFIER_UPKEEP_PAUSE,
 };
 use journeyman_domain::staged::Stamp;
 use journeyman_platform::host::clock::stamp;
@@ -175,12 +174,7 @@ impl Notifier {
     /// Fails if the database fails.
     pub async fn run(self, stop: CancellationToken) -> Result<(), NotifierError> {
         let Self { engine, api, amqp, mistral, outbox, intake, listener, store, retention, mut status } = self;
-        let limits = Limits {
-            connections_max: HTTP_CONNECTIONS_MAX,
-            connections_per_peer_max: HTTP_CONNECTIONS_MAX,
-            head_timeout: HTTP_HEAD_TIMEOUT,
-            connection_age_max: None,
-        };
+        let limits = Limits::for_connections(NOTIFIER_CONNECTIONS_MAX);
         let serving = http::serve_until(listener, api.routes(), limits, SocketAddr::ip, stop.clone());
         let mut tasks = JoinSet::new();
         tasks.spawn(supervised("a notifier's engine", engine.run(stop.clone())));

@@ -63,6 +63,9 @@ pub struct EndpointSettings {
     pub on_exhausted: OnExhausted,
     #[serde(default = "timeout_seconds")]
     pub timeout_seconds: u64,
+    /// The pause between attempts, in place of pauses that grow.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retry_seconds: Option<u64>,
 }
 
 const fn timeout_seconds() -> u64 {
@@ -99,12 +102,15 @@ impl EndpointSettings {
         if timeout.is_zero() || timeout > WEBHOOK_TIMEOUT_MAX {
             return Err(invalid("timeout_seconds", &format!("expected 1 to {}", WEBHOOK_TIMEOUT_MAX.as_secs())));
         }
+        let built_in = RetryPolicy::default();
+        let waits = self.retry_seconds.map(|seconds| [Duration::from_secs(seconds.max(1))].into());
+        let waits = waits.unwrap_or(built_in.waits);
         let endpoint = Endpoint {
             url: url.parts().clone(),
             headers,
             keys: keys.map_err(|error| invalid("keys", &error))?.into(),
             timeout,
-            retry: RetryPolicy { on_exhausted: self.on_exhausted, ..RetryPolicy::default() },
+            retry: RetryPolicy { waits, on_exhausted: self.on_exhausted, ..built_in },
             format: self.format,
             limits: EndpointLimits { attempts_max: NOTIFIER_ATTEMPTS_PER_ENDPOINT.into(), rate: None },
         };

@@ -12,10 +12,11 @@ use journeyman_domain::limits::{STAGED_CALL_TIMEOUT, WORK_DISCARD_ATTEMPTS_MAX};
 use journeyman_domain::staged::UNKNOWN_RETRY;
 use journeyman_platform::host::crash_points::crash_point;
 
-use super::catch_panic::catch_panic;
+use super::catch_panic::{Panicked, catch_panic};
 use super::claim_runtime::ClaimRuntime;
 use super::event_loop::Engine;
-use crate::handler::{Context, DynHandler, EndedWork};
+use super::task_view::TaskView;
+use crate::handler::{DynHandler, EndedWork};
 use crate::source::Source;
 
 impl Engine {
@@ -25,7 +26,7 @@ impl Engine {
         let work = if live.recovered {
             Some(EndedWork { source: binding.name.clone(), run: live.run.clone(), request: None })
         } else {
-            live.context.as_ref().and_then(Context::left_work)
+            live.task.as_ref().and_then(TaskView::left_work)
         };
         let (left, Some(work)) = (journal::left_work(end), work) else { return false };
         if left == LeftWork::Kept || binding.handler.discard(&work).is_none() {
@@ -34,8 +35,10 @@ impl Engine {
         let (source, handler) = (Arc::clone(&binding.source), Arc::clone(&binding.handler));
         let (records, seed) = (self.journal.records.clone(), self.seed ^ claim.0);
         self.calls.spawn_discard(async move {
-            // The handler's panic is no reason to try it at each start.
-            _ = catch_panic(Box::pin(discard(&*source, &*handler, &work, left, seed))).await;
+            let discarding = catch_panic(Box::pin(discard(&*source, &*handler, &work, left, seed)));
+            if let Err(Panicked(panic)) = discarding.await {
+                tracing::error!(claim.run = %work.run, panic, "the handler panicked in discard");
+            }
             records.record_closed(EntryId(claim.0));
         });
         true

@@ -8,6 +8,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use crate::source::Claim;
 use journeyman_domain::id::{LocalToken, Run, SourceId};
 use journeyman_domain::limits::{HANDLERS_DROP_TIMEOUT, WORK_DISCARD_EXIT_TIMEOUT};
+use journeyman_platform::host::containment::ProcessScope;
 use journeyman_platform::tasks::supervised;
 
 use super::calls::CallResult;
@@ -17,8 +18,17 @@ use super::handler_runtime::HandlerRuntime;
 /// What a panic outside of handlers and adapters is logged as.
 const CALL: &str = "a worker's call";
 
+/// Processes that may remain of an ended payload.
+#[derive(Debug, Clone)]
+pub(super) struct UncleanedScope {
+    pub(super) run: Run,
+    pub(super) scope: ProcessScope,
+}
+
 pub(super) struct RunningCalls {
     pub(super) claims: HashMap<LocalToken, ClaimRuntime>,
+    /// Also of claims that are closed.
+    pub(super) uncleaned: HashMap<LocalToken, UncleanedScope>,
     pub(super) messages: HashMap<LocalToken, PolledMessage>,
     results: JoinSet<CallResult>,
     /// Removals of what ended claims have left elsewhere.
@@ -31,6 +41,7 @@ impl RunningCalls {
     pub(super) fn new(handlers: HandlerRuntime, last_token: u64) -> Self {
         Self {
             claims: HashMap::new(),
+            uncleaned: HashMap::new(),
             messages: HashMap::new(),
             results: JoinSet::new(),
             discards: JoinSet::new(),

@@ -24,6 +24,7 @@ pub mod http;
 #[doc(hidden)]
 pub mod kubernetes;
 pub mod log;
+mod log_file;
 #[doc(hidden)]
 pub mod payload_schema;
 pub mod process;

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use tokio::sync::{Mutex, mpsc};
+use tokio::sync::{Mutex, mpsc, watch};
 
 use journeyman_domain::id::{PriorityQueue, Run, TaskId};
 use journeyman_domain::outcome::Outcome;
@@ -114,6 +114,29 @@ async fn next_of(events: &Mutex<mpsc::Receiver<SourceEvent>>) -> SourceEvent {
     match events.lock().await.recv().await {
         Some(event) => event,
         None => std::future::pending().await,
+    }
+}
+
+/// Whether a source is paused. It is a state, so a poll finds it whenever it looks.
+struct PauseSwitch(watch::Sender<bool>);
+
+impl PauseSwitch {
+    fn new() -> Self {
+        Self(watch::Sender::new(false))
+    }
+
+    fn set(&self, is_paused: bool) {
+        self.0.send_replace(is_paused);
+    }
+
+    fn is_paused(&self) -> bool {
+        *self.0.borrow()
+    }
+
+    /// Resolves while it is paused. Cancel safe.
+    async fn paused(&self) {
+        // The sender is here.
+        self.0.subscribe().wait_for(|is_paused| *is_paused).await.ok();
     }
 }
 
@@ -253,9 +276,12 @@ pub trait Source: Send + Sync + 'static {
         None
     }
 
-    /// No claims are wanted until the next poll: a poll in flight may be answered if nothing is lost by it, and work
-    /// received ahead of polls may be returned.
+    /// No claims are wanted until [`Source::resume`]: a poll in flight, and one that is yet to be called, may be
+    /// answered if nothing is lost by it, and work received ahead of polls may be returned.
     fn pause(&self) {}
+
+    /// Claims are wanted again. Called before each poll, and never during one.
+    fn resume(&self) {}
 
     /// The worker exits and holds no claim: tells the service where needed. Called once; bounded by the adapter.
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {

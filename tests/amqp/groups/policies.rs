@@ -1,11 +1,10 @@
 //! Policies and counts of the management interface.
 
-use journeyman_platform::amqp::lapin::options::{BasicGetOptions, QueueDeclareOptions};
-use journeyman_platform::amqp::lapin::types::FieldTable;
+use journeyman_platform::amqp::lapin::options::BasicGetOptions;
 use serde_json::{Value, json};
 
 use super::{Pool, READY, assert_includes};
-use crate::amqp::support::within;
+use crate::amqp::support::{Kind, within};
 use crate::support::broker::{api, management};
 
 /// The part of a configuration that names the interface.
@@ -59,9 +58,7 @@ async fn a_queue_of_another_controller_is_adopted_and_gets_the_policy() {
     let Some(pool) = Pool::new().await else { return };
     // The known controller has it so: no arguments.
     let queue = format!("{}-req-k", pool.name);
-    let declaring =
-        pool.client.channel.queue_declare(queue.into(), QueueDeclareOptions::default(), FieldTable::default());
-    declaring.await.expect("it is declared");
+    pool.client.declare(Kind::Transient, &queue).await;
     let controller = pool.active(&format!("message_ttl = \"200ms\"\n{}", by_management())).await;
     pool.ask("k", "1").await;
     assert_eq!(pool.rejected("1").await, "expired");

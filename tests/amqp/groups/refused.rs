@@ -6,12 +6,13 @@ use journeyman_platform::amqp::lapin::options::{
     QueuePurgeOptions,
 };
 use journeyman_platform::amqp::lapin::types::FieldTable;
+use reqwest::Method;
 use serde_json::{Value, json};
 
 use super::{Pool, assert_includes};
-use crate::amqp::support::{Client, within};
-use crate::support::broker::Broker;
-use crate::support::broker::api;
+use crate::amqp::support::{Client, shared_uri, target, within};
+use crate::support::broker::{Broker, api, in_vhost};
+use crate::support::wire::Wire;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_of_a_key_whose_queue_cannot_be_declared_get_an_error_and_delay_no_other_key() {
@@ -32,6 +33,53 @@ async fn requests_of_a_key_whose_queue_cannot_be_declared_get_an_error_and_delay
     for number in 0..600 {
         assert_eq!(pool.rejected(&number.to_string()).await, "no-queue");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn c1_a_key_over_whose_queue_the_broker_closes_the_connection_gets_the_reason_and_costs_no_other_key() {
+    const KEYS: usize = 20;
+    let Some(uri) = shared_uri() else { return };
+    let wire = Wire::to(&target(&uri)).await;
+    let pool = Pool::at(wire.uri(&uri)).await;
+    wire.refuse(&format!("{}-req-bad", pool.name));
+    let _controller = pool.active("").await;
+    for number in 0..KEYS {
+        pool.ask("bad", &format!("bad {number}")).await;
+        pool.ask(&format!("k{number}"), &number.to_string()).await;
+    }
+    for number in 0..KEYS {
+        let answer = pool.client.answer(&format!("bad {number}")).await.json();
+        assert_includes(&answer["context"], &json!({ "reason": "no-queue" }));
+        assert!(answer["message"].as_str().is_some_and(|why| why.contains("541 INTERNAL_ERROR")), "{answer}");
+    }
+    let all = |seen: &Value| seen["counters"]["orphans_forwarded"] == KEYS;
+    let seen = pool.sees("the other keys have their requests", all).await;
+    assert_eq!(seen["counters"]["broker_disconnects"], 0, "{seen}");
+    let connections = wire.connections();
+    pool.ask("bad", "later").await;
+    assert_eq!(pool.rejected("later").await, "no-queue");
+    assert_eq!(wire.connections(), connections, "it is answered without another attempt");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn c1_a_queue_beyond_the_limit_of_its_vhost_is_answered_with_that_reason() {
+    let Some(shared) = shared_uri() else { return };
+    let vhost = format!("limited-{}", uuid::Uuid::new_v4().simple());
+    let path = format!("vhosts/{vhost}");
+    api(Method::PUT, &path, Some(json!({}))).await;
+    let pool = Pool::at(in_vhost(&shared, &vhost)).await;
+    let controller = pool.active("").await;
+    pool.ask("a", "1").await;
+    pool.until(&format!("{}-req-a", pool.name), Some((1, 0))).await;
+    // Those of the pool, and this one.
+    api(Method::PUT, &format!("vhost-limits/{vhost}/max-queues"), Some(json!({ "value": 6 }))).await;
+    pool.ask("b", "2").await;
+    let answer = pool.client.answer("2").await.json();
+    assert!(answer["message"].as_str().is_some_and(|why| why.contains("queue limit in vhost")), "{answer}");
+    let seen = pool.sees("it is still there", |_| true).await;
+    assert_includes(&seen["counters"], &json!({ "broker_disconnects": 0, "queue_operation_failures": 1 }));
+    controller.drained().await;
+    api(Method::DELETE, &path, None).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -198,11 +246,11 @@ async fn a_poison_request_that_the_poison_queue_refuses_is_retried_and_answered_
         "pattern": format!("^{poison}$"), "apply-to": "queues", "priority": 99,
         "definition": { "max-length": 0, "overflow": "reject-publish" },
     });
-    api(reqwest::Method::PUT, &full, Some(policy)).await;
+    api(Method::PUT, &full, Some(policy)).await;
     let mut controller = pool.active(&pool.killed_workers()).await;
     pool.ask("a", "1").await;
     controller.says("rejects a poison request").await;
-    api(reqwest::Method::DELETE, &full, None).await;
+    api(Method::DELETE, &full, None).await;
     pool.until(&poison, Some((1, 0))).await;
     assert_eq!(pool.rejected("1").await, "delivery_limit");
     let seen = pool.sees("it is done", |seen| seen["counters"]["dead_letters"] == 1).await;

@@ -48,6 +48,8 @@ pub enum StepResult {
         consumers: u32,
     },
     Failed,
+    /// The broker does not allow it, and would not the next moment.
+    Refused,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -297,10 +299,11 @@ impl Pool {
             return;
         }
         queue.in_flight = None;
-        if answer == StepResult::Failed {
+        if let StepResult::Failed | StepResult::Refused = answer {
             // Unknown: the step may have been carried out all the same.
             (queue.binding, queue.inspection) = (BindingState::Unknown, None);
-            queue.not_before = now.plus(queue.backoff.wait(STEP_RETRY, None, &mut self.jitter));
+            let wait = queue.backoff.wait(STEP_RETRY, None, &mut self.jitter);
+            queue.not_before = now.plus(if answer == StepResult::Refused { STEP_RETRY.max } else { wait });
             return;
         }
         queue.backoff.reset();
@@ -317,7 +320,10 @@ impl Pool {
                 let in_vain = queue.inspection == Some(InspectionState::Stale);
                 queue.inspection = (!in_vain).then_some(InspectionState::Empty);
             }
-            (QueueStep::Inspect | QueueStep::Delete, StepResult::Contents { ready: 0, .. } | StepResult::Failed) => {
+            (
+                QueueStep::Inspect | QueueStep::Delete,
+                StepResult::Contents { ready: 0, .. } | StepResult::Failed | StepResult::Refused,
+            ) => {
                 queue.inspection = None;
                 queue.not_before = now.plus(INSPECT_INTERVAL);
             }
@@ -538,6 +544,19 @@ mod tests {
         let again = pool.next_deadline().unwrap();
         assert!(again > at(0) && again <= Instant::at(STEP_RETRY.first), "{again:?}");
         pool.handle(Event::Tick, again);
+        assert_eq!(steps(&mut pool), [QueueStep::Bind]);
+    }
+
+    #[test]
+    fn c1_a_queue_that_is_refused_is_declared_again_after_the_longest_wait() {
+        let mut pool = connected();
+        pool.handle(demand(), at(0));
+        pool.handle(answered(QueueStep::Bind, StepResult::Refused), at(0));
+        steps(&mut pool);
+        pool.handle(demand(), at(1));
+        let again = Instant::at(STEP_RETRY.max);
+        assert_eq!((steps(&mut pool), pool.is_bound(&key())), (vec![], false));
+        pool.handle(demand(), again);
         assert_eq!(steps(&mut pool), [QueueStep::Bind]);
     }
 

@@ -150,3 +150,25 @@ pub(super) fn parse_events(body: &[u8]) -> Result<Vec<Event>, String> {
     }
     Ok(events)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn f9_data_that_receivers_cannot_parse_is_refused_with_its_place() {
+        let parse = |data: &str| {
+            let event = format!(r#"{{"source":"a","id":"1","type":"t","key":"k","data":{data}}}"#);
+            parse_events(format!("[{event}]").as_bytes())
+        };
+        assert!(parse(r#"{"a":1e308}"#).is_ok());
+        for (data, place) in [
+            (r#"{"a":1e999999}"#.to_owned(), "at its byte 5,"),
+            (r#"{"a":"\ud800"}"#.to_owned(), "at its byte 6,"),
+            (format!("{}{}", "[".repeat(100_000), "]".repeat(100_000)), "at its byte 62,"),
+        ] {
+            let error = parse(&data).unwrap_err();
+            assert!(error.starts_with("event 0: data has ") && error.contains(place), "{error}");
+        }
+    }
+}

@@ -62,6 +62,7 @@ pub(super) struct Target {
     url: String,
     /// One in a line.
     headers: String,
+    retry_seconds: Option<u64>,
 }
 
 impl std::fmt::Debug for Target {
@@ -80,7 +81,11 @@ impl Target {
     /// # Errors
     ///
     /// Fails if a header would become two.
-    pub(super) fn new(url: String, headers: &BTreeMap<String, String>) -> Result<Self, &'static str> {
+    pub(super) fn new(
+        url: String,
+        headers: &BTreeMap<String, String>,
+        retry_seconds: Option<u64>,
+    ) -> Result<Self, &'static str> {
         let line = |(name, value): (&String, &String)| format!("{name}: {value}\n");
         if headers
             .iter()
@@ -88,12 +93,14 @@ impl Target {
         {
             return Err("one of its headers is none of HTTP");
         }
-        Ok(Self { url, headers: headers.iter().map(line).collect() })
+        Ok(Self { url, headers: headers.iter().map(line).collect(), retry_seconds })
     }
 
     /// The name of its endpoint, which is made before its first event.
     pub(super) async fn endpoint(self, key: &UrlKey, intake: &Intake) -> Result<Arc<str>, TargetError> {
-        let name = format!("{PREFIX}{}", key.of(&[&self.url, &self.headers]));
+        let retry = self.retry_seconds.map(|seconds| seconds.to_string());
+        let parts = [Some(self.url.as_str()), Some(&self.headers), retry.as_deref()];
+        let name = format!("{PREFIX}{}", key.of(&parts.into_iter().flatten().collect::<Vec<_>>()));
         let known = intake.endpoints();
         if let Some((name, _)) = known.get_key_value(name.as_str()) {
             return Ok(Arc::clone(name));
@@ -112,6 +119,7 @@ impl Target {
             format: Format::Mistral,
             on_exhausted: OnExhausted::Block,
             timeout_seconds: NOTIFIER_TARGET_TIMEOUT.as_secs(),
+            retry_seconds: self.retry_seconds,
         };
         match intake.put_endpoint(&name, &settings).await {
             Ok(()) => Ok(name.into()),
@@ -133,7 +141,7 @@ mod tests {
     #[tokio::test]
     async fn f2_a_full_table_refuses_the_message_of_a_new_target_alone() {
         let key = UrlKey::new("secret").unwrap();
-        let target = |url: &str| Target::new(url.to_owned(), &BTreeMap::new()).unwrap();
+        let target = |url: &str| Target::new(url.to_owned(), &BTreeMap::new(), None).unwrap();
         let known = format!("{PREFIX}{}", key.of(&["https://known.example", ""]));
         let settings: EndpointSettings = serde_json::from_str(r#"{ "url": "https://a.example" }"#).unwrap();
         let names = (1..NOTIFIER_TARGETS_MAX).map(|number| format!("{PREFIX}{number}")).chain([known.clone()]);

@@ -6,10 +6,9 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::PodPayload;
+use crate::handler::EndedWork;
 use crate::handler::kubernetes::config::KubernetesHandler;
 use crate::handler::staged::Work;
-use crate::handler::{EndedWork, TaskInfo};
-use crate::task::Results;
 use journeyman_platform::kubernetes::Pod;
 use journeyman_platform::settings::values::merge_json;
 
@@ -36,9 +35,7 @@ pub(super) struct PodName {
 
 impl PodName {
     pub(super) fn of(work: &Work<'_, PodPayload>) -> Self {
-        let TaskInfo { run, source, .. } = work.context.task();
-        let (source, run, request) = (source.clone(), run.clone(), work.context.results().and_then(Results::work_key));
-        Self::new(&EndedWork { source, run, request }, work.record.launch)
+        Self::new(&work.context.work_name(), work.record.launch)
     }
 
     pub(super) fn new(work: &EndedWork, launch: u32) -> Self {
@@ -99,9 +96,9 @@ pub(super) fn manifest(
         return Err("there is no image, neither in the payload nor in the template".to_owned());
     }
     if !payload.command.is_empty() {
-        own["command"] = json!(payload.command);
+        own["command"] = payload.command.iter().map(|part| literal(part)).collect();
     }
-    let variables = env.into_iter().map(|(name, value)| json!({ "name": name, "value": value }));
+    let variables = env.into_iter().map(|(name, value)| json!({ "name": name, "value": literal(&value) }));
     append(&mut own["env"], variables)?;
     if !payload.secret_env.is_empty() {
         append(&mut own["envFrom"], [json!({ "secretRef": { "name": name.pod() } })])?;
@@ -140,6 +137,11 @@ pub(super) fn manifest(
 /// Label values have 63 characters of a few kinds.
 pub(super) fn handler_label(handler: &str) -> String {
     hex::encode(&Sha256::digest(handler)[..16])
+}
+
+/// Kubernetes replaces `$(NAME)` in commands and variables, and `$$` by `$`.
+fn literal(text: &str) -> String {
+    text.replace('$', "$$")
 }
 
 fn append(list: &mut Value, more: impl IntoIterator<Item = Value>) -> Result<(), String> {

@@ -48,6 +48,9 @@ struct UnheldClaims {
 
 impl Taskcluster {
     pub(super) async fn claim_work(&self, max: u8) -> Result<PollBatch, CallError> {
+        if self.pause.is_paused() {
+            return Ok(PollBatch::default());
+        }
         let operation = format!("claimWork of {}", self.task_queue);
         let path = format!("/claim-work/{}", encode_segment(&self.task_queue));
         let mut call = ApiRequest::to_queue(operation.clone(), Method::POST, path).body(json!({
@@ -60,7 +63,7 @@ impl Taskcluster {
         let reply = tokio::select! {
             biased;
             reply = self.service.api.call(call) => reply?,
-            () = self.unwanted.notified(), if self.lists_claims.load(Ordering::Relaxed) => {
+            () = self.pause.paused(), if self.lists_claims.load(Ordering::Relaxed) => {
                 return self.recover_closed_poll(operation, sent_at).await;
             }
         };
