@@ -57,8 +57,16 @@ pub const NOTIFIER_PARTITIONS: u16 = 64;
 /// How long a node has its partitions without a word from it.
 pub const NOTIFIER_LEASE: Duration = Duration::from_secs(15);
 pub const NOTIFIER_LEASE_RENEWAL: Duration = Duration::from_secs(5);
-/// Connections of a node to PostgreSQL, beside the one that listens.
-pub const POSTGRES_CONNECTIONS_MAX: usize = 16;
+/// The time for handing the lanes over when a node stops.
+pub const NOTIFIER_LEASE_END_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often the endpoints of events are chosen while they change.
+pub const NOTIFIER_CHOICES_MAX: usize = 20;
+/// Connections of a node to PostgreSQL, beside the one that listens and the one of the lease.
+pub const POSTGRES_DELIVERY_CONNECTIONS: usize = 6;
+pub const POSTGRES_INTAKE_CONNECTIONS: usize = 6;
+pub const POSTGRES_PAGE_CONNECTIONS: usize = 3;
+/// Statements that are sent before the first one is answered.
+pub const POSTGRES_PIPELINE_MAX: usize = 100;
 /// The time that a connection may take.
 pub const POSTGRES_WAIT_TIMEOUT: Duration = Duration::from_secs(10);
 pub const POSTGRES_STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -85,6 +93,8 @@ pub const NOTIFIER_OUTBOX_ROWS: usize = 64;
 pub const NOTIFIER_OUTBOX_INTERVAL: Duration = Duration::from_millis(500);
 /// Messages of one queue of RabbitMQ that were not acknowledged yet.
 pub const NOTIFIER_PREFETCH: u16 = 64;
+/// Messages of all shards that were not acknowledged yet. Each is in memory, with at most [`NOTIFIER_BODY_BYTES_MAX`].
+pub const NOTIFIER_UNACKED_MAX: u16 = 128;
 /// Deliveries of one message by RabbitMQ. Each of them but one is a lost connection.
 pub const NOTIFIER_DELIVERY_LIMIT: i32 = 1_000_000;
 /// Queues that RabbitMQ spreads the keys of events over.

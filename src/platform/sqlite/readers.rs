@@ -157,37 +157,31 @@ mod tests {
         let insert = |conn: &mut &mut Connection| Ok(conn.execute("INSERT INTO a VALUES (2)", [])?);
 
         let (release, begun, hold) = held();
-        let writing = store.clone();
-        let writing = tokio::spawn(async move {
-            writing
-                .execute(move |conn| {
-                    let inserted = insert(conn);
-                    hold();
-                    inserted
-                })
-                .await
+        let writing = store.execute(move |conn| {
+            let inserted = insert(conn);
+            hold();
+            inserted
         });
-        begun.await.unwrap();
-        assert_eq!(store.read(|conn| Ok(count(conn)?)).await.unwrap(), 1, "what was committed");
-        drop(release);
-        writing.await.unwrap().unwrap();
+        let beside = async {
+            begun.await.unwrap();
+            assert_eq!(store.read(|conn| Ok(count(conn)?)).await.unwrap(), 1, "what was committed");
+            drop(release);
+        };
+        assert_eq!(tokio::join!(writing, beside).0, Ok(1));
 
         let (release, begun, hold) = held();
-        let reading = store.clone();
-        let reading = tokio::spawn(async move {
-            reading
-                .read(move |conn| {
-                    let before = count(conn)?;
-                    hold();
-                    Ok((before, count(conn)?))
-                })
-                .await
+        let reading = store.read(move |conn| {
+            let before = count(conn)?;
+            hold();
+            Ok((before, count(conn)?))
         });
-        begun.await.unwrap();
-        store.execute(insert).await.unwrap();
-        assert_eq!(store.read(|conn| Ok(count(conn)?)).await.unwrap(), 3);
-        drop(release);
-        assert_eq!(reading.await.unwrap().unwrap(), (2, 2), "one read sees one state");
+        let beside = async {
+            begun.await.unwrap();
+            store.execute(insert).await.unwrap();
+            assert_eq!(store.read(|conn| Ok(count(conn)?)).await.unwrap(), 3);
+            drop(release);
+        };
+        assert_eq!(tokio::join!(reading, beside).0, Ok((2, 2)), "one read sees one state");
         let write = |conn: &mut Connection| Ok::<_, JobError<String>>(conn.execute("DELETE FROM a", [])?);
         assert!(store.read(write).await.unwrap_err().contains("readonly"));
     }

@@ -112,7 +112,7 @@ impl EndpointStatus {
 
 impl Api {
     pub(super) async fn status(&self) -> Result<Status, StoreFailure> {
-        let mut states = self.store.endpoints().await?;
+        let mut states = self.store.endpoints().await?.states;
         let mut counts = self.store.counts().await?;
         let mut endpoints = BTreeMap::new();
         let now = stamp();

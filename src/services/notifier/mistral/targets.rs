@@ -20,6 +20,11 @@ pub(crate) fn is_target(endpoint: &str) -> bool {
     endpoint.starts_with(PREFIX)
 }
 
+/// What the names of such endpoints are like, for the store.
+pub(crate) fn name_pattern() -> String {
+    format!("{PREFIX}{}", "_".repeat(2 * KEY_BYTES))
+}
+
 /// The bytes that are kept of the HMAC, so that the queue of any URL has a short name.
 pub(super) const KEY_BYTES: usize = 16;
 
@@ -101,9 +106,10 @@ impl Target {
             return Ok(Arc::clone(name));
         }
         if known.keys().filter(|name| is_target(name)).count() >= NOTIFIER_TARGETS_MAX {
-            let message =
-                format!("{NOTIFIER_TARGETS_MAX} URLs with headers are known: remove endpoints that are not used");
-            return Err(TargetError::Failed(message));
+            let message = format!(
+                "{NOTIFIER_TARGETS_MAX} URLs with headers are known, and this one is not among them: remove endpoints that are not used"
+            );
+            return Err(TargetError::Invalid(message));
         }
         let settings = EndpointSettings {
             url: self.url,
@@ -120,5 +126,31 @@ impl Target {
             Err(EndpointError::Invalid(InvalidEndpoint::Settings(why))) => Err(TargetError::Invalid(why)),
             Err(error) => Err(TargetError::Failed(error.to_string())),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use journeyman_platform::sqlite::Db;
+
+    use super::*;
+    use crate::notifier::registry::Registry;
+    use crate::notifier::seal::SealKeys;
+    use crate::notifier::store::Store;
+
+    #[tokio::test]
+    async fn f2_a_full_table_refuses_the_message_of_a_new_target_alone() {
+        let key = UrlKey::new("secret").unwrap();
+        let target = |url: &str| Target::new(url.to_owned(), &BTreeMap::new(), None).unwrap();
+        let known = format!("{PREFIX}{}", key.of(&["https://known.example", ""]));
+        let settings: EndpointSettings = serde_json::from_str(r#"{ "url": "https://a.example" }"#).unwrap();
+        let names = (1..NOTIFIER_TARGETS_MAX).map(|number| format!("{PREFIX}{number}")).chain([known.clone()]);
+        let endpoints = names.map(|name| (name.into(), settings.build().unwrap())).collect();
+        let (store, _status) = Store::open(&Db::Memory).unwrap();
+        let intake = Intake::new(store, Arc::new(Registry::new(endpoints, SealKeys(Vec::new()))));
+        let new = target("https://new.example").endpoint(&key, &intake).await;
+        assert!(matches!(new, Err(TargetError::Invalid(why)) if why.contains("10000 URLs")));
+        let found = target("https://known.example").endpoint(&key, &intake).await;
+        assert!(found.is_ok_and(|name| *name == *known));
     }
 }

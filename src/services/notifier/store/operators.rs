@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::sql::{SqlError, read, values};
+use super::statements::generation;
 use super::transaction::Tx;
 use journeyman_domain::lane::dispatcher::LaneId;
 use journeyman_domain::lane::endpoint::{DisableReason, EndpointHealth};
@@ -157,7 +158,16 @@ pub(crate) struct ReplayFilter {
     pub(crate) dry_run: bool,
 }
 
-pub(super) async fn endpoints(db: &mut Tx<'_>) -> Result<BTreeMap<String, EndpointState>> {
+/// What the store knows of its endpoints.
+#[derive(Debug, Default)]
+pub(crate) struct StoredEndpoints {
+    /// Or a later one.
+    pub(crate) generation: i64,
+    pub(crate) states: BTreeMap<String, EndpointState>,
+}
+
+pub(super) async fn endpoints(db: &mut Tx<'_>) -> Result<StoredEndpoints> {
+    let generation = generation(db).await?;
     let select = "SELECT name, health, disabled, paused_until, note, settings FROM endpoint";
     let mut all = BTreeMap::new();
     for mut row in db.query(select, values![]).await? {
@@ -171,7 +181,7 @@ pub(super) async fn endpoints(db: &mut Tx<'_>) -> Result<BTreeMap<String, Endpoi
         };
         all.insert(name, state);
     }
-    Ok(all)
+    Ok(StoredEndpoints { generation, states: all })
 }
 
 fn parse<T: serde::de::DeserializeOwned>(text: &str) -> Result<T> {
@@ -218,8 +228,12 @@ pub(super) async fn set_settings(db: &mut Tx<'_>, endpoint: &str, settings: Opti
         "INSERT INTO endpoint (name, settings) VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET settings = $2",
         values![endpoint, settings],
     )
-    .await
-    .map(drop)
+    .await?;
+    begin_generation(db).await
+}
+
+pub(super) async fn begin_generation(db: &mut Tx<'_>) -> Result<()> {
+    db.execute("UPDATE registry SET generation = generation + 1", values![]).await.map(drop)
 }
 
 pub(super) const COUNTS: &str =
@@ -388,6 +402,8 @@ pub(super) async fn change_lane(
             let delete = "DELETE FROM replay WHERE lane = $1 AND position = $2
                      AND position = (SELECT min(position) FROM replay WHERE lane = $1)";
             if db.execute(delete, values![lane, position]).await? > 0 {
+                let update = "UPDATE message SET note = $3 WHERE lane = $1 AND position = $2";
+                db.execute(update, values![lane, position, note]).await?;
                 let update = "UPDATE lane SET state = CASE WHEN state = 'parked' THEN 'open' ELSE state END,
                          due_at = CASE WHEN state <> 'paused' AND (head <= tail
                              OR EXISTS (SELECT 1 FROM replay WHERE replay.lane = lane.id)) THEN CAST($2 AS BIGINT) END
@@ -410,11 +426,23 @@ pub(super) async fn change_lane(
             updated
         }
     };
+    if updated == 0
+        && let LaneChange::SkipHead { position } = change
+    {
+        return was_skipped(db, lane, position, note).await;
+    }
     Ok(updated > 0)
 }
 
-/// Opens the lanes whose pause has ended.
-pub(super) async fn end_pauses(db: &mut Tx<'_>, now: Stamp) -> Result<u64> {
+/// The answer of an earlier call may be lost: its words are with the message.
+async fn was_skipped(db: &mut Tx<'_>, lane: i64, position: i64, note: Option<&str>) -> Result<bool> {
+    let select = "SELECT position FROM message WHERE lane = $1 AND position = $2 AND note = $3 AND outcome IS NOT NULL
+                      AND NOT EXISTS (SELECT 1 FROM replay WHERE replay.lane = $1 AND replay.position = $2)";
+    Ok(db.first(select, values![lane, position, note]).await?.is_some())
+}
+
+/// Opens the lanes whose pause has ended. Returns when the next one ends.
+pub(super) async fn end_pauses(db: &mut Tx<'_>, now: Stamp) -> Result<Option<Stamp>> {
     db.execute(
         "UPDATE lane SET state = 'open', paused_until = NULL, note = NULL,
              due_at = CASE WHEN head <= tail OR EXISTS (SELECT 1 FROM replay WHERE replay.lane = lane.id)
@@ -422,7 +450,9 @@ pub(super) async fn end_pauses(db: &mut Tx<'_>, now: Stamp) -> Result<u64> {
          WHERE state = 'paused' AND paused_until <= $1",
         values![now],
     )
-    .await
+    .await?;
+    let next = db.first("SELECT min(paused_until) FROM lane WHERE state = 'paused'", values![]).await?;
+    next.map_or(Ok(None), |mut row| row.take())
 }
 
 /// Counts rows from these tables where these conditions hold.
@@ -451,18 +481,20 @@ pub(super) async fn replay(db: &mut Tx<'_>, filter: &ReplayFilter, now: Stamp) -
         filter.event_id.as_ref(),
         filter.outcome.as_ref(),
     ];
+    let row = db.first(concat!("SELECT count(*) FROM ", matching!()), condition).await?;
+    let count = row.map_or(Ok(0), |mut row| row.take())?;
     if filter.dry_run {
-        let row = db.first(concat!("SELECT count(*) FROM ", matching!()), condition).await?;
-        return row.map_or(Ok(0), |mut row| row.take());
+        return Ok(count);
     }
     let insert = concat!(
         "INSERT INTO replay (lane, position) SELECT message.lane, message.position FROM ",
         matching!(),
         " ON CONFLICT DO NOTHING"
     );
-    let inserted = db.execute(insert, condition).await?;
+    db.execute(insert, condition).await?;
     let update = "UPDATE lane SET due_at = $2 WHERE endpoint = $1 AND state = 'open'
                       AND EXISTS (SELECT 1 FROM replay WHERE replay.lane = lane.id)";
     db.execute(update, values![&filter.endpoint, now]).await?;
-    Ok(i64::try_from(inserted).unwrap_or(i64::MAX))
+    // Not the number of rows: after a lost answer it would be 0.
+    Ok(count)
 }

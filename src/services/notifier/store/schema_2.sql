@@ -6,3 +6,6 @@ CREATE INDEX attempt_started ON attempt (started_at);
 CREATE INDEX attempt_endpoint ON attempt (endpoint, started_at);
 CREATE INDEX lane_key ON lane (key);
 CREATE INDEX lane_waiting ON lane (endpoint) WHERE head <= tail;
+-- Grows with each change of the endpoints that are stored.
+CREATE TABLE registry (generation INTEGER NOT NULL) STRICT;
+INSERT INTO registry (generation) VALUES (1);

@@ -5,8 +5,9 @@ use serde_json::value::RawValue;
 
 use super::*;
 use journeyman_domain::lane::endpoint::DisableReason;
-use journeyman_domain::lane::retry::MessageOutcome;
-use journeyman_domain::limits::NOTIFIER_PARTITIONS;
+use journeyman_domain::lane::retry::{HeadVerdict, MessageOutcome};
+use journeyman_domain::limits::{NOTIFIER_PARTITIONS, POSTGRES_INTAKE_CONNECTIONS, POSTGRES_PAGE_CONNECTIONS};
+use journeyman_worker::notify::Event;
 
 /// Makes a test of SQLite and one of PostgreSQL.
 macro_rules! on_each_database {
@@ -71,15 +72,25 @@ fn event(id: &str, key: &str, epoch: Option<u32>) -> Event {
 }
 
 async fn add(store: &Store, event: Event, endpoints: &[&str], at: i64) -> Added {
-    store.add(vec![(event, names(endpoints))], Stamp(at)).await.unwrap()[0]
+    add_all(store, vec![(event, names(endpoints))], at).await[0]
+}
+
+async fn add_all(store: &Store, events: Vec<(Event, Vec<Arc<str>>)>, at: i64) -> Vec<Added> {
+    let generation = store.endpoints().await.unwrap().generation;
+    let events = events.into_iter().map(|(event, endpoints)| (Arc::new(event), endpoints)).collect();
+    store.add(NewEvents { events, generation }, Stamp(at)).await.unwrap().unwrap()
+}
+
+async fn found(store: &Store, endpoint: &str, at: i64) -> DueLanes {
+    store.due(vec![(Arc::from(endpoint), 99)], Stamp(at)).await.unwrap().remove(0)
 }
 
 async fn due(store: &Store, endpoint: &str, at: i64) -> Vec<LaneId> {
-    store.due(&Arc::from(endpoint), Stamp(at), 9).await.unwrap().0.into_iter().map(|lane| lane.id).collect()
+    found(store, endpoint, at).await.lanes.into_iter().map(|lane| lane.id).collect()
 }
 
 async fn next_due(store: &Store, endpoint: &str, at: i64) -> Option<i64> {
-    store.due(&Arc::from(endpoint), Stamp(at), 9).await.unwrap().1.map(|at| at.0)
+    found(store, endpoint, at).await.next.map(|at| at.0)
 }
 
 async fn end(store: &Store, head: Head, verdict: HeadVerdict) -> Committed {
@@ -88,7 +99,7 @@ async fn end(store: &Store, head: Head, verdict: HeadVerdict) -> Committed {
     state.first_attempt_at.get_or_insert(Stamp(1));
     let attempt =
         AttemptRecord { started_at: Stamp(1), took_ms: 1, status: Some(200), error: None, detail: Vec::new() };
-    store.end_attempt(head, state, attempt, verdict, Stamp(7)).await.unwrap()
+    store.end_attempt(Arc::new(EndedAttempt { head, state, attempt, verdict, at: Stamp(7) })).await.unwrap()
 }
 
 async fn counts(store: &Store, endpoint: &str) -> (Counts, Option<LastFailure>) {
@@ -100,7 +111,11 @@ async fn change(store: &Store, lane: LaneId, change: LaneChange, note: &str) -> 
 }
 
 async fn head(store: &Store, lane: LaneId) -> Head {
-    store.head(lane).await.unwrap().unwrap()
+    head_at(store, lane, i64::MAX).await.unwrap()
+}
+
+async fn head_at(store: &Store, lane: LaneId, at: i64) -> Option<Head> {
+    store.head(lane, Stamp(at)).await.unwrap()
 }
 
 const DELIVERED: HeadVerdict = HeadVerdict::Ended(MessageOutcome::Delivered);
@@ -124,7 +139,7 @@ on_each_database! {
         let (counts, _) = counts(&store, "a").await;
         assert_eq!(counts, Counts { lanes: 1, messages: 1, oldest: Some(Stamp(5)), next_due: Some(Stamp(5)), ..Counts::default() });
         let both = vec![(event("2", "z", None), names(&["a"])), (event("1", "a", None), names(&["a"]))];
-        let added = store.add(both, Stamp(9)).await.unwrap();
+        let added = add_all(&store, both, 9).await;
         assert_eq!(added, [Added::Stored { lanes: 1 }, Added::Duplicate], "in the order of the events");
     }
 
@@ -182,10 +197,10 @@ on_each_database! {
         assert!(store.change_lane(lane, LaneChange::Resume, None, Stamp(9)).await.unwrap());
         assert_eq!(due(&store, "a", 9).await, [lane]);
         assert!(change(&store, lane, LaneChange::Pause { until: Stamp(20) }, "maintenance").await);
-        assert_eq!(store.end_pauses(Stamp(19)).await.unwrap(), 0);
+        assert_eq!(store.end_pauses(Stamp(19)).await.unwrap(), Some(Stamp(20)), "f8: when the next one ends");
         let shown = &store.lanes(None, None, 9).await.unwrap()[0];
         assert_eq!((shown.state.as_str(), shown.note.as_deref(), shown.waiting), ("paused", Some("maintenance"), 2));
-        assert_eq!(store.end_pauses(Stamp(20)).await.unwrap(), 1);
+        assert_eq!(store.end_pauses(Stamp(20)).await.unwrap(), None);
         assert_eq!(due(&store, "a", 20).await, [lane]);
         assert!(!store.change_lane(LaneId(77), LaneChange::Resume, None, Stamp(9)).await.unwrap());
     }
@@ -199,7 +214,7 @@ on_each_database! {
         deliver(&store, lane).await;
         assert_eq!(store.replay(ReplayFilter { dry_run: true, ..filter("a") }, Stamp(9)).await.unwrap(), 2);
         assert_eq!(store.replay(filter("a"), Stamp(9)).await.unwrap(), 2);
-        assert_eq!(store.replay(filter("a"), Stamp(9)).await.unwrap(), 0, "once at a time");
+        assert_eq!(store.replay(filter("a"), Stamp(9)).await.unwrap(), 2, "f14: the answer of the first may be lost");
         let shown = &store.lanes(None, None, 9).await.unwrap()[0];
         assert_eq!((shown.head, shown.waiting, counts(&store, "a").await.0.messages), (1, 3, 3));
         assert!(!change(&store, lane, LaneChange::SkipHead { position: 3 }, "not the head").await);
@@ -207,7 +222,7 @@ on_each_database! {
         assert_eq!((first.is_replay, first.seq), (true, 1));
         end(&store, first, HeadVerdict::TryAgain { at: Stamp(30) }).await;
         let mut seen = Vec::new();
-        while let Some(head) = store.head(lane).await.unwrap() {
+        while let Some(head) = head_at(&store, lane, i64::MAX).await {
             seen.push((head.is_replay, head.seq, head.state.attempts));
             end(&store, head, DELIVERED).await;
         }
@@ -222,15 +237,19 @@ on_each_database! {
         assert!(change(&store, lane, LaneChange::SkipHead { position: 1 }, "again").await);
         assert_eq!(head(&store, lane).await.seq, 2);
         for position in [2, 3] {
-            assert!(change(&store, lane, LaneChange::SkipHead { position }, "again").await);
+            for _ in 0..2 {
+                let is_done = change(&store, lane, LaneChange::SkipHead { position }, "again").await;
+                assert!(is_done, "f14: the answer of the first may be lost");
+            }
         }
+        assert!(!change(&store, lane, LaneChange::SkipHead { position: 2 }, "another reason").await);
         assert!(due(&store, "a", 99).await.is_empty());
     }
 
     async fn the_state_of_an_endpoint_is_kept(store: Store) {
         let a = Arc::from("a");
         let failing = EndpointHealth { failures: 3, failing_since: Some(Stamp(4)), ..EndpointHealth::default() };
-        assert_eq!(store.endpoints().await.unwrap(), BTreeMap::new());
+        assert_eq!(store.endpoints().await.unwrap().states, BTreeMap::new());
         store.set_health(&a, failing).await.unwrap();
         let pause = EndpointChange::Pause { until: Some(Stamp(9)) };
         store.change_endpoint("a", pause, Some("upgrade".to_owned()), Stamp(7)).await.unwrap();
@@ -244,18 +263,18 @@ on_each_database! {
             note: Some("upgrade".to_owned()),
             settings: Some(vec![1]),
         };
-        assert_eq!(store.endpoints().await.unwrap()["a"], state);
+        assert_eq!(store.endpoints().await.unwrap().states["a"], state);
         store.change_endpoint("a", EndpointChange::Pause { until: None }, None, Stamp(7)).await.unwrap();
         store.change_endpoint("a", EndpointChange::Enable, None, Stamp(7)).await.unwrap();
         store.set_settings("a", None).await.unwrap();
-        assert_eq!(store.endpoints().await.unwrap()["a"], EndpointState::default());
+        assert_eq!(store.endpoints().await.unwrap().states["a"], EndpointState::default());
         add(&store, event("1", "k", None), &["a"], 5).await;
         let lane = due(&store, "a", 5).await[0];
         end(&store, head(&store, lane).await, HeadVerdict::TryAgain { at: Stamp(99) }).await;
         store.change_endpoint("a", EndpointChange::Disable(DisableReason::Gone), None, Stamp(7)).await.unwrap();
         store.change_endpoint("a", EndpointChange::Redeliver, None, Stamp(8)).await.unwrap();
         assert_eq!(due(&store, "a", 8).await, [lane]);
-        assert_eq!(store.endpoints().await.unwrap()["a"], EndpointState::default());
+        assert_eq!(store.endpoints().await.unwrap().states["a"], EndpointState::default());
     }
 
     async fn what_ended_long_ago_is_removed_and_nothing_else(store: Store) {
@@ -265,10 +284,10 @@ on_each_database! {
         for lane in due(&store, "a", 5).await {
             deliver(&store, lane).await;
         }
-        assert_eq!(store.clean_up(Stamp(5)).await.unwrap(), 0);
+        assert_eq!(store.clean_up(Stamp(5), "").await.unwrap(), 0);
         // Three messages with their attempts and events, and the lane that is empty and closed.
-        assert_eq!(store.clean_up(Stamp(8)).await.unwrap(), 10);
-        assert_eq!(store.clean_up(Stamp(8)).await.unwrap(), 0);
+        assert_eq!(store.clean_up(Stamp(8), "").await.unwrap(), 10);
+        assert_eq!(store.clean_up(Stamp(8), "").await.unwrap(), 0);
         let [lane] = due(&store, "a", 9).await[..] else { panic!("one lane") };
         assert_eq!(head(&store, lane).await.seq, 2);
         assert_eq!(add(&store, event("1", "k", None), &["a"], 9).await, Added::Stored { lanes: 1 });
@@ -276,6 +295,56 @@ on_each_database! {
             add(&store, event(id, key, None), &["a"], 9).await;
             assert_eq!(store.lanes(None, Some(key.to_owned()), 9).await.unwrap()[0].seq, seq, "{key}");
         }
+    }
+
+    async fn f2_one_search_finds_what_is_due_and_idle_endpoints_are_no_part_of_it(store: Store) {
+        for (id, endpoint) in [("1", "a"), ("2", "b"), ("3", "b"), ("4", "c")] {
+            add(&store, event(id, id, None), &[endpoint], 5).await;
+        }
+        let idle = due(&store, "c", 5).await[0];
+        deliver(&store, idle).await;
+        let late = due(&store, "a", 5).await[0];
+        end(&store, head(&store, late).await, HeadVerdict::TryAgain { at: Stamp(99) }).await;
+        let waiting = store.waiting().await.unwrap();
+        assert_eq!(waiting, [("a".to_owned(), Stamp(99)), ("b".to_owned(), Stamp(5))]);
+        let found = store.due(vec![(Arc::from("a"), 9), (Arc::from("b"), 1)], Stamp(9)).await.unwrap();
+        assert_eq!(found.iter().map(|one| (one.lanes.len(), one.next)).collect::<Vec<_>>(), [(0, Some(Stamp(99))), (1, None)]);
+        assert!(head_at(&store, late, 98).await.is_none(), "what has become due later since is not sent");
+        assert!(head_at(&store, late, 99).await.is_some());
+    }
+
+    async fn f2_an_endpoint_that_was_made_for_its_lanes_goes_with_the_last_one(store: Store) {
+        for name in ["m-a", "m-b", "m-c", "own"] {
+            store.set_settings(name, Some(vec![1])).await.unwrap();
+        }
+        store.change_endpoint("m-b", EndpointChange::Disable(DisableReason::ByOperator), None, Stamp(5)).await.unwrap();
+        add(&store, event("1", "k", None), &["m-c"], 5).await;
+        let before = store.endpoints().await.unwrap().generation;
+        assert_eq!(store.clean_up(Stamp(1), "m-_").await.unwrap(), 1);
+        let after = store.endpoints().await.unwrap();
+        assert_eq!(after.states.keys().collect::<Vec<_>>(), ["m-b", "m-c", "own"]);
+        assert!(after.generation > before, "nothing is stored for it any more");
+    }
+
+    async fn f12_events_are_stored_only_for_the_endpoints_of_the_moment(store: Store) {
+        let generation = store.endpoints().await.unwrap().generation;
+        store.set_settings("new", Some(vec![1])).await.unwrap();
+        let of = |generation| NewEvents { events: vec![(Arc::new(event("1", "k", None)), names(&["a"]))], generation };
+        assert_eq!(store.add(of(generation), Stamp(5)).await.unwrap(), None, "the new one would lose it");
+        assert!(due(&store, "a", 5).await.is_empty());
+        let generation = store.endpoints().await.unwrap().generation;
+        assert_eq!(store.add(of(generation), Stamp(5)).await.unwrap(), Some(vec![Added::Stored { lanes: 1 }]));
+    }
+
+    async fn f13_heads_that_wait_are_due_as_much_earlier_as_the_clock_was_set_back(store: Store) {
+        for (id, at) in [("1", 5_000), ("2", 9_000), ("3", 90)] {
+            add(&store, event(id, id, None), &["a"], 5).await;
+            let lane = due(&store, "a", 5).await[0];
+            end(&store, head(&store, lane).await, HeadVerdict::TryAgain { at: Stamp(at) }).await;
+        }
+        store.set_back(4_900, Stamp(100)).await.unwrap();
+        assert_eq!((due(&store, "a", 99).await.len(), due(&store, "a", 100).await.len()), (1, 2));
+        assert_eq!(next_due(&store, "a", 100).await, Some(4_100));
     }
 
     async fn f1_the_pages_of_a_history_have_every_attempt_once(store: Store) {
@@ -289,7 +358,7 @@ on_each_database! {
         }
         let lane = store.lanes(Some("a".to_owned()), Some("k".to_owned()), 9).await.unwrap()[0].id;
         for (endpoint, lane, count) in [(None, None, 10), (Some("a"), None, 5), (None, Some(lane), 3)] {
-            let (mut before, mut seen) = (None, std::collections::BTreeSet::new());
+            let (mut before, mut seen) = (None, BTreeSet::new());
             loop {
                 let page = store.attempts(endpoint.map(str::to_owned), lane, before, 2).await.unwrap();
                 let Some(last) = page.last() else { break };
@@ -311,7 +380,7 @@ on_each_database! {
         for lane in due(&store, "m-a", 5).await {
             deliver(&store, lane).await;
         }
-        assert_eq!(store.clean_up(Stamp(99)).await.unwrap(), 7);
+        assert_eq!(store.clean_up(Stamp(99), "").await.unwrap(), 7);
         let ended = store.lanes(None, Some("ended".to_owned()), 9).await.unwrap();
         let rerun = store.lanes(None, Some("rerun".to_owned()), 9).await.unwrap();
         assert_eq!((ended.len(), rerun.len()), (0, 1));
@@ -324,7 +393,7 @@ on_each_database! {
         let lane = due(&store, "a", 5).await[0];
         let under_way = head(&store, lane).await;
         store.end_lease().await.unwrap();
-        assert!(due(&store, "a", 5).await.is_empty() && store.head(lane).await.unwrap().is_none());
+        assert!(due(&store, "a", 5).await.is_empty() && head_at(&store, lane, i64::MAX).await.is_none());
         assert_eq!(end(&store, under_way, DELIVERED).await, Committed::Refused);
     }
 }
@@ -390,7 +459,7 @@ async fn p3_nodes_share_the_lanes_and_what_a_former_owner_stores_is_refused() {
     for key in &keys {
         add(&one, event(key, key, None), &["a"], 5).await;
     }
-    let lanes = async |store: &Store| store.due(&Arc::from("a"), Stamp(9), 99).await.unwrap().0;
+    let lanes = async |store: &Store| found(store, "a", 9).await.lanes;
     assert!(lanes(&one).await.is_empty(), "a node without a lease delivers nothing");
     one.keep_lease(Vec::new()).await.unwrap();
     assert_eq!(lanes(&one).await.len(), keys.len());
@@ -426,6 +495,22 @@ async fn p3_nodes_share_the_lanes_and_what_a_former_owner_stores_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f4_the_lease_and_the_heads_wait_for_no_intake_and_no_page() {
+    let Some(url) = fresh_database().await else { return };
+    let postgres = Postgres::open(&url, ca().as_deref()).await.unwrap();
+    let store = Store::of(postgres.clone());
+    let mut held = Vec::new();
+    for (of, count) in [(Use::Intake, POSTGRES_INTAKE_CONNECTIONS), (Use::Pages, POSTGRES_PAGE_CONNECTIONS)] {
+        for _ in 0..count {
+            held.push(postgres.begin(of).await.unwrap());
+        }
+    }
+    store.keep_lease(Vec::new()).await.unwrap();
+    store.waiting().await.unwrap();
+    assert_eq!(held.len(), POSTGRES_INTAKE_CONNECTIONS + POSTGRES_PAGE_CONNECTIONS);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn events_of_many_callers_wait_for_each_other_and_never_in_a_circle() {
     let Some(url) = fresh_database().await else { return };
     let store = Store::of(Postgres::open(&url, ca().as_deref()).await.unwrap());
@@ -439,7 +524,7 @@ async fn events_of_many_callers_wait_for_each_other_and_never_in_a_circle() {
                 let batch = keys.iter().map(|key| {
                     (event(&format!("{caller}-{call}-{key}"), &format!("k{key}"), None), names(&["a", "b"]))
                 });
-                store.add(batch.collect(), Stamp(5)).await.unwrap();
+                add_all(&store, batch.collect(), 5).await;
             }
         });
     }
