@@ -352,7 +352,7 @@ pub(super) const ATTEMPTS: &str = attempts!("(started_at, lane, position, number
 pub(super) const ATTEMPTS_OF_ENDPOINT: &str =
     attempts!("endpoint = $6 AND (started_at, lane, position, number) < ($2, $3, $4, $5)", by_time!());
 pub(super) const ATTEMPTS_OF_LANE: &str =
-    attempts!("lane = $3 AND (position, number) < ($4, $5)", "attempt.position DESC, attempt.number DESC");
+    attempts!("lane = $2 AND (position, number) < ($3, $4)", "attempt.position DESC, attempt.number DESC");
 
 /// The attempts before one, the latest first; those of a lane by its messages, the last one first.
 pub(super) async fn attempts(
@@ -366,7 +366,7 @@ pub(super) async fn attempts(
     let place = before.unwrap_or(LAST);
     let AttemptPlace { at, position, number, .. } = place;
     let rows = match (endpoint, lane) {
-        (_, Some(lane)) => db.query(ATTEMPTS_OF_LANE, values![max, at, lane, position, number]).await?,
+        (_, Some(lane)) => db.query(ATTEMPTS_OF_LANE, values![max, lane, position, number]).await?,
         (Some(endpoint), None) => {
             db.query(ATTEMPTS_OF_ENDPOINT, values![max, at, place.lane, position, number, endpoint]).await?
         }
