@@ -334,6 +334,7 @@ impl Source for MemorySource {
             supports_recovery: claims,
             reports_cancellation: true,
             connection_scoped: false,
+            fenced_reports: false,
         }
     }
 

@@ -76,6 +76,8 @@ impl FileChecks<'_> {
 
     fn notifier(&mut self, config: &Notifier) {
         self.secret("notifier.token_file", config.token_file.as_ref(), "a token");
+        self.secret("notifier.read_token_file", config.read_token_file.as_ref(), "a token");
+        self.secret("notifier.publish_token_file", config.publish_token_file.as_ref(), "a token");
         self.secret("notifier.proxy_file", config.proxy_file.as_ref(), "a proxy's URL");
         self.secret("notifier.client_key_file", config.client_key_file.as_ref(), "a private key");
         for file in &config.seal_key_files {

@@ -2,14 +2,13 @@
 
 use std::path::PathBuf;
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-
 use super::config_args::{self, ConfigArgs, QueueFlags};
 use super::exit::{Exit, ExitResult, Failure};
 use super::notify_setup;
 use super::signals::ExitSignals;
 use crate::config::schema;
 use journeyman_platform::host::clock::or_pending;
+use journeyman_platform::http::raise_open_files;
 use journeyman_platform::log;
 use journeyman_platform::settings::Environment;
 use journeyman_services::queue::{self, Auth, Db, RegisteredClient, StartError};
@@ -26,11 +25,7 @@ pub(super) async fn run(settings: ConfigArgs<QueueFlags>, environment: &Environm
              JOURNEYMAN__QUEUE__CLIENTS__ME__ACCESS_TOKEN_FILE to a file with the token of a client `me`",
         ));
     }
-    // This command starts no other programs, which might not work with many files.
-    let files = getrlimit(Resource::Nofile);
-    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files }) {
-        tracing::debug!(%error, "cannot raise the limit of open files");
-    }
+    raise_open_files();
     let mut signals = ExitSignals::listen()?;
     let notify = notify_setup::notify_config(&loaded.config.notify, environment)?;
     let outbox_events = if notify.is_some() { loaded.config.notify.events.clone() } else { Vec::new() };

@@ -14,7 +14,9 @@ use journeyman_worker::engine::SourceBinding;
 use journeyman_worker::handler::DynHandler;
 use journeyman_worker::source::taskcluster::ClientCredentials;
 use journeyman_worker::source::taskcluster::config::TaskclusterSource;
-use journeyman_worker::source::taskcluster::{self, Api, ApiConfig, Credentials, Taskcluster};
+use journeyman_worker::source::taskcluster::{
+    self, Api, ApiConfig, Credentials, INSTANCE_TYPE_VARIABLE, LOCATION_VARIABLE, Taskcluster,
+};
 
 pub(super) fn read_credentials(
     source: &TaskclusterSource,
@@ -83,11 +85,13 @@ pub(super) fn source_binding(
         worker_id: name.id.clone(),
         artifact_storage: source.artifact_storage,
     };
-    let env = BTreeMap::from([
+    let mut env = BTreeMap::from([
         ("TASKCLUSTER_ROOT_URL".to_owned(), source.root_url.as_str().to_owned()),
         ("TASKCLUSTER_WORKER_GROUP".to_owned(), name.group.clone()),
         ("TASKCLUSTER_WORKER_ID".to_owned(), name.id.clone()),
     ]);
+    let of_host = [LOCATION_VARIABLE, INSTANCE_TYPE_VARIABLE];
+    env.extend(of_host.into_iter().filter_map(|name| Some((name.to_owned(), environment.get(name)?.to_owned()))));
     let source = Taskcluster::new(settings)
         .map_err(|error| Failure::new(Exit::Config, format!("source.{source_name}.{error}")))?;
     let api = source.api().clone();

@@ -8,6 +8,7 @@ use clap::Args;
 use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 use super::exit::{Exit, ExitResult, Failure};
 use super::signals::ExitSignals;
@@ -55,12 +56,18 @@ pub(super) async fn run(arguments: WorkerRunnerArgs, environment: &Environment) 
 }
 
 async fn run_worker(arguments: &WorkerRunnerArgs, environment: &Environment, lines: &mut LineReceiver) -> ExitResult {
-    let (config, credentials) = read_config(&arguments.config, environment)?;
+    let (config, runner_config) = read_config(&arguments.config, environment)?;
     log::start_with_callback(&config.log, log_line);
+    let unknown: Vec<&str> = runner_config.unknown_keys().collect();
+    if !unknown.is_empty() {
+        let unknown = unknown.join(", ");
+        tracing::warn!("keys of the pool's configuration that this worker does not have, and ignores: {unknown}");
+    }
     harden_process();
+    let environment = &environment.with(runner_config.variables());
     let built = worker_setup::build_worker(&config, environment)?;
     close_inherited_fds_on_exec();
-    replace_credentials(&built.apis, &credentials)?;
+    replace_credentials(&built.apis, &runner_config.credentials())?;
     let messages = handle_messages(lines, built.apis, built.worker.control());
     let background = async { (messages.await, std::future::pending().await).1 };
     Box::pin(worker::serve(built.worker, &config, environment, ExitSignals::listen()?, None, background)).await
@@ -83,7 +90,7 @@ async fn wait_for_welcome(lines: &mut LineReceiver) {
     }
 }
 
-fn read_config(path: &Path, environment: &Environment) -> Result<(Config, ClientCredentials), Failure> {
+fn read_config(path: &Path, environment: &Environment) -> Result<(Config, RunnerConfig), Failure> {
     let unusable = |what: String| Failure::new(Exit::Config, format!("{}: {what}", path.display()));
     let mut text = String::new();
     let file = std::fs::File::open(path).map_err(|error| unusable(error.to_string()))?;
@@ -92,7 +99,7 @@ fn read_config(path: &Path, environment: &Environment) -> Result<(Config, Client
     let toml = runner_config.to_toml().map_err(|error| unusable(error.to_string()))?;
     // Errors have the lines and columns of the TOML text.
     let document = Document::new(Path::new(&format!("{} (as TOML)", path.display())), &toml);
-    Ok((config::load(Some(document), environment, &[])?.config, runner_config.credentials()))
+    Ok((config::load(Some(document), environment, &[])?.config, runner_config))
 }
 
 /// Signs every later call with the new credentials.
@@ -181,6 +188,10 @@ async fn send(line: String) -> bool {
 /// Sends a line of the log to the runner if it accepts log entries, or else to standard error.
 fn log_line(line: &[u8]) {
     let entry = serde_json::from_slice::<serde_json::Map<String, Value>>(line).ok();
+    let report = entry.as_ref().and_then(|entry| PROTOCOL.lock().alert_line(entry, Instant::now()));
+    if let Some(report) = report {
+        drop(output::print_raw(report.as_bytes()));
+    }
     match entry.and_then(|entry| PROTOCOL.lock().log_line(entry)) {
         // Not through `send`, which may log.
         Some(line) => drop(output::print_raw(line.as_bytes())),

@@ -182,6 +182,7 @@ fn sources(sources: &[SourceStatus], inspected: &[String]) -> Table {
             None => cell(&source.description),
         };
         let next = source.next_poll_in_seconds.map_or_else(|| cell(&source.state), |ahead| cell(Value::In(ahead)));
+        let next = next.and_some(source.blocked_message.as_ref());
         let claims = cell(source.counts.claims);
         vec![name, status, ago(source.polled_seconds_ago), ago(source.last_received_seconds_ago), next, claims, detail]
     });

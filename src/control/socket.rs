@@ -84,6 +84,7 @@ impl Socket {
             connections_max: CONTROL_CONNECTIONS_MAX,
             connections_per_peer_max: CONTROL_CONNECTIONS_MAX,
             head_timeout: CONTROL_HEAD_TIMEOUT,
+            body_timeout: Some(CONTROL_HEAD_TIMEOUT),
             connection_age_max: None,
         };
         let listener = OutsideCallers { listener, refused: JoinSet::new() };

@@ -132,6 +132,29 @@ pub const fn is_left_to_next_process(end: ClaimEnd) -> bool {
     }
 }
 
+/// What becomes of work that a run has left elsewhere, such as a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LeftWork {
+    /// The next run goes on with it, or the next process decides.
+    Kept,
+    Removed,
+    RemovedIfResolved,
+}
+
+/// Work outlives its claim until its outcome is accepted: it tells the next run how it ended.
+pub const fn left_work(end: ClaimEnd) -> LeftWork {
+    match end {
+        ClaimEnd::Reported(Outcome::Exception(ExceptionReason::WorkerShutdown) | Outcome::Deferred) => LeftWork::Kept,
+        ClaimEnd::Reported(_) => LeftWork::Removed,
+        end if is_left_to_next_process(end) => LeftWork::Kept,
+        ClaimEnd::NotGranted
+        | ClaimEnd::Lost(_)
+        | ClaimEnd::Unconfirmed { .. }
+        | ClaimEnd::AlreadyResolved(_)
+        | ClaimEnd::ReportRejected(_) => LeftWork::RemovedIfResolved,
+    }
+}
+
 impl Journal {
     /// A journal that begins in this boot of the host.
     pub const fn new(boot: BootId) -> Self {

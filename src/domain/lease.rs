@@ -42,11 +42,16 @@ pub struct Lease {
 
 impl Lease {
     pub fn new(granted: Granted, termination_grace: Duration) -> Self {
+        let lease = Self::until_kill(granted, termination_grace);
+        Self { margin: margin(lease.length).max(lease.margin), ..lease }
+    }
+
+    /// A lease whose margin has time for the kill of a payload alone (I2), since its outcome may be reported later.
+    pub fn until_kill(granted: Granted, termination_grace: Duration) -> Self {
         let Granted { sent_at, length } = granted;
         let grace = termination_grace.min(length / 10);
         let needed = clock_error(length) + grace + KILL_SLACK.min(length / 40);
-        let margin = margin(length).max(needed + Duration::from_millis(1));
-        Self { sent_at, length, grace, margin }
+        Self { sent_at, length, grace, margin: needed + Duration::from_millis(1) }
     }
 
     pub const fn length(&self) -> Duration {
@@ -72,6 +77,11 @@ impl Lease {
 
     pub fn is_usable(&self, now: Instant) -> bool {
         now < self.expires_at()
+    }
+
+    /// Whether a reclaim that is sent now is answered before the claim is abandoned.
+    pub fn has_room(&self, now: Instant) -> bool {
+        now.plus(self.attempt_timeout()) < self.expires_at()
     }
 
     /// The time between SIGTERM and SIGKILL after the claim is lost; at most a tenth of the lease.

@@ -32,5 +32,6 @@ pub mod staged;
 pub mod termination_notice;
 pub mod time;
 pub mod trace_context;
+pub mod turns;
 pub mod units;
 pub mod worker;

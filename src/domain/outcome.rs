@@ -96,6 +96,8 @@ pub enum ExecuteFailure {
     Internal,
     /// The same fault as [`PrepareFailure::HostFault`].
     HostFault,
+    /// What runs payloads for this worker refuses it, whatever the payload. It claims nothing for a while, as after a host fault.
+    AccessDenied,
     /// The sidecar was down and ran nothing, as in [`PrepareFailure::ServiceDown`].
     ServiceDown,
     /// Not ended: it runs elsewhere, and a scheduled message has it looked at. Only where the source can schedule one.
@@ -110,7 +112,7 @@ impl ExecuteFailure {
         match self {
             Self::Failed => Outcome::Failed,
             Self::Intermittent => Outcome::Exception(ExceptionReason::IntermittentTask),
-            Self::Unavailable => Outcome::Exception(ExceptionReason::ResourceUnavailable),
+            Self::Unavailable | Self::AccessDenied => Outcome::Exception(ExceptionReason::ResourceUnavailable),
             Self::Internal => Outcome::Exception(ExceptionReason::InternalError),
             Self::HostFault | Self::ServiceDown => Outcome::Exception(ExceptionReason::WorkerShutdown),
             Self::Deferred => Outcome::Deferred,
@@ -125,6 +127,7 @@ impl ExecuteFailure {
             Self::Unavailable => "not completed, a resource is unavailable",
             Self::Internal => "not completed, internal error of the worker",
             Self::HostFault => "not completed and released, fault of this host",
+            Self::AccessDenied => "not completed, this worker may not run it",
             Self::ServiceDown => "released",
             Self::Deferred => "not ended",
         }

@@ -8,6 +8,7 @@ use super::id::PriorityQueue;
 use super::jitter::Jitter;
 use super::refusal::Refusal;
 use super::time::Instant;
+use super::turns::{Demand, Turn};
 
 /// After a poll or an open without a definite answer.
 pub const POLL_RETRY: backoff::Policy =
@@ -31,6 +32,8 @@ pub struct Capabilities {
     pub reports_cancellation: bool,
     /// A claim ends with the connection of the worker that holds it: it cannot be reported later.
     pub connection_scoped: bool,
+    /// A report itself finds out whether the run is still this worker's, so that a late one does no harm.
+    pub fenced_reports: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,7 +50,7 @@ enum State {
     Closed,
     Opening,
     Idle,
-    Polling { sent_at: Instant, queue: PriorityQueue },
+    Polling { sent_at: Instant, queue: PriorityQueue, is_closing: bool },
     Recovering,
 }
 
@@ -82,6 +85,8 @@ pub struct Poller {
     claim_backoff_until: Instant,
     priority_queues: u16,
     next_queue: u16,
+    /// By the last poll.
+    demand: Demand,
     usable_until: Option<Instant>,
     recovery_due: bool,
     unread_poll: Option<UnreadPoll>,
@@ -106,6 +111,7 @@ impl Poller {
             claim_backoff_until: Instant::ORIGIN,
             priority_queues: 0,
             next_queue: 0,
+            demand: Demand::Unknown,
             usable_until: None,
             recovery_due: capabilities.supports_recovery,
             unread_poll: None,
@@ -139,9 +145,34 @@ impl Poller {
         }
     }
 
-    /// Since when it has been ready; the earliest is polled first.
-    pub const fn ready_since(&self) -> Instant {
-        self.not_before
+    /// Its place among the sources that share the slots.
+    pub fn turn(&self) -> Turn {
+        match self.state {
+            State::Polling { sent_at, is_closing, .. } if self.capabilities.long_poll => {
+                Turn::Holding { since: sent_at, is_closing }
+            }
+            State::Polling { .. } => Turn::Out,
+            State::Idle if !self.recovery_due => {
+                Turn::Waiting { since: self.not_before.max(self.claim_backoff_until), demand: self.demand }
+            }
+            State::Idle | State::Closed | State::Opening | State::Recovering => Turn::Next,
+        }
+    }
+
+    /// The time of its next call if that is no poll.
+    pub fn next_slotless_call(&self) -> Option<Instant> {
+        match self.state {
+            State::Closed => Some(self.not_before.max(self.claim_backoff_until)),
+            State::Idle if self.recovery_due => Some(self.not_before.max(self.claim_backoff_until)),
+            State::Idle | State::Opening | State::Polling { .. } | State::Recovering => None,
+        }
+    }
+
+    /// The open poll is being closed.
+    pub const fn on_closing(&mut self) {
+        if let State::Polling { is_closing, .. } = &mut self.state {
+            *is_closing = true;
+        }
     }
 
     pub const fn is_polling(&self) -> bool {
@@ -192,7 +223,7 @@ impl Poller {
         if self.capabilities.supports_recovery {
             self.unread_poll.get_or_insert(UnreadPoll::Sent(now));
         }
-        self.state = State::Polling { sent_at: now, queue };
+        self.state = State::Polling { sent_at: now, queue, is_closing: false };
     }
 
     /// Failures are reset when a poll is answered, not here: URLs that are rejected as soon as they are issued would
@@ -218,13 +249,14 @@ impl Poller {
             }
             self.denied &= found > 0 && !self.capabilities.long_poll;
             self.mark_poll_read(sent_at);
+            self.demand = if found > 0 { Demand::Busy } else { Demand::Quiet };
         }
         match core::mem::replace(&mut self.state, State::Idle) {
             State::Polling { .. } if found > 0 => {
                 self.next_queue = 0;
                 self.not_before = now;
             }
-            State::Polling { sent_at, queue } => {
+            State::Polling { sent_at, queue, .. } => {
                 self.next_queue = queue.0.saturating_add(1);
                 self.not_before = now;
                 if self.next_queue >= self.priority_queues {
@@ -258,6 +290,7 @@ impl Poller {
                 self.request_recovery();
             }
             self.mark_poll_read(sent_at);
+            self.demand = Demand::Quiet;
         }
         if matches!(was, State::Opening) || refusal == Refusal::Stale {
             self.state = State::Closed;

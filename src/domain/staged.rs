@@ -55,6 +55,8 @@ pub enum FailureClass {
     Capacity,
     /// The external system lost it or disturbed it.
     Infrastructure,
+    /// The external system lets this worker launch nothing.
+    Access,
 }
 
 /// How long a phase may last.
@@ -85,6 +87,9 @@ pub struct StagedRecord {
     pub launch: u32,
     /// How the handler finds it; `None` before it has started.
     pub handle: Option<Box<str>>,
+    /// The handle that a start named before it failed, or before its answer was lost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub announced: Option<Box<str>>,
     pub phase: Box<str>,
     pub phase_since: Option<Stamp>,
     /// The number of the next scheduled look. Of two records the lower one is out of date.
@@ -118,6 +123,11 @@ pub enum StagedAnswer {
         progress: Progress,
     },
     Progress(Progress),
+    /// A start named work, and ended otherwise.
+    Announced {
+        handle: Box<str>,
+        answer: Box<StagedAnswer>,
+    },
     Done,
     /// It was not launched, and may be later.
     Retry {
@@ -264,7 +274,14 @@ impl StagedState {
                 let wait = self.unknown.wait(UNKNOWN_RETRY, None, &mut self.jitter);
                 return self.rest(wait, next, now, actions);
             }
-            (StagedAnswer::Done, _) => self.end(StagedEnd::Done, actions),
+            (StagedAnswer::Announced { handle, answer }, call) => {
+                self.record.announced = Some(handle);
+                return self.on_answer(call, *answer, now, actions);
+            }
+            (StagedAnswer::Done, _) => {
+                self.record.announced = None;
+                self.end(StagedEnd::Done, actions);
+            }
             (StagedAnswer::Superseded, _) => self.end(StagedEnd::Superseded, actions),
             (
                 StagedAnswer::Absent | StagedAnswer::Canceled | StagedAnswer::Retry { .. } | StagedAnswer::Lost { .. },
@@ -294,7 +311,7 @@ impl StagedState {
                 }
             }
             (StagedAnswer::Started { handle, progress }, call) => {
-                self.record.handle = Some(handle);
+                (self.record.handle, self.record.announced) = (Some(handle), None);
                 self.on_progress(call, progress, now, actions);
             }
             (StagedAnswer::Progress(progress), call) => self.on_progress(call, progress, now, actions),
@@ -365,7 +382,7 @@ impl StagedState {
 
     fn has_retries(&self, class: FailureClass) -> bool {
         let (failures, retries) = match class {
-            FailureClass::Task | FailureClass::Config => (0, 0),
+            FailureClass::Task | FailureClass::Config | FailureClass::Access => (0, 0),
             FailureClass::Infrastructure => (self.record.infrastructure_failures, self.policy.infrastructure_retries),
             FailureClass::Capacity => (self.record.capacity_failures, self.policy.capacity_retries),
         };
@@ -375,7 +392,7 @@ impl StagedState {
     fn count(&mut self, class: FailureClass) {
         let failures = match class {
             FailureClass::Capacity => &mut self.record.capacity_failures,
-            FailureClass::Task | FailureClass::Config | FailureClass::Infrastructure => {
+            FailureClass::Task | FailureClass::Config | FailureClass::Infrastructure | FailureClass::Access => {
                 &mut self.record.infrastructure_failures
             }
         };

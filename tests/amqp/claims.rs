@@ -281,6 +281,7 @@ async fn requeueing_a_prefetched_request_is_not_an_attempt() {
             until("the requests are prefetched", async || matches!(client.depth().await, (0, 1) | (3, 0))).await;
             source.pause();
             client.until_depth(3, 0).await;
+            source.resume();
             for _ in 0..3 {
                 let grant = next_grant(&source).await;
                 assert!(tries == 0 || grant.run.run == 0, "{kind:?} {:?}", grant.run);
@@ -288,6 +289,7 @@ async fn requeueing_a_prefetched_request_is_not_an_attempt() {
             }
             source.pause();
             client.until_depth(0, 0).await;
+            source.resume();
         }
         assert_eq!(source.metrics()["attempts_exhausted"], 0, "{kind:?}");
         client.delete_queue().await;
@@ -323,6 +325,7 @@ async fn i06_a_request_of_a_previous_consumer_does_not_run_twice_at_once_after_a
     // Another consumer follows, and holds nothing.
     source.pause();
     client.until_depth(0, 0).await;
+    source.resume();
     source.open().await.expect("there is a queue");
     wire.cut();
     within("the source knows", async { while source.poll(PriorityQueue(0), 1).await.is_ok() {} }).await;
@@ -393,4 +396,55 @@ async fn the_last_error_reply_of_a_handler_is_that_of_a_request_that_is_given_up
     let answer = client.call("/work", b"1").await;
     assert_eq!((answer.status(), answer.body.as_slice()), ("core_error", &b"1"[..]));
     client.finish(worker).await;
+}
+
+/// A poll waits longer than any test.
+fn patient(client: &Client) -> Queue {
+    Queue { poll_wait: Duration::from_secs(3600), consumer_timeout: None, ..queue(client) }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a4_a_poll_of_a_paused_source_ends_and_consumes_nothing() {
+    let Some(client) = Client::shared(Kind::Durable).await else { return };
+    let source = AmqpSource::new(patient(&client));
+    source.open().await.expect("there is a queue");
+    client.until_depth(0, 1).await;
+    source.pause();
+    client.request(&["1"]).await;
+    let batch = within("the poll", source.poll(PriorityQueue(0), 1)).await.expect("nothing is wrong");
+    assert_eq!(batch.grants.len(), 0, "{batch:?}");
+    client.until_depth(1, 0).await;
+    source.resume();
+    next_grant(&source).await.claim.report(Outcome::Completed).await.expect("it is answered");
+    source.close().await;
+    client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a5_a_worker_whose_last_request_was_redelivered_does_not_wait_for_its_poll() {
+    let Some(broker) = shared() else { return };
+    for kind in [Kind::Durable, Kind::Quorum] {
+        for ends_first in [true, false] {
+            let client = Client::new(&broker, kind).await;
+            client.request(&["1"]).await;
+            let options = BasicGetOptions { no_ack: false };
+            let got = client.channel.basic_get(client.queue.as_str().into(), options).await.expect("it is read");
+            let lost = got.expect("there is a request").delivery;
+            lost.acker.reject(BasicRejectOptions { requeue: true }).await.expect("it is requeued");
+            let (mut gate, act) = Gate::handler();
+            let worker = Running::start(patient(&client), 2, act);
+            gate.enters().await;
+            if ends_first {
+                gate.go.add_permits(1);
+                worker.completed(1).await;
+                worker.control.drain().await;
+            } else {
+                worker.control.drain().await;
+                gate.go.add_permits(1);
+            }
+            assert_eq!(worker.ended().await, ExitReason::Drained, "{kind:?}, {ends_first}");
+            assert_eq!(client.answer("1").await.body, b"1");
+            client.delete_queue().await;
+        }
+    }
 }

@@ -91,6 +91,7 @@ async fn an_idle_source_reports_no_error() {
     // Its worker is paused, so to say.
     source.pause();
     client.until_depth(0, 0).await;
+    source.resume();
     client.request(&["2"]).await;
     let again = async {
         loop {

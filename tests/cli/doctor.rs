@@ -124,7 +124,7 @@ fn service(date: &'static str, answer: impl Fn(&str) -> (u16, serde_json::Value)
 fn stand_in(date: &'static str, scopes: &'static [&'static str]) -> String {
     service(date, move |path| match path {
         path if path.ends_with("/scopes/current") => (200, serde_json::json!({ "scopes": scopes })),
-        path if path.contains("/pending/") => (200, serde_json::json!({ "pendingTasks": 5 })),
+        path if path.ends_with("/counts") => (200, serde_json::json!({ "pendingTasks": 5 })),
         _ => (200, serde_json::json!({ "alive": true })),
     })
 }
@@ -136,7 +136,7 @@ fn b3_a_queue_of_2019_and_a_client_that_cannot_read_its_scopes_are_healthy() {
             (403, serde_json::json!({ "code": "InsufficientScopes", "message": "no" }))
         }
         path if path.ends_with("/pending/build/linux") => (200, serde_json::json!({ "pendingTasks": 5 })),
-        path if path.contains("/pending/") || path.contains("/workers/") => {
+        path if ["/pending/", "/workers/", "/counts"].iter().any(|part| path.contains(part)) => {
             (404, serde_json::json!({ "error": "Not found" }))
         }
         _ => (200, serde_json::json!({ "alive": true })),
@@ -167,7 +167,7 @@ fn b10_doctor_says_that_the_worker_is_in_quarantine() {
         path if path.ends_with("/provisioners/build/worker-types/linux/workers/g/w") => {
             (200, serde_json::json!({ "quarantineUntil": "3017-11-21T08:52:20.024Z" }))
         }
-        path if path.contains("/pending/") => (200, serde_json::json!({ "pendingTasks": 5 })),
+        path if path.ends_with("/counts") => (200, serde_json::json!({ "pendingTasks": 5 })),
         _ => (200, serde_json::json!({ "alive": true })),
     });
     let host = Host::with_root(&root);

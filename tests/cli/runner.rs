@@ -69,6 +69,25 @@ fn new_credentials_are_used_and_an_idle_host_is_reported() {
 }
 
 #[test]
+fn b9_the_pools_configuration_is_used_and_alerts_are_reported() {
+    let host = Host::with_queue();
+    configure(&host, "a-token-that-ran-out", "");
+    let keys = r#"{"numberOfTasksToRun":1,"maxTaskRunTime":60,"capacity":2,"instanceType":"large","livelogPort":9,"#;
+    host.write("runner.json", &host.read("runner.json").replacen('{', keys, 1));
+    host.create_script(
+        "test \"$TASKCLUSTER_INSTANCE_TYPE $TASKCLUSTER_WORKER_LOCATION\" = 'large {\"cloud\":\"test\"}'",
+    );
+    let (mut server, mut runner) = start(&host);
+    say(&mut runner, WELCOME);
+    let report = server.prints(r#""type":"error-report""#);
+    assert!(report.contains(r#""title":"auth-denied""#) && report.contains("rejects the credentials"), "{report}");
+    say(&mut runner, r#"~{"type":"new-credentials","client-id":"me","access-token":"a-token-for-tests"}"#);
+    let said = server.ends_with(13);
+    assert!(said.out.contains("completed"), "{}", said.out);
+    assert!(format!("{}{}", said.out, said.err).contains("ignores: livelogPort"), "{}", said.err);
+}
+
+#[test]
 fn the_runner_can_drain_the_worker_and_gets_errors_of_its_file() {
     let host = Host::with_queue();
     configure(&host, TOKEN, "");

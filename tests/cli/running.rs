@@ -3,7 +3,7 @@
 use rustix::process::Signal;
 
 use crate::cli::host::Host;
-use crate::cli::server::{Server, left};
+use crate::cli::server::{Server, get, left};
 
 #[test]
 fn tasks_are_created_watched_read_listed_and_canceled_against_dev() {
@@ -104,6 +104,30 @@ fn a_worker_needs_no_more_scopes_than_the_guide_names() {
         host.queue().signal(Signal::TERM);
         worker.ends_with(0);
     }
+}
+
+#[test]
+fn b8_a_task_that_declines_its_log_has_none() {
+    let host = Host::with_queue();
+    let mut command = host.worker();
+    let worker = Server::start(command.args(["--set", "worker.live_log=127.0.0.1:0"]));
+    for (features, command, live, stored) in [
+        (serde_json::json!({"liveLog": true, "backingLog": true}), "true", "303", "303"),
+        (serde_json::json!({"liveLog": false}), "true", "404", "303"),
+        (serde_json::json!({"backingLog": false}), "true", "404", "404"),
+        (serde_json::json!({"backingLog": false}), "no such program", "303", "303"),
+    ] {
+        let payload = serde_json::json!({"command": [[command]], "maxRunTime": 60, "features": features}).to_string();
+        let said = host.task(&["create", "--queue", "build/linux", "--wait", "--payload", &payload]);
+        let id = said.out.split_whitespace().next().expect("the id");
+        for (name, expected) in [("live", live), ("live_backing", stored)] {
+            let path = format!("/api/queue/v1/task/{id}/artifacts/public/logs/{name}.log");
+            let answer = get(host.root().trim_start_matches("http://"), &path);
+            let status = answer.split(' ').nth(1).unwrap_or_default();
+            assert_eq!(status, expected, "{name} of {features} {command}: {answer}");
+        }
+    }
+    worker.drain();
 }
 
 #[test]

@@ -153,3 +153,33 @@ fn a_missing_credential_is_an_error_with_a_hint() {
     let said = host.run(&["worker"]);
     assert!(said.code == 30 && said.err.contains("is LoadCredential= in the unit"), "{} {}", said.code, said.err);
 }
+
+#[test]
+fn b12_an_address_in_place_of_its_file_is_refused_and_not_shown() {
+    let host = Host::new();
+    let source = "[source.q]\nkind = \"amqp\"\nrequests_queue = \"x\"\n";
+    for (section, key, value) in [
+        ("amqp", "uri_file", "amqp://user:canary-7@host:5672/v"),
+        ("notifier.postgres", "url_file", "postgres://user:canary-7@host/db"),
+        ("notifier.endpoint.a", "url_file", "https://host/canary-7"),
+        ("notifier", "seal_key_files", "whsec_canary-7"),
+    ] {
+        let text = if key.ends_with("files") { format!("[\"{value}\"]") } else { format!("\"{value}\"") };
+        host.write("journeyman.toml", &format!("{source}[{section}]\n{key} = {text}\n"));
+        let set = format!("{section}.{key}={value}");
+        for arguments in [
+            &["config", "check"][..],
+            &["config", "check", "-o", "json"],
+            &["config", "show"],
+            &["config", "show", "--origin"],
+            &["config", "show", "-o", "json"],
+            &["config", "show", "--set", &set],
+            &["worker"],
+        ] {
+            let said = host.run(arguments);
+            assert_eq!(said.code, 30, "{arguments:?}: {} {}", said.out, said.err);
+            assert!(!said.out.contains("canary") && !said.err.contains("canary"), "{} {}", said.out, said.err);
+            assert!(format!("{}{}", said.out, said.err).contains("path of a file"), "{} {}", said.out, said.err);
+        }
+    }
+}

@@ -213,7 +213,7 @@ ctypes.CDLL(None).pthread_exit(None)' $M",
 fn no_link_is_followed(bench: &Bench, _: &Context<'_>) -> Result<(), String> {
     let declaration = ArtifactDeclaration {
         name: "out".to_owned(),
-        kind: ArtifactKind::Directory { path: "out".into() },
+        kind: ArtifactKind::Directory { path: "out".into(), content_type: None },
         expires: None,
         optionality: Optionality::Optional,
     };

@@ -39,7 +39,14 @@ impl Lab {
             let run =
                 Run { task: TaskId::parse("fN1SbArXTPSVFNUvaOlinQ").ok_or("a task id")?, run: u32::try_from(number)? };
             let definition = Default::default();
-            let task = TaskInfo { run, source: "bench".to_owned(), definition, env: Default::default(), trace: None };
+            let task = TaskInfo {
+                run,
+                source: "bench".to_owned(),
+                definition,
+                env: Default::default(),
+                trace: None,
+                reported_runs: 0,
+            };
             let log = TaskLog::new(self.path().join(format!("{number}.log")), LogLimits::default());
             let (cancel, lease) = (cancel.subscribe(), lease.subscribe());
             let folder = self.path().to_owned();

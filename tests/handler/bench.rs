@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use journeyman::handler::log::{LogLimits, TaskLog};
 use journeyman::handler::{
-    CancelCause, Cancellation, Context, DynHandler, ExecuteError, ExecuteFailure, PrepareError, PrepareFailure,
-    TaskInfo,
+    CancelCause, Cancellation, Context, DynHandler, EndedWork, ExecuteError, ExecuteFailure, PrepareError,
+    PrepareFailure, TaskInfo,
 };
+use journeyman::task::Results;
 use journeyman_domain::id::{Run, TaskId};
 use journeyman_domain::lease::{Granted, Lease};
 use journeyman_platform::host::clock::Clock;
@@ -82,6 +83,7 @@ impl Bench {
             .into(),
             env: Arc::new(BTreeMap::from([("TASKCLUSTER_ROOT_URL".to_owned(), "http://localhost".to_owned())])),
             trace: None,
+            reported_runs: 0,
         };
         let clock = Clock::tokio();
         let (cancel, canceled) = watch::channel(None);
@@ -128,6 +130,16 @@ impl Bench {
         match handler.prepare(&payload, &self.context).await {
             Err(refused) => RunResult::Refused(refused),
             Ok(ready) => RunResult::Ran(ready(&self.context).await),
+        }
+    }
+
+    /// As the worker does once the outcome is reported.
+    pub(crate) async fn discard(&self, handler: &dyn DynHandler) -> Result<(), String> {
+        let TaskInfo { run, source, .. } = self.context.task().clone();
+        let request = self.context.results().and_then(Results::work_key);
+        match handler.discard(&EndedWork { source, run, request }) {
+            Some(discarding) => discarding.await,
+            None => Ok(()),
         }
     }
 

@@ -203,6 +203,28 @@ async fn invalid_artifacts_are_rejected() {
 }
 
 #[tokio::test]
+async fn b3_an_artifact_that_expires_before_it_may_be_stored_is_rejected() {
+    let mut payload = sh(&["true"]);
+    let artifact = |expires: &str| json!({"type": "file", "path": "a", "name": expires, "expires": expires});
+    payload["artifacts"] =
+        json!([artifact("2001-01-01T00:00:00Z"), artifact("2029-12-01T00:00:00Z"), artifact("2029-11-30T23:59:59Z"),]);
+    let sentences = refused(payload).await;
+    assert_eq!(sentences.len(), 2, "{sentences:#?}");
+    for (number, sentence) in [0, 2].into_iter().zip(&sentences) {
+        let start = format!("payload/artifacts/{number}/expires: it is before 2029-12-01T00:00:00Z");
+        assert!(sentence.starts_with(&start), "{sentence}");
+    }
+}
+
+#[tokio::test]
+async fn b1_a_program_that_the_task_broke_fails_the_task() {
+    let bench = Bench::new();
+    let payload = json!({"command": [["sh", "-c", "head -c 800 /bin/true > t; chmod +x t"], ["./t"]], "maxRunTime": 9});
+    let sentence = bench.run(&*handler(), payload).await.failed();
+    assert!(sentence.starts_with("cannot start command 1: "), "{sentence}");
+}
+
+#[tokio::test]
 async fn a_failed_task_uploads_its_artifacts() {
     let bench = Bench::new();
     let mut payload = sh(&["echo kept >out.txt; exit 1"]);

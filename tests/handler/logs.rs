@@ -103,26 +103,30 @@ fn removing_a_log_deletes_it_and_a_missing_one_is_not_an_error() {
 }
 
 #[test]
-fn a_full_disk_truncates_the_log() {
+fn b5_the_last_lines_of_a_log_that_no_disk_takes_are_kept_in_memory() {
     let log = TaskLog::new(Path::new("/dev/full"), SMALL);
     log.write_line("one");
     log.write_line("two");
-    let finished = log.finish().unwrap().unwrap();
-    assert_eq!((finished.bytes, finished.omitted), (0, 8));
+    assert_eq!(text(&log), "one\ntwo\n");
+    let log = TaskLog::new(Path::new("/dev/full"), SMALL);
+    log.write(&[b'x'; 1 << 20]);
+    log.write_line("the reason");
+    let omitted = log.finish().unwrap().unwrap().omitted;
+    let text = text(&log);
+    let marker = format!("\n[journeyman] log truncated: {omitted} bytes could not be written: No space left");
+    assert!(text.starts_with(&marker) && text.ends_with("xthe reason\n"), "{}", &text[..200]);
+    assert!(omitted > 1_000_000, "{omitted}");
 }
 
 #[test]
-fn a_tail_that_cannot_be_written_leaves_the_head_and_a_marker() {
+fn b5_a_tail_that_cannot_be_written_leaves_the_head_and_its_last_bytes() {
     let (folder, log) = new_log(SMALL);
     log.write(&[b'h'; 50]);
     std::fs::remove_dir_all(folder.path().join("logs")).unwrap();
     log.write(&[b'Q'; 20]);
     log.write(&[b'Q'; 20]);
-    assert_eq!(log.finish().unwrap().unwrap().omitted, 40);
-    let text = text(&log);
-    assert!(text.starts_with(&"h".repeat(50)), "{text}");
-    assert!(text.contains("40 bytes could not be written"), "{text}");
-    assert!(!text.contains('Q'), "{text}");
+    assert_eq!(log.finish().unwrap().unwrap().omitted, 0);
+    assert_eq!(text(&log), "h".repeat(50) + &"Q".repeat(40));
 }
 
 #[test]

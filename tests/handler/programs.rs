@@ -116,7 +116,8 @@ async fn lines_on_descriptor_3_become_artifacts_and_log_lines() {
     assert_eq!(artifacts[1].expires, None);
     assert_eq!(content(&artifacts[2]), r#"{"n":[1,2]}"#);
     let log = bench.log();
-    for line in [r"step: two\nlines", "progress: 1 of 2: half", "public/dir: expires with the task"] {
+    let later = "artifact public/dir: `expires`: it is later than the task's own expires";
+    for line in [r"step: two\nlines", "progress: 1 of 2: half", later] {
         assert!(log.contains(line), "{line} is not in {log}");
     }
 }
@@ -167,6 +168,29 @@ async fn secrets_named_by_a_program_are_redacted_in_its_output() {
         "{log}"
     );
     assert!(log.contains("line 2: ignored: secret not redacted"), "{log}");
+}
+
+#[tokio::test]
+async fn b14_the_log_names_what_a_message_lacks_once() {
+    let bench = Bench::new();
+    run(
+        &bench,
+        r#"for percent in 1 2 3; do echo "{\"type\":\"progress\",\"percent\":$percent}" >&3; done
+        for name in one two; do echo "{\"type\":\"step\",\"name\":\"$name\",\"newer\":1}" >&3; done"#,
+    )
+    .await
+    .completed();
+    let log = bench.log();
+    for (text, count) in [
+        (r#"line 1: ignored: progress needs "done"; unknown key "percent""#, 1),
+        ("needs", 1),
+        (r#"line 4: step: unknown key "newer""#, 1),
+        ("newer", 1),
+        ("step: one", 1),
+        ("step: two", 1),
+    ] {
+        assert_eq!(log.matches(text).count(), count, "{text} in {log}");
+    }
 }
 
 #[tokio::test]

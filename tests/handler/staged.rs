@@ -106,6 +106,36 @@ async fn a_start_without_room_is_tried_again_later() {
 }
 
 #[tokio::test]
+async fn e5_a_start_that_names_work_and_fails_is_canceled_and_the_next_start_is_told_of_it() {
+    let script = r#"echo "$JOURNEYMAN_PHASE $JOURNEYMAN_LAUNCH $JOURNEYMAN_HANDLE" >>told
+        case $JOURNEYMAN_PHASE in
+        start) says queued; [ -e tried ] && exit 3; : >tried; EXIT ;;
+        esac"#;
+    for (exit, deferral) in [("exit $JOURNEYMAN_EXIT_INTERNAL", false), ("kill -KILL $$", false), ("exit 3", true)] {
+        let bench = if deferral { deferring(None).0 } else { Bench::new() };
+        let failure = run(&bench, &script.replace("EXIT", exit)).await.failed();
+        assert_eq!(failure, "start: exit status 3", "{exit}");
+        let told = std::fs::read_to_string(bench.workdir().join("told")).expect("it was called");
+        let expected = if deferral { "start 0 \ncancel 0 h7\n" } else { "start 0 \nstart 0 h7\ncancel 0 h7\n" };
+        assert_eq!(told, expected, "{exit}");
+    }
+}
+
+#[tokio::test]
+async fn e5_the_contract_test_fails_a_start_that_names_work_and_fails() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let failing = program("case $JOURNEYMAN_PHASE in start) says queued; exit 3 ;; esac", &[]);
+    let plan = TestPlan {
+        payload: Some(json!({})),
+        bad_payload: None,
+        timeout: Duration::from_secs(30),
+        cancel_after: Duration::from_secs(30),
+    };
+    let report = check_program(&failing, &plan, folder.path()).await.expect("it is checked").to_string();
+    assert!(report.contains("FAIL     names only work that it has started"), "{report}");
+}
+
+#[tokio::test]
 async fn work_that_is_canceled_is_ended_by_the_program() {
     let bench = Bench::new();
     let script = r#"case $JOURNEYMAN_PHASE in

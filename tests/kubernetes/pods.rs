@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use tokio::sync::Semaphore;
 
 use crate::handler::bench::{Bench, RunResult};
-use crate::support::cluster::{Cluster, Fault, How, NAMESPACE};
+use crate::support::cluster::{Cluster, Fault, How, NAMESPACE, rights_of_role};
 
 struct Place {
     cluster: Cluster,
@@ -45,8 +45,14 @@ impl Place {
         Kubernetes::new("pods", self.config.clone()).expect("a handler")
     }
 
+    /// Runs a task to its end and, unless it was handed over, to the removal of its pods.
     async fn run(&self, bench: &Bench, payload: Value) -> RunResult {
-        bench.run(&*erase(Staged(self.handler())), payload).await
+        let handler = erase(Staged(self.handler()));
+        let ran = bench.run(&*handler, payload).await;
+        if matches!(ran, RunResult::Ran(_)) && bench.context.cancellation().is_none() {
+            bench.discard(&*handler).await.expect("its pods are removed");
+        }
+        ran
     }
 
     /// Runs a task, and does something with the name of its first pod meanwhile.
@@ -327,11 +333,7 @@ async fn a_change_is_noticed_by_the_watch_and_not_by_the_next_look() {
 
 #[tokio::test]
 async fn s17_quota_is_waited_for_and_what_can_never_be_is_asked_for_once() {
-    for (code, message) in [
-        (403, "pods is forbidden: User \"x\" cannot create"),
-        (422, "Invalid value"),
-        (404, "namespaces \"builds\" not found"),
-    ] {
+    for (code, message) in [(403, "pods \"p\" is forbidden: violates PodSecurity"), (422, "Invalid value")] {
         let (place, bench) = (Place::new().await, Bench::new());
         place.fault("create", "pods", 1, status(code, message));
         let why = failed(place.run(&bench, payload()).await, ExecuteFailure::Failed);
@@ -355,6 +357,23 @@ async fn s17_quota_is_waited_for_and_what_can_never_be_is_asked_for_once() {
     succeed(&place.cluster, name(&pod));
     work.await.completed();
     assert_eq!(place.cluster.count_calls("create", "pods"), 2);
+}
+
+#[tokio::test]
+async fn e2_a_cluster_that_refuses_this_worker_is_no_fault_of_the_task() {
+    for (code, message) in
+        [(403, "pods is forbidden: User \"x\" cannot create"), (404, "namespaces \"builds\" not found")]
+    {
+        let (place, bench) = (Place::new().await, Bench::new());
+        place.fault("create", "pods", 1, status(code, message));
+        let why = failed(place.run(&bench, payload()).await, ExecuteFailure::AccessDenied);
+        assert!(why.contains(message) && why.contains(&code.to_string()), "{why}");
+    }
+    // The client reads its credentials again and sends each refused call once more.
+    let (place, bench) = (Place::new().await, Bench::new());
+    place.fault("create", "pods", 2, status(401, "Unauthorized"));
+    place.fault("list", "pods", 2, status(401, "Unauthorized"));
+    place.run_while(&bench, payload(), async |cluster, pod| succeed(cluster, pod)).await.completed();
 }
 
 #[tokio::test]
@@ -425,6 +444,37 @@ async fn s15_the_next_attempt_of_a_task_whose_worker_is_gone_goes_on_with_its_po
     ran.completed();
     assert_eq!(place.cluster.count_calls("create", "pods"), 1);
     assert_eq!(place.cluster.pods(), Vec::<Value>::new());
+}
+
+#[tokio::test]
+async fn e1_a_pod_that_has_ended_is_there_until_the_outcome_is_reported() {
+    let (place, bench) = (Place::new().await, attempt(0));
+    let handler = erase(Staged(place.handler()));
+    let ending = async {
+        let pod = place.cluster.wait_for_pod(|_| true).await;
+        succeed(&place.cluster, name(&pod));
+    };
+    tokio::join!(bench.run(&*handler, payload()), ending).0.completed();
+    // Killed here, its worker has told nobody; the next attempt has the result without another pod.
+    assert_eq!(place.cluster.pods().len(), 1);
+    place.run(&attempt(1), payload()).await.completed();
+    assert_eq!(place.cluster.count_calls("create", "pods"), 1);
+    assert_eq!(place.cluster.pods(), Vec::<Value>::new());
+}
+
+#[tokio::test]
+async fn e1_a_pod_whose_outcome_was_reported_is_no_result_of_a_rerun() {
+    let place = Place::new().await;
+    let pod = abandoned(&place).await;
+    place.cluster.terminate(&pod, "task", 3, "Error");
+    let info = Bench::new().context.task().clone();
+    let rerun = attempt(1).of(TaskInfo { run: Run { run: 1, ..info.run.clone() }, reported_runs: 1, ..info });
+    let ending = async {
+        let next = place.cluster.wait_for_pod(|next| name(next) != pod).await;
+        assert!(place.cluster.pod(&pod).is_none(), "it was removed first");
+        succeed(&place.cluster, name(&next));
+    };
+    tokio::join!(place.run(&rerun, payload()), ending).0.completed();
 }
 
 #[tokio::test]
@@ -506,6 +556,43 @@ async fn a_pod_of_the_same_name_that_is_not_the_tasks_is_left_alone() {
 }
 
 #[tokio::test]
+async fn e4_a_dollar_sign_reaches_the_container_as_it_stands_in_the_payload() {
+    let (place, bench) = (Place::new().await, Bench::new());
+    let payload = json!({
+        "image": "registry/tool:1", "command": ["sh", "-c", "echo $(RUN_ID) $$ $HOME"], "env": { "A": "$(TASK_ID)", "B": "$" },
+    });
+    let mut container = Value::Null;
+    let ran = place.run_while(&bench, payload, async |cluster, pod| {
+        container = cluster.pod(pod).expect("it is there")["spec"]["containers"][0].take();
+        succeed(cluster, pod);
+    });
+    ran.await.completed();
+    // Kubernetes replaces `$(NAME)`, and each `$$` by `$`.
+    assert_eq!(container["command"][2], "echo $$(RUN_ID) $$$$ $$HOME");
+    let env = container["env"].as_array().expect("variables");
+    for (name, value) in [("A", "$$(TASK_ID)"), ("B", "$$")] {
+        assert!(env.contains(&json!({ "name": name, "value": value })), "{name}: {env:?}");
+    }
+}
+
+#[tokio::test]
+async fn e7_the_role_of_the_example_allows_what_the_handler_does_and_no_more() {
+    let place = Place::new().await;
+    let payload = json!({ "image": "registry/tool:1", "secretEnv": { "PASSWORD": "canary-of-the-task" } });
+    for code in [0, 3] {
+        let bench = Bench::new();
+        let ran = place.run_while(&bench, payload.clone(), async |cluster, pod| {
+            cluster.wait_until("it is watched", |cluster| cluster.count_calls("watch", "pods") > 0).await;
+            cluster.schedule(pod, "node-1");
+            cluster.running(pod);
+            cluster.terminate(pod, "task", code, "Error");
+        });
+        ran.await;
+    }
+    assert_eq!(place.cluster.used_rights(), rights_of_role("worker-role.yaml"));
+}
+
+#[tokio::test]
 async fn a_template_gets_the_values_of_the_payload_and_its_own_parts_stay() {
     let template = "metadata:\n  labels: { team: {{ payload.parameters.team }} }\nspec:\n  serviceAccountName: builder\n  \
         containers:\n  - { name: proxy, image: 'proxy:1' }\n  - name: task\n    image: 'default:1'\n    env: [{ name: HOME, value: /home }]\n";
@@ -570,6 +657,24 @@ async fn artifacts_come_from_a_volume_that_the_pod_shares_with_the_worker() {
     let place = Place::new().await;
     let refused = place.run(&Bench::new(), payload).await.malformed();
     assert!(refused[0].contains("work_volume"), "{refused:?}");
+}
+
+#[tokio::test]
+async fn e6_a_pod_that_leaves_its_files_in_the_directory_of_a_claim_is_not_handed_over() {
+    let first = attempt(0);
+    let volume = File(first.workdir().parent().expect("a folder").to_owned());
+    let source = serde_json::from_value(json!({ "persistentVolumeClaim": { "claimName": "work" } })).expect("a volume");
+    let place = Place::new().await.with(|config, _| config.work_volume = Some(WorkVolume { path: volume, source }));
+    let payload =
+        json!({ "image": "registry/tool:1", "artifacts": [{ "type": "file", "path": "a", "name": "public/a" }] });
+    let ran = place.run_while(&first, payload, async |cluster, pod| {
+        cluster.schedule(pod, "node-1");
+        cluster.running(pod);
+        first.logged("it is running").await;
+        first.cancel(Duration::from_secs(60));
+    });
+    let RunResult::Ran(Err(_)) = ran.await else { panic!("it has not ended") };
+    assert_eq!(place.cluster.pods(), Vec::<Value>::new());
 }
 
 #[tokio::test]

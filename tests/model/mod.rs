@@ -17,6 +17,7 @@
 mod groups;
 mod lanes;
 mod staged;
+mod turns;
 
 use std::time::Duration;
 
@@ -367,6 +368,7 @@ impl Model for World {
                     status_poll_interval: None,
                     reports_cancellation: false,
                     starts_in_one_step: false,
+                    fenced_reports: false,
                 };
                 state.workers[worker].claims += 1;
                 state.workers[worker].machine = Some(ClaimState::requested(policy, &mut acts));

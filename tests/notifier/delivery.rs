@@ -1,10 +1,12 @@
 //! Events that become webhooks: once for each endpoint, in order, whatever dies.
 
-use futures_util::future::join_all;
+use futures_util::future::{BoxFuture, join_all};
 use journeyman_platform::host::crash_points::NOTIFIER_CRASH_POINTS;
 use serde_json::{Value, json};
+use tokio::sync::watch;
 
-use crate::notifier::support::{Place, Receiver, deaths, event};
+use crate::notifier::support::{Place, Receiver, answered, deaths, event, within};
+use crate::support::gremlin::{Act, Asked, Gremlin};
 
 #[tokio::test]
 async fn an_event_is_delivered_with_its_lane_and_a_signature() {
@@ -39,6 +41,35 @@ async fn p1_a_lane_waits_for_its_head_and_other_lanes_do_not() {
     notifier.stop().await;
     assert_eq!(receiver.check_order(), 60);
     assert!(receiver.got().len() > 60, "some were repeated");
+}
+
+#[tokio::test]
+async fn f3_a_result_that_cannot_be_stored_is_kept_and_its_attempt_is_not_repeated() {
+    let (release, held) = watch::channel(false);
+    let respond = move |_: &Asked| {
+        let mut held = held.clone();
+        let act: BoxFuture<'static, Act> = Box::pin(async move {
+            held.wait_for(|is_released| *is_released).await.expect("the test goes on");
+            answered(200)
+        });
+        act
+    };
+    let receiver = Receiver(Gremlin::responding(respond).await);
+    let place = Place::new(&[("ci", &receiver)]);
+    let mut notifier = place.start().await;
+    let events = |from: usize| (from..from + 4).map(|n| event(&n.to_string(), &format!("lane-{}", n % 4)));
+    notifier.publish_all(&events(0).collect::<Vec<_>>()).await;
+    within("the attempts", receiver.0.wait_asked(|asked| asked.len() == 4)).await;
+    // Another program keeps the notifier from writing, as a full disk does.
+    let other = rusqlite::Connection::open(place.path().join("notifier.db")).expect("it opens");
+    other.execute_batch("BEGIN IMMEDIATE").expect("it waits for the notifier");
+    release.send_replace(true);
+    notifier.process.says("cannot store an attempt, retrying").await;
+    other.execute_batch("ROLLBACK").expect("it is let go");
+    notifier.publish_all(&events(4).collect::<Vec<_>>()).await;
+    receiver.wait_for(8).await;
+    notifier.stop().await;
+    assert_eq!((receiver.check_order(), receiver.got().len()), (8, 8), "nothing is sent twice");
 }
 
 #[tokio::test]

@@ -42,6 +42,25 @@ async fn nodes_deliver_each_lane_once_and_take_over_the_lanes_of_the_dead_and_of
 }
 
 #[tokio::test]
+async fn f12_an_endpoint_that_was_just_made_gets_the_next_event_of_another_node() {
+    let receiver = Receiver::answering(200).await;
+    let Some(place) = Place::new(&[]).on_postgres().await else { return };
+    let (first, second) = (place.start().await, place.start().await);
+    for number in 0..10 {
+        let only = format!("only.{number}");
+        let settings = serde_json::json!({ "url": format!("{}/hook", receiver.0.url()), "events": [only] });
+        let (status, text) = first.call("put", &format!("/v1/endpoints/new-{number}"), &settings.to_string()).await;
+        assert_eq!(status, 200, "{text}");
+        let mut event = event(&number.to_string(), "lane");
+        event["type"] = only.into();
+        second.publish_all(&[event]).await;
+    }
+    receiver.wait_for(10).await;
+    first.stop().await;
+    second.stop().await;
+}
+
+#[tokio::test]
 async fn p3_what_a_stalled_node_stores_after_its_lease_is_refused() {
     let (release, held) = watch::channel(false);
     let calls = AtomicUsize::new(0);

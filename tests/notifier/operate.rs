@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 
-use crate::notifier::support::{Place, Receiver, Running, event, within};
+use crate::notifier::support::{Place, Receiver, Running, TOKEN, event, within};
 use crate::notifier::tools::{notifier, text};
 use crate::support::gremlin::unused_address;
 
@@ -244,4 +246,64 @@ async fn operators_hear_of_an_endpoint_by_webhook_and_never_through_itself() {
     for alert in ["endpoint-failing", "endpoint-disabled"] {
         assert!(log.contains(alert), "{alert} in {log}");
     }
+}
+
+#[tokio::test]
+async fn f7_a_token_may_send_events_and_nothing_else() {
+    let (receiver, _) = changing(200).await;
+    let place = Place::new(&[("ci", &receiver)]);
+    place.configure_first("publish_token_file = \"publish\"\n");
+    place.write("publish", "token-that-publishes");
+    let running = place.start().await;
+    let client = reqwest::Client::builder().no_proxy().build().expect("a client");
+    let call = async |method: &str, path: &str, body: String| {
+        let method = method.parse().expect("a method");
+        let call = client.request(method, format!("{}{path}", running.address())).bearer_auth("token-that-publishes");
+        let call = call.header("content-type", "application/json").body(body).send();
+        within("an answer", call).await.expect("it answers").status().as_u16()
+    };
+    assert_eq!(call("POST", "/v1/events", event("1", "a").to_string()).await, 202);
+    receiver.wait_for(1).await;
+    for (method, path) in [
+        ("GET", "/v1/status"),
+        ("GET", "/v1/lanes"),
+        ("GET", "/v1/attempts"),
+        ("GET", "/unavailable"),
+        ("POST", "/v1/endpoints/ci/pause"),
+        ("DELETE", "/v1/endpoints/ci"),
+        ("POST", "/v1/replay"),
+    ] {
+        assert_eq!(call(method, path, "{}".to_owned()).await, 403, "{method} {path}");
+    }
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn f0_half_sent_and_idle_callers_keep_nobody_out_and_hold_up_no_stop() {
+    let (receiver, _) = changing(200).await;
+    let place = Place::new(&[("ci", &receiver)]);
+    let running = place.start().await;
+    let address = running.address().trim_start_matches("http://").to_owned();
+    let mut open = Vec::new();
+    let half = "content-length: 100\r\n\r\n{".to_owned();
+    for (request, count, answered) in [
+        (format!("POST /v1/events HTTP/1.1\r\nhost: x\r\n{half}"), 40, Some("HTTP/1.1 401 ")),
+        ("GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n".to_owned(), 600, Some("HTTP/1.1 200 ")),
+        (format!("POST /v1/events HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {TOKEN}\r\n{half}"), 40, None),
+    ] {
+        for _ in 0..count {
+            let mut stream = within("a connection", TcpStream::connect(&address)).await.expect("it listens");
+            stream.write_all(request.as_bytes()).await.expect("it is written");
+            if let Some(answered) = answered {
+                let mut head = vec![0; answered.len()];
+                within("an answer", stream.read_exact(&mut head)).await.expect("it answers");
+                assert_eq!(String::from_utf8_lossy(&head), answered);
+            }
+            open.push(stream);
+        }
+    }
+    running.publish_all(&events(&[("1", "a")])).await;
+    receiver.wait_for(1).await;
+    let log = running.stop().await;
+    assert!(!log.contains("still under way"), "{log}");
 }

@@ -181,6 +181,12 @@ impl Place {
         std::fs::write(self.path().join(file), text).expect("it is written");
     }
 
+    /// Adds keys of `[notifier]`.
+    pub(crate) fn configure_first(&self, keys: &str) {
+        let before = std::fs::read_to_string(self.path().join("journeyman.toml")).expect("it is read");
+        self.write("journeyman.toml", &before.replacen("[notifier]\n", &format!("[notifier]\n{keys}"), 1));
+    }
+
     /// Appends to the configuration.
     pub(crate) fn configure(&self, text: &str) {
         let before = std::fs::read_to_string(self.path().join("journeyman.toml")).expect("it is read");

@@ -42,6 +42,7 @@ pub(crate) fn idle() -> WorkerStatusReply {
         polled_seconds_ago: Some(4.2),
         last_received_seconds_ago: None,
         next_poll_in_seconds: None,
+        blocked_message: None,
         error: None,
         counts: SourceCounts { polls: 17, ..SourceCounts::default() },
         storage_error: None,

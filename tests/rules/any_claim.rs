@@ -153,6 +153,7 @@ fn lives(length: u64, late: u64, starts_in_one_step: bool, steps: Vec<Step>) {
         status_poll_interval: Some(Duration::from_secs(7)),
         reports_cancellation: true,
         starts_in_one_step,
+        fenced_reports: false,
     };
     let (mut jitter, mut acts, mut judge) = (Jitter::seeded(length), Vec::new(), Judge::default());
     let mut machine = ClaimState::requested(policy, &mut acts);

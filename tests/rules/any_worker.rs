@@ -147,6 +147,7 @@ impl World {
                 }
                 return;
             }
+            Effect::ClosePoll(source) => return assert!(self.polling.contains_key(source), "no poll is open"),
             Effect::Alert(_) | Effect::Claim(_, ClaimAction::UpdateLease(_)) => return,
             Effect::Exit(_) => {
                 self.exited = true;
@@ -331,6 +332,7 @@ impl World {
                 Event::Claim(claim, ClaimEvent::StatusChecked(self.answer(loss)))
             }
             Effect::DropMessage(_)
+            | Effect::ClosePoll(_)
             | Effect::Claim(_, ClaimAction::UpdateLease(_) | ClaimAction::Close(_))
             | Effect::Alert(_)
             | Effect::Exit(_) => {

@@ -50,6 +50,21 @@ proptest! {
     }
 
     #[test]
+    fn d2_a_lease_until_the_kill_leaves_time_for_the_kill_and_for_reclaims(
+        length in lengths(),
+        grace in (0_u64..36_000_000).prop_map(Duration::from_millis),
+        seed in any::<u64>(),
+    ) {
+        let lease = Lease::until_kill(Granted { sent_at: Instant::ORIGIN, length }, grace);
+        // I2
+        prop_assert!(lease.margin() > clock_error(length) + lease.grace());
+        prop_assert!(lease.margin() <= granted(Duration::ZERO, length, grace).margin());
+        // I4
+        let attempts = (lease.attempt_timeout() + lease.retry_policy().max) * RECLAIM_ATTEMPTS_MIN;
+        prop_assert!(lease.reclaim_at(&mut Jitter::seeded(seed)).plus(attempts) <= lease.expires_at());
+    }
+
+    #[test]
     fn i04_reclaiming_leaves_room_for_every_attempt(
         length in lengths(),
         grace in (0_u64..36_000_000).prop_map(Duration::from_millis),

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use journeyman_domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, LossReason};
+use journeyman_domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, ClaimPolicy, LATE_REPORT_MAX, LossReason};
 use journeyman_domain::outcome::Outcome;
 use journeyman_domain::refusal::Refusal;
 
-use crate::rules::support::{COMPLETED, One, RETRY, Reclaims, UPLOADED};
+use crate::rules::support::{COMPLETED, One, PREPARED, RETRY, Reclaims, UPLOADED, claim_policy};
 
 const NANO: Duration = Duration::from_nanos(1);
 
@@ -66,4 +66,47 @@ fn i01_an_outcome_is_still_sent_just_before_the_lease_is_given_up_and_answered_b
         _ => None,
     });
     assert!(timeout.is_some_and(|timeout| one.now.plus(timeout) < deadline), "{acts:?}");
+}
+
+/// A report that the queue refuses by itself, where another worker has the run, may be repeated after the lease.
+#[test]
+fn d2_a_fenced_report_that_was_sent_in_time_is_repeated_after_the_lease_and_not_for_ever() {
+    let policy = ClaimPolicy { fenced_reports: true, ..claim_policy() };
+    let reporting = || {
+        let mut one = One::preparing_under(policy);
+        for (event, expected) in [(PREPARED, ClaimAction::Execute), (COMPLETED, ClaimAction::Upload)] {
+            assert_eq!(one.happens(event), [expected]);
+        }
+        assert!(matches!(one.happens(UPLOADED)[..], [ClaimAction::Report { .. }]));
+        one
+    };
+    let mut one = reporting();
+    let ends = one.machine.lease().expect("granted").granted_until();
+    let passed_with = |one: &mut One, until| {
+        let mut acts = one.happens(ClaimEvent::Reported(Err(RETRY)));
+        acts.extend(one.pass_to(until, Reclaims::Refused(RETRY)));
+        acts.iter().filter(|act| matches!(act, ClaimAction::Report { .. })).count()
+    };
+    assert_eq!(passed_with(&mut one, ends.plus(LATE_REPORT_MAX / 2)), 1);
+    assert_eq!(one.happens(ClaimEvent::Reported(Ok(()))), [ClaimAction::Close(ClaimEnd::Reported(Outcome::Completed))]);
+
+    let mut one = reporting();
+    assert_eq!(passed_with(&mut one, ends.plus(LATE_REPORT_MAX)), 1);
+    assert_eq!(
+        one.happens(ClaimEvent::Reported(Err(RETRY))),
+        [ClaimAction::Close(unconfirmed(LossReason::LeaseExpired))]
+    );
+
+    // A worker that has to stop does not wait for it.
+    let mut one = reporting();
+    one.happens(ClaimEvent::Reported(Err(RETRY)));
+    let acts = one.happens_at(ends, ClaimEvent::Release { deadline: None });
+    assert_eq!(acts, [ClaimAction::Close(unconfirmed(LossReason::LeaseExpired))]);
+
+    // I1: an outcome that was not sent in time is not sent at all.
+    let mut one = One::preparing_under(policy);
+    one.happens(PREPARED);
+    one.happens(COMPLETED);
+    let acts = one.happens_at(one.abandon_at(), UPLOADED);
+    assert_eq!(acts, [ClaimAction::Close(ClaimEnd::Lost(LossReason::LeaseExpired))]);
 }

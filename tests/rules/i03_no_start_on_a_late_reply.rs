@@ -68,11 +68,17 @@ fn b1_a_late_grant_that_the_queue_has_revoked_is_dropped() {
 }
 
 #[test]
-fn i03_a_grant_that_arrives_just_in_time_is_prepared() {
-    let mut one = One::requested();
-    let now = abandon_at().minus(Duration::from_nanos(1));
-    let acts = one.happens_at(now, ClaimEvent::Claimed(Ok(Granted { sent_at: at(0), length: LEASE })));
-    assert!(acts.contains(&ClaimAction::Prepare), "{acts:?}");
+fn b11_i03_a_grant_with_time_for_one_reclaim_is_prepared_and_one_with_less_is_reclaimed_first() {
+    for length in [LEASE, Duration::from_secs(15)] {
+        let granted = Granted { sent_at: at(0), length };
+        let lease = Lease::new(granted, GRACE);
+        let just_in_time = lease.expires_at().minus(lease.attempt_timeout() + Duration::from_nanos(1));
+        let acts = One::requested().happens_at(just_in_time, ClaimEvent::Claimed(Ok(granted)));
+        assert!(acts.contains(&ClaimAction::Prepare), "{acts:?}");
+        let late = just_in_time.plus(Duration::from_nanos(1));
+        let acts = One::requested().happens_at(late, ClaimEvent::Claimed(Ok(granted)));
+        assert!(matches!(acts[..], [ClaimAction::Reclaim { .. }]), "{acts:?}");
+    }
 }
 
 #[test]

@@ -2,9 +2,10 @@
 
 use journeyman_domain::claim::ClaimAction;
 use journeyman_domain::id::SourceId;
+use journeyman_domain::turns::{OPEN_POLL_MIN, QUIET_TURN};
 use journeyman_domain::worker::{Alert, Effect, PollResult};
 
-use crate::rules::support::{Bench, CLAIMS, MESSAGES, RETRY, claims, deletes, policy, polls, run, secs};
+use crate::rules::support::{Bench, CLAIMS, MESSAGES, PREPARED, RETRY, claims, deletes, policy, polls, run, secs};
 
 #[test]
 fn i08_a_poll_asks_for_the_free_slots_and_for_no_more_than_32() {
@@ -67,6 +68,64 @@ fn i08_two_sources_share_the_slots_and_take_turns() {
         }
     }
     assert_eq!(asked, [1, 0, 1, 0, 1, 0]);
+}
+
+/// Two sources of claims, of which the first has a poll open that holds the only slot.
+fn one_slot_for_two() -> Bench {
+    let mut bench = Bench::new(policy(1), &[CLAIMS, CLAIMS]);
+    bench.tick();
+    for source in 0..2 {
+        bench.opened(source, 1);
+        bench.recovered(source, Ok(Vec::new()));
+    }
+    bench
+}
+
+#[test]
+fn a3_the_open_poll_of_an_idle_source_is_closed_for_another_which_then_goes_first() {
+    let mut bench = one_slot_for_two();
+    let holds: Vec<_> = bench.worker.awaited_polls(SourceId(1), bench.now).collect();
+    assert_eq!(holds, [(SourceId(0), 1)], "the status says so");
+    assert_eq!(bench.worker.awaited_polls(SourceId(0), bench.now).count(), 0);
+    assert_eq!(bench.pass(OPEN_POLL_MIN), [Effect::ClosePoll(SourceId(0))], "the other one has never polled");
+    let effects = bench.polled(0, Ok(PollResult::default()));
+    assert!(matches!(effects[..], [Effect::Poll { source: SourceId(1), max: 1, .. }]), "{effects:?}");
+    // It brings a task, runs it, and has the slot again at once.
+    for task in ["T1", "T2", "T3"] {
+        let grant = bench.grant(task);
+        let claim = grant.token;
+        assert_eq!(polls(&bench.polled(1, Ok(PollResult { messages: Vec::new(), claims: vec![grant] }))), 0);
+        bench.tell(claim, PREPARED);
+        let effects = bench.completes(claim);
+        assert!(effects.iter().any(|effect| matches!(effect, Effect::Poll { source: SourceId(1), .. })), "{effects:?}");
+    }
+    assert_eq!(bench.pass(OPEN_POLL_MIN), [], "the other one waits for its turn");
+    let effects = bench.pass(QUIET_TURN);
+    assert_eq!(effects, [Effect::ClosePoll(SourceId(1))], "no task is left");
+    // Of two idle sources each has its turn.
+    bench.polled(1, Ok(PollResult::default()));
+    assert_eq!(bench.pass(QUIET_TURN.saturating_sub(secs(1))), []);
+    assert_eq!(bench.pass(secs(2)), [Effect::ClosePoll(SourceId(0))]);
+}
+
+#[test]
+fn a3_a_poll_that_took_the_slot_in_its_turn_gives_it_back_to_the_busy_source() {
+    let mut bench = one_slot_for_two();
+    bench.pass(OPEN_POLL_MIN);
+    bench.polled(0, Ok(PollResult::default()));
+    let grant = bench.grant("T1");
+    let claim = grant.token;
+    bench.polled(1, Ok(PollResult { messages: Vec::new(), claims: vec![grant] }));
+    bench.tell(claim, PREPARED);
+    assert_eq!(bench.pass(QUIET_TURN), [], "nothing is closed for a slot that a task has");
+    let effects = bench.completes(claim);
+    assert!(effects.iter().any(|effect| matches!(effect, Effect::Poll { source: SourceId(0), .. })), "{effects:?}");
+    assert_eq!(bench.pass(OPEN_POLL_MIN), [Effect::ClosePoll(SourceId(0))]);
+    // A task that came in that moment is not lost, and keeps the slot.
+    let grant = bench.grant("T2");
+    let effects = bench.polled(0, Ok(PollResult { messages: Vec::new(), claims: vec![grant] }));
+    assert_eq!(polls(&effects), 0, "{effects:?}");
+    assert_eq!(bench.worker.claims().count(), 1);
 }
 
 #[test]

@@ -363,3 +363,19 @@ fn i22_a_drain_with_an_end_of_its_own_counts_from_when_it_was_said_and_may_give_
     );
     assert!(has!(bench.pass(secs(2)), Effect::Claim(told, ClaimAction::Kill { .. }) if *told == claim));
 }
+
+#[test]
+fn e6_a_drain_releases_what_another_worker_can_go_on_with_unless_it_is_a_last_run() {
+    let mut bench = Bench::messages(3, 1);
+    let [launched, last] = [("m1", "T1"), ("m2", "T2")].map(|(id, name)| bench.executing(id, name));
+    bench.tell(last, ClaimEvent::Terms(LAST_RUN));
+    assert_eq!(bench.happens(Event::HandOver(vec![launched, last])), [], "it does not drain");
+    bench.happens(DRAIN);
+    let effects = bench.happens(Event::HandOver(vec![launched, last]));
+    let stop = ClaimAction::Kill { cause: CancelCause::Shutdown, grace: GRACE };
+    assert_eq!(effects, [Effect::Claim(launched, stop)]);
+    let effects = bench.tell(launched, FAILED);
+    assert!(acts!(effects, ClaimAction::Report { outcome: SHUTDOWN, .. }), "{effects:?}");
+    let effects = bench.completes(last);
+    assert!(acts!(effects, ClaimAction::Close(ClaimEnd::Reported(Outcome::Completed))), "{effects:?}");
+}

@@ -7,8 +7,10 @@ use proptest::prelude::*;
 
 use journeyman_domain::claim::{ClaimEnd, LossReason};
 use journeyman_domain::id::{Run, TaskId};
-use journeyman_domain::journal::{self, BootId, ClaimRecord, EntryId, Journal, JournalRecord, Leader, ProcessRecord};
-use journeyman_domain::outcome::Outcome;
+use journeyman_domain::journal::{
+    self, BootId, ClaimRecord, EntryId, Journal, JournalRecord, Leader, LeftWork, ProcessRecord,
+};
+use journeyman_domain::outcome::{ExceptionReason, Outcome};
 
 use crate::rules::support::SHUTDOWN;
 
@@ -198,5 +200,23 @@ fn i28_only_what_the_queue_may_still_count_as_ours_is_asked_for_again() {
         (ClaimEnd::NotGranted, true),
     ] {
         assert_eq!(journal::is_left_to_next_process(end), after, "{end:?}");
+    }
+}
+
+#[test]
+fn e1_work_elsewhere_is_removed_once_its_outcome_is_accepted_or_the_task_is_over() {
+    let unavailable = Outcome::Exception(ExceptionReason::ResourceUnavailable);
+    for (end, left) in [
+        (ClaimEnd::Reported(Outcome::Completed), LeftWork::Removed),
+        (ClaimEnd::Reported(unavailable), LeftWork::Removed),
+        (ClaimEnd::Reported(SHUTDOWN), LeftWork::Kept),
+        (ClaimEnd::Reported(Outcome::Deferred), LeftWork::Kept),
+        (ClaimEnd::Lost(LossReason::LeaseExpired), LeftWork::Kept),
+        (ClaimEnd::NotGranted, LeftWork::Kept),
+        (ClaimEnd::Lost(LossReason::Canceled), LeftWork::RemovedIfResolved),
+        (ClaimEnd::Lost(LossReason::Revoked), LeftWork::RemovedIfResolved),
+        (ClaimEnd::AlreadyResolved(Outcome::Completed), LeftWork::RemovedIfResolved),
+    ] {
+        assert_eq!(journal::left_work(end), left, "{end:?}");
     }
 }

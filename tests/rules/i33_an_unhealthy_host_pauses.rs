@@ -6,7 +6,7 @@ use std::time::Duration;
 use journeyman_domain::claim::{ClaimAction, ClaimEnd, ClaimEvent};
 use journeyman_domain::host_health::{FAULT_BACKOFF, ProbeResult};
 use journeyman_domain::id::LocalToken;
-use journeyman_domain::outcome::{ExecuteFailure, PrepareFailure};
+use journeyman_domain::outcome::{ExceptionReason, ExecuteFailure, Outcome, PrepareFailure};
 use journeyman_domain::worker::{Alert, ClaimingBlocked, ClaimingState, Effect, Event, PollResult};
 
 use crate::rules::support::{Bench, LEASE, PREPARED, REPORTED, SHUTDOWN, UPLOADED, acts, claims, polls, run, secs};
@@ -151,4 +151,17 @@ fn i33_what_is_handed_back_waits_for_the_poll_that_would_bring_it_straight_back(
     let effects = bench.polled(0, Ok(PollResult::default()));
     assert!(acts!(effects, ClaimAction::Report { outcome: SHUTDOWN, .. }), "{effects:?}");
     assert_eq!(polls(&effects), 0);
+}
+
+#[test]
+fn e2_a_worker_without_access_to_what_runs_its_tasks_claims_nothing_for_a_while() {
+    let mut bench = Bench::messages(1, 1);
+    let claim = bench.executing("m1", "T");
+    let mut effects = bench.tell(claim, ClaimEvent::Ended(Err(ExecuteFailure::AccessDenied)));
+    effects.extend(bench.tell(claim, UPLOADED));
+    const UNAVAILABLE: Outcome = Outcome::Exception(ExceptionReason::ResourceUnavailable);
+    assert!(acts!(effects, ClaimAction::Report { outcome: UNAVAILABLE, .. }), "{effects:?}");
+    effects.extend(bench.tell(claim, REPORTED));
+    assert_eq!((unfit(&effects), polls(&effects)), (1, 0));
+    assert!(matches!(bench.worker.claiming(), ClaimingState::Blocked(ClaimingBlocked::HostUnhealthy { .. })));
 }

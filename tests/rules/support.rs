@@ -39,11 +39,16 @@ pub(crate) const LEFT_TO_EXPIRE: ClaimAction =
 pub(crate) const UNANSWERED: ClaimEvent = ClaimEvent::Claimed(Err(RETRY));
 
 /// Messages first, then claims; nothing optional.
-pub(crate) const MESSAGES: Capabilities =
-    Capabilities { long_poll: false, supports_recovery: false, reports_cancellation: false, connection_scoped: false };
+pub(crate) const MESSAGES: Capabilities = Capabilities {
+    long_poll: false,
+    supports_recovery: false,
+    reports_cancellation: false,
+    connection_scoped: false,
+    fenced_reports: false,
+};
 /// Claims straight from the poll, and all options.
 pub(crate) const CLAIMS: Capabilities =
-    Capabilities { long_poll: true, supports_recovery: true, reports_cancellation: true, connection_scoped: false };
+    Capabilities { long_poll: true, supports_recovery: true, reports_cancellation: true, ..MESSAGES };
 
 pub(crate) fn secs(secs: u64) -> Duration {
     Duration::from_secs(secs)
@@ -63,6 +68,7 @@ pub(crate) fn claim_policy() -> claim::ClaimPolicy {
         status_poll_interval: None,
         reports_cancellation: false,
         starts_in_one_step: false,
+        fenced_reports: false,
     }
 }
 

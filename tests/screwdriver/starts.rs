@@ -10,7 +10,7 @@ use tokio::sync::Semaphore;
 
 use crate::screwdriver::executor::BUILD_TOKEN;
 use crate::screwdriver::support::{Place, of_build, start, status, until, waiting_for_resources};
-use crate::support::cluster::{Cluster, How};
+use crate::support::cluster::{Cluster, How, rights_of_role};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_build_goes_from_its_message_to_a_pod_that_runs() {
@@ -64,6 +64,23 @@ async fn s14_a_stop_that_comes_before_its_start_leaves_no_pod() {
     place.cluster.wait_until("its start is processed", |_| looked(&place) >= 2).await;
     assert_eq!((place.pods(1001).len(), place.posts(1001)), (0, 0));
     place.finish([worker]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn e7_the_role_of_the_example_allows_what_builds_need() {
+    let Some(place) = Place::new().await else { return };
+    let worker = place.worker();
+    place.publish(&start(1001)).await;
+    place.run(1001).await;
+    place.api.wait_for_node(1001).await;
+    place.publish(&of_build("stop", 1001)).await;
+    place.cluster.wait_until("it is stopped", |cluster| cluster.count_calls("deletecollection", "pods") == 1).await;
+    let (used, allowed) = (place.cluster.used_rights(), rights_of_role("screwdriver-role.yaml"));
+    place.finish([worker]).await;
+    // What is removed a day later is not seen here.
+    let mut unused: Vec<_> = allowed.difference(&used).map(|(resource, verb)| format!("{verb} {resource}")).collect();
+    unused.retain(|right| !["delete pods", "delete secrets"].contains(&right.as_str()));
+    assert!(used.is_subset(&allowed) && unused.is_empty(), "{used:?} {unused:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -67,6 +67,7 @@ impl World {
                 self.held("I28", known, || format!("host {host} takes over {claim:?}, which no previous process held"));
             }
             Effect::Open(_)
+            | Effect::ClosePoll(_)
             | Effect::ProbeHost
             | Effect::DropMessage(_)
             | Effect::Claim(_, ClaimAction::Upload | ClaimAction::CheckStatus | ClaimAction::UpdateLease(_))

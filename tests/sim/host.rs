@@ -160,6 +160,7 @@ impl Host {
                 termination_grace: Duration::from_millis(rng.between(0, 20_000)),
                 reports_cancellation: true,
                 starts_in_one_step: false,
+                fenced_reports: false,
                 status_poll_interval: rng.chance(40).then(|| Duration::from_millis(lease_ms / 5)),
             },
             dequeue_alert: DEQUEUE_ALERT,
@@ -269,6 +270,7 @@ impl Host {
             supports_recovery: !self.azure && !self.has_session,
             reports_cancellation: !self.has_session,
             connection_scoped: self.has_session,
+            fenced_reports: false,
         };
         let spec = SourceSpec { capabilities: manner, service: ServiceId(0) };
         self.worker = Some(Worker::new(self.policy.clone(), &[spec], rng.bits()));

@@ -20,6 +20,7 @@ mod lanes;
 mod queue;
 mod rng;
 mod staged;
+mod turns;
 mod world;
 
 use std::sync::atomic::{AtomicU64, Ordering};

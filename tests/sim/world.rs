@@ -680,6 +680,8 @@ impl World {
                 let took = self.rng.between(1, 10_000);
                 self.later(host, took, HostEvent::Probed(condition));
             }
+            // A host has one source, so no other wants its slots.
+            Effect::ClosePoll(_) => unreachable!("host {host} closes its poll"),
             Effect::Claim(_, ClaimAction::UpdateLease(_)) | Effect::Alert(_) => {}
             Effect::Claim(claim, ClaimAction::Close(end)) => {
                 self.hosts[host].claims.remove(&claim);

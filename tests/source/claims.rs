@@ -448,3 +448,16 @@ async fn b11_without_the_scope_to_read_a_tasks_status_it_is_read_once() {
     }
     assert_eq!(gremlin.asked().len(), 2);
 }
+
+#[tokio::test]
+async fn a4_a_poll_is_not_sent_while_its_source_is_paused() {
+    let script = vec![say(200, &json!({ "tasks": [claim("T", 0)] }))];
+    let gremlin = Gremlin::start(|_| script).await;
+    let source = source(&gremlin.url(), Dialect::ClaimWork);
+    // The worker stops after it has decided to poll, and before the poll begins.
+    source.pause();
+    let batch = poll(&source).await.expect("nothing is wrong");
+    assert_eq!((batch.grants.len(), gremlin.asked().len()), (0, 0), "{batch:?}");
+    source.resume();
+    assert_eq!(only(poll(&source).await.expect("it is answered")).run, run("T", 0));
+}

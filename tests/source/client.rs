@@ -106,7 +106,22 @@ async fn listings_are_paged() {
     assert_eq!(api.pending_count("prov/wt").await.expect("it is answered"), 7);
     let lines: Vec<_> = gremlin.asked().into_iter().map(|asked| asked.line).collect();
     assert_eq!(lines[1], "GET /api/queue/v1/task-queues/prov%2Fwt/claimed?continuationToken=t%26u HTTP/1.1");
-    assert_eq!(lines[3], "GET /api/queue/v1/pending/prov%2Fwt HTTP/1.1");
+    assert_eq!(lines[3], "GET /api/queue/v1/task-queues/prov%2Fwt/counts HTTP/1.1");
+}
+
+#[tokio::test]
+async fn b10_a_queue_without_counts_is_asked_for_its_pending_tasks() {
+    for (refusals, last) in
+        [(vec![(403, "InsufficientScopes")], "/pending/prov%2Fwt"), (vec![(404, "x"), (404, "x")], "/pending/prov/wt")]
+    {
+        let refusals =
+            refusals.into_iter().map(|(status, code)| say(status, &json!({ "code": code, "message": "no" })));
+        let script: Vec<_> = refusals.chain([say(200, &json!({ "pendingTasks": 7 }))]).collect();
+        let gremlin = Gremlin::start(|_| script).await;
+        assert_eq!(api(&gremlin.url()).pending_count("prov/wt").await.expect("it is answered"), 7);
+        let asked = gremlin.asked();
+        assert_eq!(asked.last().expect("a call").line, format!("GET /api/queue/v1{last} HTTP/1.1"));
+    }
 }
 
 #[tokio::test]

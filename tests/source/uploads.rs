@@ -1,7 +1,6 @@
 //! Artifact uploads.
 
 use std::io::Write as _;
-use std::sync::Arc;
 
 use journeyman::source::taskcluster::ArtifactStorage;
 use journeyman::source::{Artifact, ArtifactBody};
@@ -16,7 +15,7 @@ use crate::support::gremlin::{Act, Gremlin, answer, json as say};
 fn file(content: &[u8]) -> ArtifactBody {
     let mut file = tempfile::tempfile().expect("a file can be made");
     file.write_all(content).expect("a file can be written");
-    ArtifactBody::File { file: Arc::new(file), bytes: content.len() as u64, content_type: "text/x; a=\"b\"".into() }
+    ArtifactBody::File { file: file.into(), bytes: content.len() as u64, content_type: "text/x; a=\"b\"".into() }
 }
 
 fn artifact(body: ArtifactBody) -> Artifact {
@@ -44,7 +43,9 @@ async fn each_attempt_sends_the_whole_file_to_a_fresh_url() {
     let line = "POST /api/queue/v1/task/T/runs/0/artifacts/public%2Fa%20b.txt HTTP/1.1";
     assert_eq!((asked[1].line.as_str(), asked[3].line.as_str()), (line, line));
     let expires = "2030-01-01T00:00:00.000Z";
-    assert_eq!(asked[1].json(), json!({ "storageType": "s3", "expires": expires, "contentType": "text/x; a=\"b\"" }));
+    let body =
+        json!({ "storageType": "s3", "expires": expires, "contentType": "text/x; a=\"b\"", "contentLength": 700_001 });
+    assert_eq!(asked[1].json(), body);
     assert!(asked[2].line.starts_with("PUT /bucket/first?X-Amz-Signature="));
     let put = &asked[4];
     assert!(put.line.starts_with("PUT /bucket/second?X-Amz-Signature="));
@@ -53,6 +54,15 @@ async fn each_attempt_sends_the_whole_file_to_a_fresh_url() {
     assert_eq!(put.header("content-type"), Some("text/x; a=\"b\""));
     assert_eq!(put.header("authorization"), None);
     assert!(put.body == content, "the content arrived whole");
+}
+
+#[tokio::test]
+async fn b10_a_service_that_refuses_the_length_gets_none() {
+    let (gremlin, claim) =
+        claimed(|url| vec![error(400, "InputValidationError"), s3(url, "x"), answer(200, "", "")]).await;
+    claim.upload(&artifact(file(b"12345"))).await.expect("it is stored");
+    let asked = gremlin.asked();
+    assert_eq!((&asked[1].json()["contentLength"], &asked[2].json()["contentLength"]), (&json!(5), &json!(null)));
 }
 
 #[tokio::test]

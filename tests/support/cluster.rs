@@ -9,12 +9,13 @@ mod api;
 #[path = "cluster/store.rs"]
 mod store;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::SignedDuration;
+use journeyman_platform::kubernetes::parse_yaml;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -28,6 +29,21 @@ pub(crate) const TOKEN: &str = "token-of-the-stand-in";
 pub(crate) const NAMESPACE: &str = "builds";
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Resources and verbs of a role in `examples/kubernetes`.
+pub(crate) fn rights_of_role(file: &str) -> BTreeSet<(String, String)> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/kubernetes").join(file);
+    let role = parse_yaml(&std::fs::read_to_string(path).expect("it is there")).expect("it is YAML");
+    let texts = |rule: &Value, key: &str| -> Vec<String> {
+        serde_json::from_value(rule[key].clone()).expect("a list of texts")
+    };
+    let of_rule = |rule: &Value| {
+        let verbs = texts(rule, "verbs");
+        let of = |resource: String| verbs.iter().map(|verb| (resource.clone(), verb.clone())).collect::<Vec<_>>();
+        texts(rule, "resources").into_iter().flat_map(of).collect::<Vec<_>>()
+    };
+    role["rules"].as_array().expect("rules").iter().flat_map(of_rule).collect()
+}
 
 /// What goes wrong with the next calls of a route.
 #[derive(Debug, Clone)]
@@ -161,6 +177,11 @@ impl Cluster {
 
     pub(crate) fn count_calls(&self, verb: &str, resource: &str) -> usize {
         self.calls().iter().filter(|call| call.verb == verb && call.resource == resource).count()
+    }
+
+    /// Resources and verbs of all calls.
+    pub(crate) fn used_rights(&self) -> BTreeSet<(String, String)> {
+        self.calls().into_iter().map(|call| (call.resource, call.verb.to_owned())).collect()
     }
 
     pub(crate) fn open_watches(&self) -> usize {

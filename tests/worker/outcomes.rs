@@ -20,11 +20,12 @@ async fn every_outcome(dialect: Dialect) {
     let again = service.create(json!({"do": "retry-later"})).await;
     let malformed = service.create(json!({"do": "dance", "wildly": 1})).await;
     let forgets = service.create(json!({"do": "forget"})).await;
+    let vanishes = service.create(json!({"do": "vanish"})).await;
     let (worker, mut told) = service.worker(|_| {});
     let counts = worker.control();
     let watch = async {
-        // Five that run, and the second run of the one that asks for it; then drain.
-        for _ in 0..6 {
+        // Six that run, and the second run of the one that asks for it; then drain.
+        for _ in 0..7 {
             assert!(matches!(told.recv().await, Some(Told::Started(_))));
         }
     };
@@ -40,14 +41,16 @@ async fn every_outcome(dialect: Dialect) {
     assert!(service.text(&completes, "public/logs/live.log").await.contains("hello from the task"));
     let log = service.text(&malformed, "public/logs/live_backing.log").await;
     assert!(log.contains("malformed") && log.contains("no task code was run"), "{log}");
-    assert_eq!(service.states(&forgets).await, ["failed"]);
-    let log = service.text(&forgets, "public/logs/live_backing.log").await;
-    assert!(log.contains("out.txt: no such file"), "{log}");
-    assert!(log.trim_end().ends_with("without all of its artifacts the task is not completed"), "{log}");
+    for task in [&forgets, &vanishes] {
+        assert_eq!(service.states(task).await, ["failed"]);
+        let log = service.text(task, "public/logs/live_backing.log").await;
+        assert!(log.contains("out.txt: no such file"), "{log}");
+        assert!(log.trim_end().ends_with("without all of its artifacts the task is not completed"), "{log}");
+    }
     let counts = counts.counts();
     assert_eq!(
         (counts.sources.outcomes.completed, counts.sources.outcomes.failed, counts.sources.outcomes.lost),
-        (1, 2, 0),
+        (1, 3, 0),
         "{counts:?}"
     );
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use journeyman::handler::artifact::{ArtifactDeclaration, ArtifactKind, Optionality};
+use journeyman::handler::process::{Launch, RunningProcess};
 use journeyman::handler::{self, CancelCause, Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError};
 use journeyman::source::Source;
 use journeyman::worker::{ExitReason, SourceBinding, Worker, WorkerConfig};
@@ -38,11 +39,18 @@ pub enum Script {
     Say,
     /// Declares a file and does not write it.
     Forget,
+    /// Declares a file, and removes the directory with it.
+    Vanish,
     /// Runs until it is told to end.
     Wait,
     /// Blocks its thread, as a writer does whose reader is slow, until this named pipe is opened.
     Block {
         pipe: String,
+    },
+    /// The same, after it has started a process that has the named pipe `alive` open and ignores TERM.
+    BlockWithProcess {
+        pipe: String,
+        alive: String,
     },
     /// Runs for so long, on tokio's clock.
     Sleep {
@@ -166,8 +174,23 @@ impl PayloadHandler for Scripted {
                     context.artifacts().file("public/out.txt", "out.txt").expect("declared");
                     Ok(())
                 }
+                Script::Vanish => {
+                    context.artifacts().file("public/out.txt", "out.txt").expect("declared");
+                    std::fs::write(context.workdir().join("out.txt"), "made by the task").expect("written");
+                    std::fs::remove_dir_all(context.workdir()).expect("removed");
+                    Ok(())
+                }
                 Script::Block { pipe } => {
                     std::fs::OpenOptions::new().write(true).open(pipe).expect("the pipe is there");
+                    Ok(())
+                }
+                Script::BlockWithProcess { pipe, alive } => {
+                    let script = format!("trap '' TERM; exec sleep 600 > {alive}");
+                    let argv = ["/bin/sh".to_owned(), "-c".to_owned(), script];
+                    let env = std::env::var("PATH").into_iter().map(|path| ("PATH".to_owned(), path)).collect();
+                    let running = RunningProcess::start(Launch::new(&argv, &env, context)).await.expect("started");
+                    std::fs::OpenOptions::new().write(true).open(pipe).expect("the pipe is there");
+                    drop(running);
                     Ok(())
                 }
                 Script::Wait => std::future::pending().await,

@@ -142,3 +142,23 @@ async fn doctor_fails_without_the_rights_that_a_worker_needs() {
     assert_eq!((status, &failed["name"]), (Some(1), &json!("permissions")), "{found}");
     assert!(failed["result"].as_str().expect("text").contains("/zuul/merger/"), "{failed}");
 }
+
+/// A tenant's ssh key, and the root of a trigger queue, as Zuul 14.3 keeps them.
+#[tokio::test(flavor = "multi_thread")]
+async fn d5_private_keys_are_not_shown_and_other_data_are() {
+    let Some(tree) = Tree::new().await else { return };
+    let zk = Zk::on(&tree, "zuul-executor");
+    let key = json!({ "schema": 1, "keys": [{ "version": 0, "private_key": "-----BEGIN", "public_key": "ssh-rsa" }] });
+    let root = json!({ "last_reconfigure_event_ltime": 7 });
+    let hidden =
+        json!({ "schema": 1, "keys": [{ "version": 0, "private_key": "(not shown)", "public_key": "ssh-rsa" }] });
+    for (path, data, expected) in [
+        ("/keystorage2/tenant/t/ssh", &key, &hidden),
+        ("/keystorage-oidc/RS256", &key, &hidden),
+        ("/zuul/events/tenant/t/trigger", &root, &root),
+    ] {
+        tree.session.ensure(path).await.expect("it is made");
+        tree.session.set(path, data.to_string().as_bytes(), None).await.expect("it is written");
+        assert_eq!(&zk.run(&["show", path]).await.1["data"], expected, "{path}");
+    }
+}

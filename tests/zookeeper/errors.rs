@@ -1,24 +1,26 @@
 //! What goes wrong in Zuul's queues: a test for each row of the catalogue that is not elsewhere.
 
+use std::sync::Arc;
+
 use futures_util::{StreamExt as _, stream};
 use journeyman::handler::ExecuteError;
 use journeyman::source::zookeeper::{Dialect, ZooKeeperSource};
 use journeyman::source::{Grant, Source as _};
 use journeyman::task::Reply;
 use journeyman_domain::id::PriorityQueue;
-use journeyman_domain::outcome::Outcome;
+use journeyman_domain::outcome::{ExceptionReason, Outcome};
 use journeyman_domain::refusal::Refusal;
-use journeyman_platform::zookeeper::CreateMode;
 use journeyman_platform::zookeeper::client::Acl;
 use journeyman_platform::zookeeper::components::{self, Component, ComponentState, Registration};
 use journeyman_platform::zookeeper::event_queue::EventQueue;
 use journeyman_platform::zookeeper::janitor::Janitor;
 use journeyman_platform::zookeeper::job_queue::ClaimAttempt;
 use journeyman_platform::zookeeper::submit::{CancelResult, Submission};
+use journeyman_platform::zookeeper::{CreateMode, Session};
 use serde_json::{Value, json};
 
 use crate::zookeeper::commands::owner;
-use crate::zookeeper::support::{Tree, handler, never_ends, read_events, returns, start, until, within};
+use crate::zookeeper::support::{QueuedEvent, Tree, handler, never_ends, read_events, returns, start, until, within};
 
 const RESULTS: &str = "/zuul/events/tenant/t/pipelines/p/result";
 
@@ -232,20 +234,56 @@ async fn who_waits_for_a_canceled_request_is_told() {
     }
 }
 
+/// Parameters of a build whose frozen job, changed as the test wants it, is in the tree.
+pub(crate) async fn frozen_build(tree: &Tree, build_set: &str, change: impl FnOnce(&mut Value)) -> Value {
+    let mut job: Value = serde_json::from_str(include_str!("../../fixtures/zookeeper/frozen-job.json")).expect("JSON");
+    let mut params: Value =
+        serde_json::from_str(include_str!("../../fixtures/zookeeper/build-params.json")).expect("JSON");
+    change(&mut job);
+    let path = format!("{build_set}/job/{}", job["uuid"].as_str().expect("text"));
+    (params["job_ref"], params["semaphore_handle"]["buildset_path"]) = (path.as_str().into(), build_set.into());
+    // The same compressed JSON is the first of its shards and the whole of a node.
+    tree.session.write_shards(&path, job.to_string().as_bytes()).await.expect("it is written");
+    let shard = format!("{path}/{:010}", 0);
+    let (data, _) = tree.session.get(&shard).await.expect("it is answered").expect("it is there");
+    tree.session.set(&path, &data, None).await.expect("it is written");
+    tree.session.delete(&shard).await.expect("it is answered");
+    params
+}
+
+const SEMAPHORE: &str = "/zuul/semaphores/t/one-at-a-time";
+
 #[tokio::test(flavor = "multi_thread")]
-async fn a_build_waits_for_its_semaphore_and_gives_it_back() {
+async fn d1_four_builds_under_a_semaphore_of_one_run_one_at_a_time() {
     let Some(tree) = Tree::with_pipeline().await else { return };
-    let (session, path) = (&tree.session, "/zuul/semaphores/t/licence");
+    let queue = tree.queue(Dialect::ZuulExecutor);
+    for number in 0..4 {
+        let params = frozen_build(&tree, &format!("/zuul/set{number}"), |_| {}).await;
+        queue.add(&tree.session, &submission(Dialect::ZuulExecutor, params)).await.expect("it is added");
+    }
+    for _ in 0..4 {
+        let source = ZooKeeperSource::new(tree.source(Dialect::ZuulExecutor));
+        let batch = within("a claim", source.poll(PriorityQueue(0), 4)).await.expect("it is answered");
+        assert_eq!(batch.grants.len(), 1, "{:?}", batch.grants);
+        assert_eq!(tree.session.semaphore_holders(SEMAPHORE).await.expect("it is answered").len(), 1);
+        batch.grants[0].claim.report(Outcome::Completed).await.expect("it is completed");
+        drop(batch);
+        source.close().await;
+    }
+    assert_eq!(tree.session.semaphore_holders(SEMAPHORE).await.expect("it is answered"), []);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn d1_a_build_waits_for_the_semaphore_of_a_playbook_and_gives_it_back() {
+    let Some(tree) = Tree::with_pipeline().await else { return };
+    let session = &tree.session;
     for folder in ["/zuul/semaphores/t", "/zuul/events/tenant/t/management/queue"] {
         session.ensure(folder).await.expect("it is created");
     }
     let other = br#"[{"buildset_path":"/zuul/other","job_name":"j"}]"#;
-    session.create(path, other, CreateMode::Persistent).await.expect("it is created");
-    let semaphore = json!({ "name": "licence", "path": path, "max": 1, "resources_first": false });
-    let params = json!({
-        "playbooks": [{ "semaphores": [semaphore] }],
-        "semaphore_handle": { "buildset_path": "/zuul/tenant/t", "job_name": "j" },
-    });
+    session.create(SEMAPHORE, other, CreateMode::Persistent).await.expect("it is created");
+    let move_to_pre_run = |job: &mut Value| job["pre_run"] = job["run"].take();
+    let params = frozen_build(&tree, "/zuul/tenant/t", move_to_pre_run).await;
     let queue = tree.queue(Dialect::ZuulExecutor);
     let added = queue.add(session, &submission(Dialect::ZuulExecutor, params)).await;
     let (act, mut started) = never_ends();
@@ -258,33 +296,101 @@ async fn a_build_waits_for_its_semaphore_and_gives_it_back() {
     })
     .await;
     assert!(started.try_recv().is_err(), "it was started without a place");
-    session.set(path, b"[]", None).await.expect("it is written");
+    session.set(SEMAPHORE, b"[]", None).await.expect("it is written");
     within("its start", started.recv()).await.expect("it runs");
-    assert_eq!(session.semaphore_holders(path).await.expect("it is answered").len(), 1);
+    assert_eq!(session.semaphore_holders(SEMAPHORE).await.expect("it is answered").len(), 1);
     let canceled = queue.cancel(session, Dialect::ZuulExecutor, &added.expect("it is added")).await;
     assert_eq!(canceled.expect("it is answered"), CancelResult::Requested);
     worker.drained().await;
-    assert_eq!(session.semaphore_holders(path).await.expect("it is answered"), []);
+    assert_eq!(session.semaphore_holders(SEMAPHORE).await.expect("it is answered"), []);
     let told = read_events(&EventQueue::new("/zuul/events/tenant/t/management"), session).await;
-    assert_eq!(told[0].fields["event_data"], json!({ "semaphore_name": "licence" }));
+    assert_eq!(told[0].fields["event_data"], json!({ "semaphore_name": "one-at-a-time" }));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_build_whose_semaphores_cannot_be_read_is_not_run_without_them() {
+async fn d1_a_build_whose_job_cannot_be_read_is_not_run_without_it() {
     let Some(tree) = Tree::with_pipeline().await else { return };
-    let semaphore = json!({ "name": "licence", "path": "/zuul/semaphores/t/licence", "max": null });
-    let params = json!({ "playbooks": [{ "semaphores": [semaphore] }] });
+    let odd = frozen_build(&tree, "/zuul/odd", |job| job["run"][0]["semaphores"][0]["max"] = Value::Null).await;
+    let mut gone = odd.clone();
+    gone["job_ref"] = "/zuul/gone".into();
+    let mut unnamed = frozen_build(&tree, "/zuul/unnamed", |_| {}).await;
+    unnamed["semaphore_handle"] = Value::Null;
     let queue = tree.queue(Dialect::ZuulExecutor);
-    queue.add(&tree.session, &submission(Dialect::ZuulExecutor, params)).await.expect("it is added");
+    for params in [odd, gone, unnamed] {
+        queue.add(&tree.session, &submission(Dialect::ZuulExecutor, params)).await.expect("it is added");
+    }
     let (act, mut started) = never_ends();
     let worker = start(tree.source(Dialect::ZuulExecutor), act);
-    until("the build has failed", async || {
+    until("the builds have failed", async || {
         let events = read_events(&EventQueue::new(RESULTS), &tree.session).await;
-        events.iter().any(|event| event.fields["event_data"]["data"]["result"] == "ERROR")
+        let result = |event: &QueuedEvent| event.fields["event_data"]["data"]["result"].clone();
+        events.iter().filter(|event| result(event) == "ERROR").count() == 3
     })
     .await;
     worker.drained().await;
     assert!(started.try_recv().is_err(), "it was started");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn d3_a_handler_sees_the_fields_of_its_request_and_the_job_of_its_build() {
+    let Some(tree) = Tree::with_pipeline().await else { return };
+    let beside = "/zuul/set/job/beside/group_variables";
+    let data = json!({ "data": { "all": { "number": 2 } }, "hash": "h", "_path": beside });
+    tree.session.write_shards(beside, data.to_string().as_bytes()).await.expect("it is written");
+    let params = frozen_build(&tree, "/zuul/set", |job| {
+        job["variables"]["data"] = json!({ "number": 1 });
+        job["group_variables"] = json!({ "storage": "offload", "path": beside, "hash": "h" });
+        job["secrets"]["data"] = json!(["hidden"]);
+    })
+    .await;
+    for (dialect, payload, own) in [
+        (Dialect::ZuulMerger, json!({ "files": [] }), json!({ "job_type": "merge" })),
+        (Dialect::ZuulExecutor, params, json!({})),
+    ] {
+        let mut submission = submission(dialect, payload.clone());
+        submission.fields.extend([("event_id".to_owned(), "e1".into()), ("build_set_uuid".to_owned(), "b1".into())]);
+        tree.queue(dialect).add(&tree.session, &submission).await.expect("it is added");
+        let source = ZooKeeperSource::new(tree.source(dialect));
+        let batch = within("a claim", source.poll(PriorityQueue(0), 1)).await.expect("it is answered");
+        let mut task = batch.grants[0].task.json().clone();
+        let job = task["job"].take();
+        let mut expected = json!({
+            "payload": payload, "tenant_name": "t", "pipeline_name": "p", "event_id": "e1", "build_set_uuid": "b1",
+            "precedence": 200, "job": null,
+        });
+        expected.as_object_mut().expect("an object").extend(own.as_object().expect("an object").clone());
+        assert_eq!(task, expected);
+        if dialect == Dialect::ZuulExecutor {
+            assert_eq!((&job["name"], &job["timeout"]), (&json!("sem1"), &json!(120)), "{job}");
+            assert_eq!(job["run"][0]["path"], "playbooks/base/run.yaml", "{job}");
+            assert_eq!(job["variables"], json!({ "number": 1 }));
+            assert_eq!(job["group_variables"], json!({ "all": { "number": 2 } }));
+            assert_eq!(job.get("secrets"), None);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn d3_a_build_that_takes_longer_than_its_job_may_is_timed_out() {
+    let Some(tree) = Tree::with_pipeline().await else { return };
+    let params = frozen_build(&tree, "/zuul/set", |job| {
+        job["timeout"] = json!(1);
+        job["post_run"] = job["run"].clone();
+    })
+    .await;
+    tree.queue(Dialect::ZuulExecutor)
+        .add(&tree.session, &submission(Dialect::ZuulExecutor, params))
+        .await
+        .expect("it is added");
+    let (act, mut started) = never_ends();
+    let worker = start(tree.source(Dialect::ZuulExecutor), act);
+    within("its start", started.recv()).await.expect("it runs");
+    until("the build has ended", async || {
+        let events = read_events(&EventQueue::new(RESULTS), &tree.session).await;
+        events.iter().any(|event| event.fields["event_data"]["data"]["result"] == "TIMED_OUT")
+    })
+    .await;
+    worker.drained().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -305,6 +411,58 @@ async fn a_task_whose_result_is_larger_than_a_node_fails_once() {
         let reason = ended["reason"].as_str().unwrap_or_default();
         assert!(limit.is_none_or(|limit| reason.contains(limit)), "{reason}");
         worker.drained().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn d6_a_task_that_ends_its_worker_each_time_is_given_up() {
+    let Some(tree) = Tree::new().await else { return };
+    let queue = tree.queue(Dialect::Native);
+    let id = submit(&tree, Dialect::Native).await;
+    let path = queue.path("requests", &id);
+    let mut claims = 0;
+    // Its deaths are counted as those of workers that claimed it and said nothing more.
+    let died = async || {
+        let worker = Arc::new(Session::connect(&tree.connect).await.expect("it is connected"));
+        let source = ZooKeeperSource::new(tree.source(Dialect::Native));
+        let polling = source.poll(PriorityQueue(0), 1);
+        let ended = queue.wait_for_result(&tree.session, Dialect::Native, &id);
+        tokio::select! {
+            batch = polling => {
+                let (data, _) = worker.get(&path).await.expect("it is answered").expect("it is there");
+                let batch = batch.expect("it is answered");
+                batch.grants[0].claim.report(Outcome::Exception(ExceptionReason::WorkerShutdown)).await.expect("put back");
+                // As its claim left it.
+                worker.set(&path, &data, None).await.expect("it is written");
+                None
+            }
+            ended = ended => Some(ended.expect("it is read")),
+        }
+    };
+    let ended = loop {
+        match within("its next claim", died()).await {
+            Some(ended) => break ended,
+            None => claims += 1,
+        }
+        assert!(claims < 20, "it is claimed for ever");
+    };
+    assert_eq!((claims, &ended["outcome"]), (5, &json!("exception (internal-error)")), "{ended}");
+    let reason = ended["reason"].as_str().expect("a reason");
+    assert!(reason.contains("5 times"), "{reason}");
+    assert_eq!(children(&tree, &format!("{}/locks", queue.root())).await, Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn d6_a_task_that_workers_hand_back_is_not_given_up() {
+    let Some(tree) = Tree::new().await else { return };
+    submit(&tree, Dialect::Native).await;
+    for _ in 0..7 {
+        let source = ZooKeeperSource::new(tree.source(Dialect::Native));
+        let batch = within("a claim", source.poll(PriorityQueue(0), 1)).await.expect("it is answered");
+        let shutdown = Outcome::Exception(ExceptionReason::WorkerShutdown);
+        batch.grants[0].claim.report(shutdown).await.expect("it is put back");
+        drop(batch);
+        source.close().await;
     }
 }
 

@@ -1,16 +1,22 @@
 //! Each mechanism beside Zuul's own class.
 
-use journeyman::source::zookeeper::Dialect;
+use std::time::Duration;
+
+use journeyman::source::Source as _;
+use journeyman::source::zookeeper::{Dialect, ZooKeeperSource};
+use journeyman_domain::id::PriorityQueue;
 use journeyman_platform::zookeeper::CreateMode;
 use journeyman_platform::zookeeper::components::{self, Component, ComponentState, Registration};
 use journeyman_platform::zookeeper::event_queue::EventQueue;
+use journeyman_platform::zookeeper::inspect::Walk;
 use journeyman_platform::zookeeper::lock::{HeldLock, LockMode};
 use journeyman_platform::zookeeper::queue_counts::QueueCounts;
 use journeyman_platform::zookeeper::semaphore::{Holder, Places, Semaphore};
-use serde_json::json;
+use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
+use tokio::time::timeout;
 
-use crate::zookeeper::support::{Tree, read_events, until};
+use crate::zookeeper::support::{Tree, read_events, until, within};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_is_held_by_one_and_read_by_many() {
@@ -265,4 +271,64 @@ async fn requests_are_counted_by_their_state_and_tasks_by_their_lock() {
         tree.session.create(&path, b"{}", CreateMode::Persistent).await.expect("it is created");
     }
     assert_eq!(count(Dialect::Native).await, QueueCounts { pending: 1, claimed: 1 });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a4_a_paused_source_claims_nothing_and_says_so_whatever_comes_first() {
+    let Some(tree) = Tree::new().await else { return };
+    let source = ZooKeeperSource::new(tree.source(Dialect::ZuulExecutor));
+    let accepts = async || {
+        let Some(names) = tree.session.children("/zuul/components/executor").await.expect("it is answered") else {
+            return Vec::new();
+        };
+        let mut accepts = Vec::new();
+        for name in names {
+            let path = format!("/zuul/components/executor/{name}");
+            let (data, _) = tree.session.get(&path).await.expect("it is answered").expect("it is there");
+            let component: Value = serde_json::from_slice(&data).expect("it is JSON");
+            accepts.push(component["accepting_work"] == true);
+        }
+        accepts
+    };
+    // The worker stops after it has decided to poll: while the poll connects, and afterwards says that it takes work.
+    for is_connected in [false, true] {
+        source.pause();
+        let batch = within("the poll", source.poll(PriorityQueue(0), 1)).await.expect("nothing is wrong");
+        assert_eq!(batch.grants.len(), 0);
+        assert_eq!(accepts().await, [false], "{is_connected}");
+        source.resume();
+        let mut poll = source.poll(PriorityQueue(0), 1);
+        until("it takes work", async || {
+            assert!(timeout(Duration::from_millis(1), &mut poll).await.is_err(), "no request is there");
+            accepts().await == [true]
+        })
+        .await;
+        source.pause();
+        within("the poll", poll).await.expect("nothing is wrong");
+        until("it takes none", async || accepts().await == [false]).await;
+    }
+    source.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn d5_a_request_that_awaits_its_removal_waits_for_no_worker() {
+    let Some(tree) = Tree::new().await else { return };
+    let (session, queue) = (&tree.session, tree.queue(Dialect::ZuulExecutor));
+    queue.ensure(session).await.expect("it is made");
+    let oldest = async || {
+        let mut walk = Walk::default();
+        session.walk(&mut walk, queue.root(), 100, |_| true).await.expect("it is read");
+        let queues = walk.queues();
+        (queues[0].requests, session.oldest_waiting_ms(&queues[0]).await.expect("it is answered"))
+    };
+    let add = async |id: &str, state: &str| {
+        let request = json!({ "uuid": id, "state": state, "precedence": 1 }).to_string();
+        let path = queue.path("requests", id);
+        session.create(&path, request.as_bytes(), CreateMode::Persistent).await.expect("it is made");
+        session.stat(&path).await.expect("it is answered").expect("it is there").ctime
+    };
+    add("a", "completed").await;
+    assert_eq!(oldest().await, (1, None));
+    let created = add("b", "requested").await;
+    assert_eq!(oldest().await, (2, Some(created)));
 }

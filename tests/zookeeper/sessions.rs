@@ -4,7 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use journeyman::handler::Context;
 use journeyman::source::zookeeper::Dialect;
+use journeyman::task::Reply;
+use journeyman_platform::zookeeper::event_queue::EventQueue;
 use journeyman_platform::zookeeper::job_queue::RequestState;
 use journeyman_platform::zookeeper::lock::{HeldLock, LockMode};
 use journeyman_platform::zookeeper::submit::Submission;
@@ -12,7 +15,9 @@ use journeyman_platform::zookeeper::{ConnectConfig, CreateMode, Session};
 use serde_json::json;
 
 use crate::support::wire::{Way, Wire};
-use crate::zookeeper::support::{Tree, never_ends, returns, start, until, waits, within};
+use crate::zookeeper::support::{
+    Running, Tree, handler, never_ends, read_events, returns, start, until, waits, within,
+};
 
 fn task() -> Submission {
     Submission {
@@ -111,28 +116,133 @@ async fn answers_that_a_reset_connection_loses_are_asked_for_again() {
     released.expect("it is asked for again");
 }
 
+/// Whether its submitter waits for its result or not, and has removed it by then or not.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_task_whose_end_is_not_answered_before_a_reset_is_completed_once() {
-    let Some(tree) = Tree::new().await else { return };
+async fn d7_a_task_whose_end_is_not_answered_before_a_reset_is_completed_once() {
+    for waits_for_result in [true, false] {
+        let Some(tree) = Tree::new().await else { return };
+        let wire = Wire::to(&tree.connect.servers).await;
+        let mut source = tree.source(Dialect::Native);
+        source.connect.servers = wire.address();
+        let (act, mut started, go_on) = waits();
+        let worker = start(source, act);
+        let queue = tree.queue(Dialect::Native);
+        let submission = Submission { waits: waits_for_result, ..task() };
+        let id = queue.add(&tree.session, &submission).await.expect("it is added");
+        within("its start", started.recv()).await.expect("it runs");
+        wire.set(Way::Unanswered);
+        go_on.send(true).expect("it waits");
+        if waits_for_result {
+            let result = queue.wait_for_result(&tree.session, Dialect::Native, &id);
+            assert_eq!(within("the result", result).await.expect("it is read")["outcome"], "completed");
+        }
+        let is_empty = async |folder: &str| {
+            let path = format!("{}/{folder}", queue.root());
+            tree.session.children(&path).await.expect("it is answered").is_none_or(|names| names.is_empty())
+        };
+        until("it is removed", async || is_empty("requests").await).await;
+        reset(&wire).await;
+        until("its lock is gone", async || is_empty("locks").await).await;
+        let control = worker.control.clone();
+        worker.drained().await;
+        let outcomes = control.counts().sources.outcomes;
+        assert_eq!((outcomes.completed, outcomes.superseded, outcomes.lost), (1, 0, 0));
+    }
+}
+
+/// A worker whose payload ends while its server cannot be reached, until its session has expired there.
+async fn finished_without_a_session(
+    dialect: Dialect,
+    meanwhile: impl AsyncFnOnce(&Tree, &str),
+) -> Option<(Tree, Running, Wire)> {
+    let tree = Tree::with_pipeline().await?;
     let wire = Wire::to(&tree.connect.servers).await;
-    let mut source = tree.source(Dialect::Native);
-    source.connect.servers = wire.address();
-    let (act, mut started, go_on) = waits();
+    let mut source = tree.source(dialect);
+    (source.connect.servers, source.connect.session_timeout) = (wire.address(), Duration::from_secs(6));
+    let (started, mut starts) = tokio::sync::mpsc::channel(1);
+    let (go_on, may_go_on) = tokio::sync::watch::channel(false);
+    let act = handler(move |_: serde_json::Value, context: Context| {
+        let (started, mut may_go_on) = (started.clone(), may_go_on.clone());
+        async move {
+            started.send(()).await.expect("the test listens");
+            may_go_on.wait_for(|may| *may).await.expect("the test lets it go on");
+            context.set_reply(Reply::ok(json!({ "merged": true }).to_string().into_bytes())).expect("it is accepted");
+            Ok(())
+        }
+    });
     let worker = start(source, act);
-    let queue = tree.queue(Dialect::Native);
-    let id = queue.add(&tree.session, &task()).await.expect("it is added");
-    within("its start", started.recv()).await.expect("it runs");
-    wire.set(Way::Unanswered);
-    go_on.send(true).expect("it waits");
-    let result = queue.wait_for_result(&tree.session, Dialect::Native, &id);
-    assert_eq!(within("the result", result).await.expect("it is read")["outcome"], "completed");
-    reset(&wire).await;
-    let locks = format!("{}/locks", queue.root());
-    until("its lock is gone", async || {
-        tree.session.children(&locks).await.expect("it is answered").is_none_or(|locks| locks.is_empty())
+    let queue = tree.queue(dialect);
+    let fields = [("tenant_name", "t"), ("pipeline_name", "p")];
+    let fields = fields.map(|(key, value)| (key.to_owned(), value.into())).into_iter().collect();
+    let id = queue.add(&tree.session, &Submission { dialect, fields, ..task() }).await.expect("it is added");
+    within("its start", starts.recv()).await.expect("it runs");
+    wire.set(Way::Stall);
+    go_on.send_replace(true);
+    let lock = queue.path("locks", &id);
+    until("its session has expired", async || match dialect {
+        Dialect::Native => tree.session.stat(&lock).await.expect("it is answered").is_none(),
+        Dialect::ZuulMerger | Dialect::ZuulExecutor => {
+            tree.session.children(&lock).await.expect("it is answered").is_none_or(|names| names.is_empty())
+        }
     })
     .await;
-    worker.drained().await;
+    meanwhile(&tree, &queue.path("requests", &id)).await;
+    wire.cut();
+    wire.set(Way::Carry);
+    let outcomes = || worker.control.counts().sources.outcomes;
+    until("its end is counted", async || {
+        let outcomes = outcomes();
+        outcomes.completed + outcomes.superseded + outcomes.lost + outcomes.unconfirmed == 1
+    })
+    .await;
+    Some((tree, worker, wire))
+}
+
+async fn completed_builds(tree: &Tree) -> usize {
+    let events = read_events(&EventQueue::of_pipeline("t", "p"), &tree.session).await;
+    events.iter().filter(|event| event.fields["event_type"] == "BuildCompletedEvent").count()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn d2_a_result_that_was_finished_before_its_session_expired_is_stored_in_another() {
+    let check = async |dialect| {
+        let Some((tree, worker, _wire)) = finished_without_a_session(dialect, async |_, _| {}).await else { return };
+        assert_eq!(worker.control.counts().sources.outcomes.completed, 1, "{dialect:?}");
+        let queue = tree.queue(dialect);
+        if dialect == Dialect::ZuulExecutor {
+            assert_eq!(completed_builds(&tree).await, 1);
+        } else {
+            let results = format!("{}/results", queue.root());
+            let ids = tree.session.children(&results).await.expect("it is answered").unwrap_or_default();
+            let result = queue.wait_for_result(&tree.session, dialect, &ids[0]).await.expect("it is read");
+            assert!(result == json!({ "merged": true }) || result["outcome"] == "completed", "{result}");
+            let left = tree.session.children(&format!("{}/requests", queue.root())).await.expect("it is answered");
+            assert_eq!(left, Some(Vec::new()));
+        }
+        worker.drained().await;
+    };
+    tokio::join!(check(Dialect::ZuulMerger), check(Dialect::ZuulExecutor), check(Dialect::Native));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn d2_a_result_that_comes_after_another_worker_had_the_request_is_not_stored() {
+    let check = async |dialect| {
+        let changes = async |tree: &Tree, request: &str| {
+            let (data, _) = tree.session.get(request).await.expect("it is answered").expect("it is there");
+            if dialect == Dialect::Native {
+                let lock = request.replace("/requests/", "/locks/");
+                tree.session.create(&lock, b"{}", CreateMode::Ephemeral).await.expect("it is free");
+            }
+            tree.session.set(request, &data, None).await.expect("it is written");
+        };
+        let Some((tree, worker, _wire)) = finished_without_a_session(dialect, changes).await else { return };
+        assert_eq!(worker.control.counts().sources.outcomes.superseded, 1, "{dialect:?}");
+        assert_eq!(completed_builds(&tree).await, 0);
+        let results = format!("{}/results", tree.queue(dialect).root());
+        assert_eq!(tree.session.children(&results).await.expect("it is answered"), Some(Vec::new()), "{dialect:?}");
+        worker.drained().await;
+    };
+    tokio::join!(check(Dialect::ZuulMerger), check(Dialect::ZuulExecutor), check(Dialect::Native));
 }
 
 /// A server of the test's own, which it may kill.

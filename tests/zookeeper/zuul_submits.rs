@@ -5,7 +5,7 @@ use journeyman_platform::zookeeper::CreateMode;
 use journeyman_platform::zookeeper::job_queue::{JobQueue, RequestState};
 use serde_json::json;
 
-use crate::zookeeper::support::{Tree, never_ends, returns, start, until};
+use crate::zookeeper::support::{Tree, needs, never_ends, returns, start, until, within};
 
 const SUBMIT: &str = "zuul_submit.py";
 
@@ -135,4 +135,30 @@ async fn builds_are_canceled_before_and_after_they_start() {
         );
     }
     worker.drained().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn d3_the_example_runs_merge_jobs_with_zuuls_own_class() {
+    let Some(python) = needs("JOURNEYMAN_TEST_ZUUL_PYTHON") else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    // Zuul asks for the version of a program that only its executors run.
+    let script = r#"set -e; cd "$1"; mkdir -p bin repos/app
+        printf '#!/bin/sh\necho bubblewrap 0.8.0\n' >bin/bwrap; chmod +x bin/bwrap; PATH=$1/bin:$PATH
+        git init -q -b master repos/app; echo "- job" >repos/app/zuul.yaml; git -C repos/app add .
+        git -C repos/app -c user.name=t -c user.email=t@t commit -qm one
+        printf '[merger]\ngit_dir=%s/git\n[connection c]\ndriver=git\nbaseurl=file://%s/repos\n' "$1" "$1" >zuul.conf
+        "$2" "$3" zuul.conf 3>result >log 2>&1 <<<"$4" || { cat log; exit 1; }; cat result"#;
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/handlers/zuul_merger.py");
+    let payload =
+        json!({ "connection": "c", "project": "app", "branch": "master", "files": ["zuul.yaml"], "dirs": [] });
+    let document = json!({ "taskId": "t", "task": { "job_type": "cat" }, "payload": payload }).to_string();
+    let mut command = tokio::process::Command::new("bash");
+    command.args(["-c", script, "bash"]).arg(folder.path()).args([python.as_str(), example, &document]);
+    let output = within("its end", command.output()).await.expect("bash starts");
+    let mut said: serde_json::Value =
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"));
+    assert!(said["value"]["elapsed_time"].take().is_number(), "{said}");
+    let files = json!({ "zuul.yaml": "- job\n" });
+    let value = json!({ "updated": true, "files": files, "elapsed_time": null });
+    assert_eq!(said, json!({ "type": "result", "value": value }));
 }

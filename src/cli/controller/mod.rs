@@ -35,7 +35,7 @@ use journeyman_platform::log;
 use journeyman_platform::settings::Environment;
 use journeyman_platform::tasks::supervised;
 use journeyman_services::controller;
-use journeyman_services::controller::config::{DemandConfig, PoolConfig};
+use journeyman_services::controller::config::{DemandConfig, PoolConfig, QueueType};
 use journeyman_worker::notify::Announcing;
 use reloadable_keys::PoolsTarget;
 
@@ -181,7 +181,7 @@ fn pool_config(
         ));
     }
     let broker = amqp_setup::build_broker(&config.amqp, environment)?.with_default_heartbeat(CONTROLLER_HEARTBEAT);
-    Ok(controller::ControllerConfig {
+    let controller = controller::ControllerConfig {
         pool: name.to_owned(),
         management: amqp_setup::build_management(&config.amqp, &broker)?,
         broker,
@@ -189,7 +189,13 @@ fn pool_config(
         settings: settings.clone(),
         demands: demand_configs(name, config, environment)?,
         announcer: None,
-    })
+    };
+    if settings.queue_type == QueueType::None && controller.zookeeper().is_none() {
+        let text =
+            format!("[pool.{name}]: `queue_type = \"none\"` needs a [demand.NAME] with a source of kind `zookeeper`");
+        return Err(Failure::new(Exit::Config, text));
+    }
+    Ok(controller)
 }
 
 fn demand_configs(

@@ -10,9 +10,10 @@ pub(super) async fn check(name: String, kubeconfig: Option<&File>, namespace: &s
     let listing = client.list::<Pod>(&PODS, ("the pods of namespace", namespace), &[("limit", "1")]);
     let fix = match listing.await {
         Ok(_) => return Check::ok(part, format!("the pods of namespace {namespace} can be listed")),
-        Err(error @ KubernetesError::Denied(_)) => {
-            (error, "does the kubeconfig have a user, and its user the role of examples/kubernetes/worker-role.yaml?")
-        }
+        Err(error) if matches!(error, KubernetesError::Denied(_)) || error.to_string().contains(": 401 ") => (
+            error,
+            "does the kubeconfig have a user, and its user the role of examples/kubernetes, worker-role.yaml or screwdriver-role.yaml?",
+        ),
         Err(error) => (error, "is the server of the kubeconfig reachable from here, and does the namespace exist?"),
     };
     Check::failed(part, fix.0.to_string(), fix.1)

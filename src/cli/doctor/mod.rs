@@ -26,6 +26,7 @@ use crate::config::schema::{Config, Source};
 use journeyman_domain::limits::DOCTOR_CHECK_TIMEOUT;
 use journeyman_platform::settings::Environment;
 use journeyman_platform::settings::values::File;
+use journeyman_services::controller::config::QueueType;
 use journeyman_worker::handler::config::Handler;
 
 #[derive(Debug, Args)]
@@ -113,7 +114,7 @@ async fn run_checks(loaded: &LoadedConfig, environment: &Environment) -> Vec<Che
         let check = async move { vec![cluster::check(name.to_owned(), kubeconfig, namespace).await] };
         groups.push((name, Box::pin(check)));
     }
-    if !config.pool.is_empty() {
+    if config.pool.values().any(|pool| pool.queue_type != QueueType::None) {
         groups.push(("pools", Box::pin(broker::check_pools_broker(config, environment))));
     }
     if !is_controller_config(config) {

@@ -95,7 +95,7 @@ fn config(url: &str, key: &str, token: &str) -> Result<NotifierConfig, Failure> 
         database: Database::Sqlite(Db::Memory),
         listen: (Ipv4Addr::LOCALHOST, 0).into(),
         console: CONSOLE,
-        tokens: Tokens { write: BearerToken::new(token), read: None },
+        tokens: Tokens { write: BearerToken::new(token), read: None, publish: None },
         retention: Duration::from_secs(60 * 60),
         sender: Sender::new(sender).map_err(internal)?,
         seal_keys: SealKeys(Vec::new()),

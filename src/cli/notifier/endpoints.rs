@@ -81,6 +81,7 @@ fn build(
         format: endpoint.format,
         on_exhausted: endpoint.on_exhausted,
         timeout_seconds: endpoint.timeout.0.as_secs(),
+        retry_seconds: None,
     };
     let (mut built, wanted) = settings.build().map_err(|error| invalid(key, &error))?;
     built.timeout = endpoint.timeout.0;

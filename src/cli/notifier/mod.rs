@@ -18,7 +18,7 @@ use super::signals::ExitSignals;
 use crate::config::schema;
 use crate::console::notifier::CONSOLE;
 use endpoints::{endpoints, keys, sender};
-use journeyman_platform::http::BearerToken;
+use journeyman_platform::http::{BearerToken, raise_open_files};
 use journeyman_platform::log;
 use journeyman_platform::settings::Environment;
 use journeyman_platform::settings::values::SecretFile;
@@ -81,6 +81,7 @@ async fn deliver(settings: ConfigArgs<NotifierFlags>, environment: &Environment)
     log::start(&loaded.config.log, environment);
     config_args::log_warnings(&loaded);
     let config = notifier_config(&loaded.config, environment)?;
+    raise_open_files();
     let mut signals = ExitSignals::listen()?;
     let notifier = Notifier::start(config).await.map_err(failure)?;
     let address = notifier.address().map_or_else(|error| error.to_string(), |address| address.to_string());
@@ -124,7 +125,9 @@ fn notifier_config(all: &schema::Config, environment: &Environment) -> Result<No
         ));
     };
     let load = |file: &SecretFile| file.load("a token", environment).map(|token| BearerToken::new(token.reveal()));
-    let tokens = Tokens { write: load(token)?, read: config.read_token_file.as_ref().map(load).transpose()? };
+    let optional = |file: &Option<SecretFile>| file.as_ref().map(load).transpose();
+    let (read, publish) = (optional(&config.read_token_file)?, optional(&config.publish_token_file)?);
+    let tokens = Tokens { write: load(token)?, read, publish };
     let seal_keys = SealKeys(keys("notifier.seal_key_files", &config.seal_key_files, environment)?);
     let (sender, endpoints) = (sender(config, environment)?, endpoints(config, environment)?);
     let (database, retention) = (database(config, environment)?, config.retention.0);

@@ -49,7 +49,13 @@ async fn check(name: &str, source: &ZooKeeperSource) -> Vec<Check> {
     let mut walk = Walk::default();
     let walking = session.walk(&mut walk, "/", ZOOKEEPER_WALK_NODES_MAX, |_| true);
     match timeout(DOCTOR_CHECK_TIMEOUT, walking).await {
-        Ok(Ok(())) => checks.extend(check_tree(walk, now_ms)),
+        Ok(Ok(())) => match check_queues(&session, &walk, now_ms).await {
+            Ok(queues) => {
+                checks.extend(queues);
+                checks.extend(check_tree(walk, now_ms));
+            }
+            Err(error) => checks.push(Check::failed("tree", error.to_string(), "is the connection stable?")),
+        },
         Ok(Err(error)) => checks.push(Check::failed("tree", error.to_string(), "is the connection stable?")),
         Err(_) => checks.push(Check::failed("tree", "reading it takes too long", "set `chroot` to a part of it")),
     }
@@ -100,17 +106,22 @@ async fn check_writes(session: &Session, folder: &str, checks: &mut Vec<Check>) 
     Ok(stat.ctime)
 }
 
-fn check_tree(walk: Walk, now_ms: i64) -> Vec<Check> {
-    let fix = "their ACLs deny this client the right to read";
-    let mut checks = vec![none_of("unreadable nodes", walk.denied.clone(), fix)];
+async fn check_queues(session: &Session, walk: &Walk, now_ms: i64) -> Result<Vec<Check>, Error> {
+    let mut checks = Vec::new();
     for queue in walk.queues() {
-        let oldest = queue.oldest_ms.map_or_else(String::new, |oldest| {
+        let oldest = session.oldest_waiting_ms(&queue).await?.map_or_else(String::new, |oldest| {
             let age = Duration::from_millis(now_ms.saturating_sub(oldest).try_into().unwrap_or(0));
-            format!(", the oldest of the others is {} old", format_duration(age))
+            format!(", the oldest that waits is {} old", format_duration(age))
         });
         let found = format!("{}: {} requests, {} running{oldest}", queue.root, queue.requests, queue.running);
         checks.push(Check::ok("requests", found));
     }
+    Ok(checks)
+}
+
+fn check_tree(walk: Walk, now_ms: i64) -> Vec<Check> {
+    let fix = "their ACLs deny this client the right to read";
+    let mut checks = vec![none_of("unreadable nodes", walk.denied.clone(), fix)];
     if walk.is_cut {
         let found = format!("more than {ZOOKEEPER_WALK_NODES_MAX} nodes: leftovers and locks were not checked");
         checks.push(Check::warning("tree", found, "set `chroot` to a part of it"));

@@ -15,9 +15,10 @@ use journeyman_platform::zookeeper::inspect::{Contender, Walk};
 /// Prints one node: its data, and who holds its lock.
 pub(super) async fn show(session: &Session, path: &str, format: Format) -> ExitResult {
     let found = session.decode(path).await.map_err(|error| failure(&error))?;
-    let Some(Decoded { stat, data, points_to }) = found else {
+    let Some(Decoded { stat, mut data, points_to }) = found else {
         return Err(Failure::new(Exit::Failed, format!("{path} does not exist")));
     };
+    hide_private_keys(&mut data);
     // The lock of a request is beside it.
     let request = path.rsplit_once("/requests/").filter(|(_, id)| !id.contains('/'));
     let lock = request.map_or_else(|| path.to_owned(), |(root, id)| format!("{root}/locks/{id}"));
@@ -57,6 +58,18 @@ pub(super) async fn show(session: &Session, path: &str, format: Format) -> ExitR
         output::line(&serde_json::to_string_pretty(&data).unwrap_or_default())?;
     }
     Ok(Exit::Success)
+}
+
+/// Those of a Zuul are encrypted, and its password may be weak.
+fn hide_private_keys(data: &mut Value) {
+    match data {
+        Value::Object(fields) => fields.iter_mut().for_each(|(key, value)| match key.as_str() {
+            "private_key" => *value = "(not shown)".into(),
+            _ => hide_private_keys(value),
+        }),
+        Value::Array(items) => items.iter_mut().for_each(hide_private_keys),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
 }
 
 fn contender_json(one: &Contender) -> Value {

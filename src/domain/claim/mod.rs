@@ -45,6 +45,8 @@ pub const REPORT_RESERVE: Duration = Duration::from_secs(3);
 
 /// Unanswered reports that must fit before a termination deadline.
 pub const REPORT_ATTEMPTS_MIN: u32 = 3;
+/// How long after its lease a fenced report that was sent before is repeated: a service may be away for longer than a lease.
+pub const LATE_REPORT_MAX: Duration = Duration::from_secs(600);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ClaimPolicy {
@@ -56,6 +58,8 @@ pub struct ClaimPolicy {
     pub reports_cancellation: bool,
     /// Whether the payload is prepared and executed in one step, for claims that may be thousands a second.
     pub starts_in_one_step: bool,
+    /// As [`super::poll::Capabilities::fenced_reports`].
+    pub fenced_reports: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -193,6 +197,10 @@ impl ClaimState {
         !matches!(self.stage, Stage::Requested { .. } | Stage::Preparing)
     }
 
+    pub const fn is_executing(&self) -> bool {
+        matches!(self.stage, Stage::Executing)
+    }
+
     pub fn is_last_run(&self) -> bool {
         self.terms.is_some_and(RunTerms::is_last_run)
     }
@@ -279,9 +287,10 @@ impl ClaimState {
         if !matches!(self.stage, Stage::Requested { .. }) {
             return;
         }
-        let lease = Lease::new(granted, self.policy.termination_grace);
+        let lease = self.new_lease(granted);
         let was_late = self.lease.replace(lease).is_some();
-        if !lease.is_usable(now) {
+        let is_good = if was_late { lease.is_usable(now) } else { lease.has_room(now) };
+        if !is_good {
             // I3: a lease counts from when the poll was sent, and the service may have held the poll for longer. Only a
             // reclaim tells whether the claim is still good.
             if was_late {
@@ -616,6 +625,22 @@ impl ClaimState {
     }
 
     fn is_usable(&self, now: Instant) -> bool {
-        self.loss.is_none() && self.lease.is_some_and(|lease| lease.is_usable(now))
+        self.loss.is_none() && self.ends_at().is_some_and(|at| now < at)
+    }
+
+    fn new_lease(&self, granted: Granted) -> Lease {
+        let new = if self.policy.fenced_reports { Lease::until_kill } else { Lease::new };
+        new(granted, self.policy.termination_grace)
+    }
+
+    /// Nothing is reported from then on (I1). No payload is left once an outcome was sent, so a fenced one may come later, unless the
+    /// worker has to stop.
+    fn ends_at(&self) -> Option<Instant> {
+        let is_late_report = self.policy.fenced_reports && self.sent_outcome.is_some() && self.release.is_none();
+        self.lease.map(
+            |lease| {
+                if is_late_report { lease.granted_until().plus(LATE_REPORT_MAX) } else { lease.expires_at() }
+            },
+        )
     }
 }

@@ -33,7 +33,7 @@ impl ClaimState {
         match answer {
             Ok(_) if self.loss.is_some() => {}
             Ok(granted) => {
-                let extended = lease.or_later(Lease::new(granted, self.policy.termination_grace));
+                let extended = lease.or_later(self.new_lease(granted));
                 if extended == lease {
                     // An extension that gains nothing is retried like an indefinite answer, not at once.
                     self.retry_reclaim(lease, None, now, jitter);
@@ -185,7 +185,7 @@ impl ClaimState {
     }
 
     pub(super) fn expiry_due(&self) -> Option<Instant> {
-        self.lease.filter(|_| self.is_leased()).map(|lease| lease.expires_at())
+        self.ends_at().filter(|_| self.is_leased())
     }
 
     pub(super) fn status_check_due(&self) -> Option<Instant> {

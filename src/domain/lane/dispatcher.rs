@@ -139,6 +139,16 @@ impl Dispatcher {
         self.endpoints.get_mut(endpoint).map(|entry| core::mem::take(&mut entry.waiting)).unwrap_or_default()
     }
 
+    /// Drops an endpoint that is gone, unless something of it waits or is under way. Returns whether it is dropped.
+    pub fn drop_idle(&mut self, endpoint: &str) -> bool {
+        let is_idle = |entry: &Endpoint| entry.waiting.is_empty() && entry.under_way == 0;
+        let is_dropped = self.endpoints.get(endpoint).is_none_or(is_idle);
+        if is_dropped {
+            self.endpoints.remove(endpoint);
+        }
+        is_dropped
+    }
+
     pub fn waiting(&self, endpoint: &str) -> usize {
         self.endpoints.get(endpoint).map_or(0, |entry| entry.waiting.len())
     }
@@ -363,6 +373,16 @@ mod tests {
         }
         assert_eq!(begun, [0, 100, 200, 1_000, 1_100, 1_200, 2_000, 2_100, 2_200, 3_000, 3_100, 3_200]);
         assert_eq!(dispatcher.next_deadline(), Some(Instant::at(Duration::from_secs(4))));
+    }
+
+    #[test]
+    fn f2_an_endpoint_that_is_gone_is_dropped_once_nothing_of_it_is_under_way() {
+        let mut dispatcher = dispatcher(LIMITS, &[("a", "x", 1)]);
+        assert!(!dispatcher.drop_idle("a"));
+        let next = dispatcher.begin(Instant::ORIGIN).unwrap();
+        assert!(!dispatcher.drop_idle("a"));
+        dispatcher.end(&next, WELL, Instant::ORIGIN);
+        assert!(dispatcher.drop_idle("a") && dispatcher.endpoints.is_empty());
     }
 
     #[test]

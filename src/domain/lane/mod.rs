@@ -2,14 +2,15 @@
 //!
 //! A lane holds the messages of one ordering key for one endpoint. Its head is delivered until its outcome is final, and only
 //! then the next message becomes the head: the lane waits, never a message. [`retry`] decides what an attempt means for the head,
-//! [`endpoint`] what it means for the endpoint, [`breaker`] what for the origin of its URL, [`dispatcher`] which lane is next, and
-//! [`partitions`] which lanes a node has.
+//! [`endpoint`] what it means for the endpoint, [`breaker`] what for the origin of its URL, [`dispatcher`] which lane is next,
+//! [`partitions`] which lanes a node has, and [`wall_clock`] whether the time of a wait still holds.
 
 pub mod breaker;
 pub mod dispatcher;
 pub mod endpoint;
 pub mod partitions;
 pub mod retry;
+pub mod wall_clock;
 
 use core::time::Duration;
 

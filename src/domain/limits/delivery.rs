@@ -2,6 +2,9 @@
 
 use core::time::Duration;
 
+/// A part of a URL's path that is as long may be a secret, and is not shown where a receiver repeats it.
+pub const WEBHOOK_SECRET_PATH_BYTES_MIN: usize = 16;
+
 /// Of an attempt, from the look-up of the host to the end of the answer. Longer ones are refused.
 pub const WEBHOOK_TIMEOUT_MAX: Duration = Duration::from_secs(60);
 /// Look-up, connection and TLS handshake.

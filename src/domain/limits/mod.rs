@@ -63,6 +63,12 @@ pub const LOG_HEAD_BYTES: u64 = 48 << 20;
 pub const LOG_TAIL_BYTES: u64 = 16 << 20;
 /// The longest line that the worker itself writes to a task's log.
 pub const LOG_NOTE_BYTES_MAX: usize = 4 << 10;
+/// Output that waits for the disk before its payload has to wait; of the worker's own lines, twice as much.
+pub const LOG_PENDING_BYTES: u64 = 256 << 10;
+/// Disk space that is allocated ahead for the last lines of a log.
+pub const LOG_RESERVE_BYTES: u64 = 64 << 10;
+/// The last lines that are kept when the disk takes no more, and so much of what came before them.
+pub const LOG_LAST_BYTES: usize = 24 << 10;
 /// Shorter text cannot be distinguished from ordinary text.
 pub const REDACT_SECRET_CHARS_MIN: usize = 6;
 /// The longest text that is searched for in one piece; bounds how much of a log is held back.
@@ -82,6 +88,8 @@ pub const ARTIFACT_BYTES_MAX: u64 = 5 << 30;
 pub const ARTIFACT_CONTENT_TYPE_BYTES_MAX: usize = 255;
 pub const ARTIFACT_NAME_BYTES_MAX: usize = 1024;
 pub const ARTIFACT_DEPTH_MAX: usize = 32;
+/// Symbolic links on the way to one artifact, as Linux follows them.
+pub const LINKS_FOLLOWED_MAX: usize = 40;
 /// The message of an `error` artifact; the queue accepts 4096.
 pub const ARTIFACT_MESSAGE_BYTES_MAX: usize = 4096;
 /// Schema violations listed in a task's log.
@@ -113,6 +121,10 @@ pub const TASK_WAIT_POLL_MAX: Duration = Duration::from_secs(2);
 pub const PROCESS_OUTPUT_DRAIN: Duration = Duration::from_secs(1);
 /// How long processes may take to exit after SIGKILL.
 pub const PROCESS_KILL_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often processes are killed that a handler starts after the deadline of a cancellation.
+pub const PROCESS_KILL_INTERVAL: Duration = Duration::from_secs(1);
+/// A status without its processes is better than none: reading a process may wait for it.
+pub const STATUS_PROCESSES_TIMEOUT: Duration = Duration::from_secs(2);
 pub const PROCESSES_LISTED_MAX: usize = 20;
 /// A payload is killed this long before the cancellation deadline, so that its end is seen in time.
 pub const PROCESS_KILL_MARGIN: Duration = Duration::from_secs(2);
@@ -154,6 +166,10 @@ pub const STAGED_DEFER_WAIT_MIN: Duration = Duration::from_secs(5);
 
 /// A call of work that is launched elsewhere. One that takes longer counts as not answered.
 pub const STAGED_CALL_TIMEOUT: Duration = Duration::from_secs(60);
+/// Attempts to remove what an ended task has left elsewhere: an API server may be away for some minutes.
+pub const WORK_DISCARD_ATTEMPTS_MAX: u32 = 12;
+/// For such removals at the exit. The next process goes on with the others.
+pub const WORK_DISCARD_EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 pub const STAGED_CHECK_IN_SECONDS_MAX: f64 = 86_400.0;
 pub const STAGED_HANDLE_BYTES_MAX: usize = 4 << 10;
 pub const PROGRAM_LINE_BYTES_MAX: usize = 64 << 10;
@@ -218,6 +234,8 @@ pub const TASK_OPEN_FILES: u64 = 16;
 /// Further lines of the worker's own log are dropped and counted.
 pub const LOG_LINES_QUEUED_MAX: usize = 8_192;
 pub const LOG_WRITE_BYTES: usize = 64 * 1024;
+/// How often an alert of one kind is reported to the worker-runner.
+pub const RUNNER_ALERT_INTERVAL: Duration = Duration::from_secs(3600);
 pub const RUNNER_SEND_TIMEOUT: Duration = Duration::from_secs(2);
 pub const RUNNER_WELCOME_TIMEOUT: Duration = Duration::from_secs(5);
 /// The journal is compacted long before it is this large.

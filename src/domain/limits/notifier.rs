@@ -6,12 +6,20 @@ use core::time::Duration;
 pub const NOTIFIER_NAME_BYTES_MAX: usize = 255;
 /// The bytes of the data of one event.
 pub const NOTIFIER_DATA_BYTES_MAX: usize = 256 * 1024;
+/// The bytes of the body of a Mistral's notification.
+pub const NOTIFIER_MISTRAL_BODY_BYTES_MAX: usize = 1024 * 1024;
+/// How deep the data of an event nests: with what is around it, as deep as .NET parses.
+pub const NOTIFIER_NESTING_MAX: usize = 62;
 /// The bytes of one call.
 pub const NOTIFIER_BODY_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// Events of one call.
 pub const NOTIFIER_BATCH_MAX: usize = 1_000;
-/// Bodies that are stored at once. Beyond it, a caller is asked to come later.
-pub const NOTIFIER_CALLS_MAX: usize = 1_024;
+/// The bytes of the other calls, which are not about events.
+pub const NOTIFIER_SMALL_BODY_BYTES_MAX: usize = 64 * 1024;
+/// Bytes of events in memory that are not stored yet. Beyond it, a caller is asked to come later.
+pub const NOTIFIER_BODIES_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// Beyond it, an idle connection is closed.
+pub const NOTIFIER_CONNECTIONS_MAX: usize = 1_024;
 /// Due lanes of one endpoint in memory; the others stay in the store.
 pub const NOTIFIER_LANES_WAITING_MAX: usize = 512;
 /// Attempts under way.
@@ -38,6 +46,8 @@ pub const NOTIFY_OUTBOX_ROWS_MAX: i64 = 1_000_000;
 pub const NOTIFIER_LISTEN_LANES_MAX: usize = 100_000;
 /// How often the store is asked for due lanes that nothing has announced.
 pub const NOTIFIER_REFILL_INTERVAL: Duration = Duration::from_secs(30);
+/// The longest pause between attempts that a publisher sets, in seconds.
+pub const NOTIFIER_RETRY_SECONDS_MAX: f64 = 86_400.0;
 /// The pause after an error of the store.
 pub const NOTIFIER_STORE_RETRY: Duration = Duration::from_secs(1);
 /// Attempts that are under way may end when the notifier stops.
@@ -47,8 +57,16 @@ pub const NOTIFIER_PARTITIONS: u16 = 64;
 /// How long a node has its partitions without a word from it.
 pub const NOTIFIER_LEASE: Duration = Duration::from_secs(15);
 pub const NOTIFIER_LEASE_RENEWAL: Duration = Duration::from_secs(5);
-/// Connections of a node to PostgreSQL, beside the one that listens.
-pub const POSTGRES_CONNECTIONS_MAX: usize = 16;
+/// The time for handing the lanes over when a node stops.
+pub const NOTIFIER_LEASE_END_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often the endpoints of events are chosen while they change.
+pub const NOTIFIER_CHOICES_MAX: usize = 20;
+/// Connections of a node to PostgreSQL, beside the one that listens and the one of the lease.
+pub const POSTGRES_DELIVERY_CONNECTIONS: usize = 6;
+pub const POSTGRES_INTAKE_CONNECTIONS: usize = 6;
+pub const POSTGRES_PAGE_CONNECTIONS: usize = 3;
+/// Statements that are sent before the first one is answered.
+pub const POSTGRES_PIPELINE_MAX: usize = 100;
 /// The time that a connection may take.
 pub const POSTGRES_WAIT_TIMEOUT: Duration = Duration::from_secs(10);
 pub const POSTGRES_STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -75,6 +93,8 @@ pub const NOTIFIER_OUTBOX_ROWS: usize = 64;
 pub const NOTIFIER_OUTBOX_INTERVAL: Duration = Duration::from_millis(500);
 /// Messages of one queue of RabbitMQ that were not acknowledged yet.
 pub const NOTIFIER_PREFETCH: u16 = 64;
+/// Messages of all shards that were not acknowledged yet. Each is in memory, with at most [`NOTIFIER_BODY_BYTES_MAX`].
+pub const NOTIFIER_UNACKED_MAX: u16 = 128;
 /// Deliveries of one message by RabbitMQ. Each of them but one is a lost connection.
 pub const NOTIFIER_DELIVERY_LIMIT: i32 = 1_000_000;
 /// Queues that RabbitMQ spreads the keys of events over.

@@ -22,6 +22,8 @@ pub const HTTP_CONNECTIONS_MAX: usize = 32;
 /// Browsers and Prometheus reconnect.
 pub const HTTP_CONNECTION_AGE_MAX: Duration = Duration::from_secs(60);
 pub const HTTP_HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// The time for the body of a request.
+pub const HTTP_BODY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Taskcluster's clients send a certificate with its scopes in a header.
 pub const HTTP_HEAD_BYTES_MAX: usize = 32 << 10;
 pub const TOP_REFRESH_INTERVAL: Duration = Duration::from_secs(1);

@@ -88,12 +88,13 @@ impl Worker {
     }
 
     pub(super) fn claim_policy(&self, source: SourceId) -> claim::ClaimPolicy {
-        let Capabilities { reports_cancellation, connection_scoped, .. } =
+        let Capabilities { reports_cancellation, connection_scoped, fenced_reports, .. } =
             self.sources[source.index()].poller.capabilities();
         claim::ClaimPolicy {
             status_poll_interval: self.policy.claim.status_poll_interval.filter(|_| reports_cancellation),
             reports_cancellation,
             starts_in_one_step: connection_scoped,
+            fenced_reports,
             ..self.policy.claim
         }
     }
@@ -149,7 +150,7 @@ impl Worker {
             ClaimEvent::Ended(verdict) => {
                 self.alert_overlap(claim, now);
                 match verdict {
-                    Err(ExecuteFailure::HostFault) => self.on_host_fault(claim, now),
+                    Err(ExecuteFailure::HostFault | ExecuteFailure::AccessDenied) => self.on_host_fault(claim, now),
                     Err(ExecuteFailure::ServiceDown) => self.on_service_down(claim, source, now),
                     Ok(()) | Err(ExecuteFailure::Failed | ExecuteFailure::Intermittent | ExecuteFailure::Deferred) => {
                         self.record_host_success(claim)

@@ -106,6 +106,8 @@ pub enum Event {
     Drain {
         deadline: Option<Instant>,
     },
+    /// Another worker can go on with the work of these claims. One that drains releases them, unless that would end their task.
+    HandOver(Vec<LocalToken>),
     /// Stop claiming, release the claims, exit, by `deadline` if there is one.
     Release {
         deadline: Option<Instant>,
@@ -156,6 +158,8 @@ pub enum Effect {
         /// Slots reserved for it.
         max: u8,
     },
+    /// Have the open poll of a source answered, if no claim is lost by it: another one wants its slots.
+    ClosePoll(SourceId),
     /// List the claims of lost replies.
     Recover {
         source: SourceId,

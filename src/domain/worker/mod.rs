@@ -341,6 +341,7 @@ impl Worker {
                 self.drain_deadline = deadline.or(self.drain_deadline);
                 self.drain(ExitReason::Drained, now);
             }
+            Event::HandOver(claims) => self.hand_over(&claims, now),
             Event::Release { deadline } => self.release_all(deadline, now),
             Event::TerminationNotice { deadline } => self.on_termination_notice(deadline, now),
             Event::Abort => self.exit_with(ExitReason::Aborted),
@@ -360,7 +361,7 @@ impl Worker {
         }
         let claims = self.timers.first().map(|timer| timer.at);
         let deletes = self.messages.values().filter_map(|kept| kept.delete_state.due()).min();
-        let polls = if self.may_poll() { self.next_poll() } else { None };
+        let polls = if self.may_poll() { self.next_poll() } else { self.next_closing_at() };
         let way_out = match self.mode {
             Mode::Draining { since } => self.drain_ends_at(since),
             Mode::Releasing { deadline } => deadline.filter(|_| !self.past_deadline),
@@ -368,6 +369,14 @@ impl Worker {
             Mode::Exited => None,
         };
         [claims, deletes, polls, way_out].into_iter().flatten().min()
+    }
+
+    /// A source that could take the slots of an open poll may need another call first.
+    fn next_closing_at(&self) -> Option<Instant> {
+        let is_held = self.is_claiming() && self.sources.iter().any(|source| source.poller.is_long_polling());
+        let calls = self.sources.iter().filter(|source| is_held && source.is_pollable());
+        let calls = calls.filter_map(|source| source.poller.next_slotless_call());
+        calls.chain(self.next_closing().filter(|_| is_held).map(|closing| closing.at)).min()
     }
 
     fn next_poll(&self) -> Option<Instant> {

@@ -21,6 +21,13 @@ impl Worker {
         }
     }
 
+    pub(super) fn hand_over(&mut self, claims: &[LocalToken], now: Instant) {
+        if matches!(self.mode, Mode::Draining { .. }) {
+            let is_left = |claim, state: &ClaimState| claims.contains(&claim) && state.is_executing();
+            self.release_matching(|claim, state| is_left(claim, state) && !state.is_last_run(), None, now);
+        }
+    }
+
     pub(super) fn release_all(&mut self, deadline: Option<Instant>, now: Instant) {
         // A drain that waits for its last poll has nothing to release.
         let drained = matches!(self.mode, Mode::Draining { .. }) && self.claims.is_empty();
@@ -29,7 +36,7 @@ impl Worker {
         }
         let deadline = [self.release_deadline(), deadline].into_iter().flatten().min();
         self.mode = Mode::Releasing { deadline };
-        self.release_matching(|_| true, deadline, now);
+        self.release_matching(|_, _| true, deadline, now);
     }
 
     /// The termination time is unknown and may be the next second, so no report waits for our own poll. What that
@@ -60,7 +67,7 @@ impl Worker {
             } else {
                 self.drain(exit, now);
                 // A release would end the task of a last run, and there is time for it.
-                self.release_matching(|state| !state.is_started() && !state.is_last_run(), deadline, now);
+                self.release_matching(|_, state| !state.is_started() && !state.is_last_run(), deadline, now);
             }
         }
         self.exit = exit;
@@ -78,8 +85,13 @@ impl Worker {
         [limit, self.release_at()].into_iter().flatten().min()
     }
 
-    fn release_matching(&mut self, which: impl Fn(&ClaimState) -> bool, deadline: Option<Instant>, now: Instant) {
-        let those = self.claims.iter().filter(|(_, entry)| which(&entry.state));
+    fn release_matching(
+        &mut self,
+        which: impl Fn(LocalToken, &ClaimState) -> bool,
+        deadline: Option<Instant>,
+        now: Instant,
+    ) {
+        let those = self.claims.iter().filter(|(claim, entry)| which(**claim, &entry.state));
         let claims: Vec<(LocalToken, SourceId)> = those.map(|(claim, entry)| (*claim, entry.source)).collect();
         for (claim, source) in claims {
             if self.sources[source.index()].poller.is_long_polling() {

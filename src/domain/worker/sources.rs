@@ -7,12 +7,13 @@ use alloc::vec::Vec;
 use super::claims::ClaimOrigin;
 use super::{
     Alert, Effect, ExitReason, FAILURES_BEFORE_ALERT, FAILURES_PER_REPEATED_ALERT, OpenResult, POLL_MAX, PollResult,
-    RecoveryResult, RunKey, Worker,
+    RecoveryResult, RunKey, SourceState, Worker,
 };
 use crate::id::{LocalToken, Run, SourceId};
 use crate::poll::{CLOCK_SKEW_MAX, NextCall, UnreadPoll};
 use crate::refusal::Refusal;
 use crate::time::Instant;
+use crate::turns::{self, Closing, Share, Turn};
 
 impl Worker {
     pub(super) fn on_opened(
@@ -141,29 +142,47 @@ impl Worker {
         }
     }
 
-    /// The source that has waited longest comes first. Long polls sent at the same time share the free slots.
     pub(super) fn start_polls(&mut self, now: Instant) {
-        let mut due: Vec<(Instant, usize)> = self
-            .sources
-            .iter()
-            .enumerate()
-            .filter(|(_, state)| {
-                state.is_pollable()
-                    && !matches!(state.poller.next_call(now), NextCall::InFlight | NextCall::NotBefore(_))
-            })
-            .map(|(index, state)| (state.poller.ready_since(), index))
-            .collect();
-        due.sort_unstable();
-        let mut waiting = u32::try_from(due.len()).unwrap_or(u32::MAX);
-        for (_, index) in due {
-            self.start_call(index, waiting, now);
-            waiting -= 1;
+        for index in (0..self.sources.len()).filter(|index| self.sources[*index].is_pollable()).collect::<Vec<_>>() {
+            self.start_slotless_call(index, now);
+        }
+        for Share { source, slots } in turns::shares(&self.turns(), self.available_slots(), POLL_MAX, now) {
+            self.start_poll(source, slots, now);
+        }
+        while let Some(closing) = self.next_closing().filter(|closing| now >= closing.at) {
+            self.sources[closing.source].poller.on_closing();
+            self.effects.push_back(Effect::ClosePoll(SourceId::from_index(closing.source)));
         }
     }
 
-    fn start_call(&mut self, index: usize, waiting: u32, now: Instant) {
+    fn turns(&self) -> Vec<Turn> {
+        let turn = |state: &SourceState| {
+            let turn = state.poller.turn();
+            let is_out = !state.is_pollable() && !matches!(turn, Turn::Holding { .. });
+            if is_out { Turn::Out } else { turn }
+        };
+        self.sources.iter().map(turn).collect()
+    }
+
+    fn available_slots(&self) -> u32 {
+        self.slots.free().min(self.claim_allowance())
+    }
+
+    pub(super) fn next_closing(&self) -> Option<Closing> {
+        (self.available_slots() == 0).then(|| turns::next_closing(&self.turns())).flatten()
+    }
+
+    /// The open polls for whose slots a source waits.
+    pub fn awaited_polls(&self, source: SourceId, now: Instant) -> impl Iterator<Item = (SourceId, usize)> {
+        let next = self.sources[source.index()].poller.next_call(now);
+        let waits = self.is_claiming() && matches!(next, NextCall::Poll(_)) && self.available_slots() == 0;
+        let held = move |state: &SourceState| Some(state.reserved_slots.len()).filter(|held| waits && *held > 0);
+        let held = self.sources.iter().map(held).enumerate();
+        held.filter_map(|(index, held)| Some((SourceId::from_index(index), held?)))
+    }
+
+    fn start_slotless_call(&mut self, index: usize, now: Instant) {
         let source = SourceId::from_index(index);
-        let allowed = self.claim_allowance();
         let state = &mut self.sources[index];
         match state.poller.next_call(now) {
             NextCall::Open => {
@@ -184,18 +203,19 @@ impl Worker {
                 let newer_than = unread.map(|poll| poll.age(now).saturating_add(CLOCK_SKEW_MAX));
                 self.effects.push_back(Effect::Recover { source, known_runs, newer_than });
             }
-            NextCall::Poll(queue) => {
-                let share = self.slots.free().div_ceil(waiting.max(1)).min(POLL_MAX).min(allowed);
-                if share == 0 {
-                    state.poller.on_no_free_slot();
-                    return;
-                }
-                state.reserved_slots = self.slots.reserve(share);
-                state.poller.on_poll_sent(queue, now);
-                let max = u8::try_from(share).unwrap_or(u8::MAX);
-                self.effects.push_back(Effect::Poll { source, queue, max });
-            }
-            NextCall::InFlight | NextCall::NotBefore(_) => {}
+            NextCall::Poll(_) | NextCall::InFlight | NextCall::NotBefore(_) => {}
         }
+    }
+
+    fn start_poll(&mut self, index: usize, slots: u32, now: Instant) {
+        let state = &mut self.sources[index];
+        let NextCall::Poll(queue) = state.poller.next_call(now) else { return };
+        if slots == 0 {
+            return state.poller.on_no_free_slot();
+        }
+        state.reserved_slots = self.slots.reserve(slots);
+        state.poller.on_poll_sent(queue, now);
+        let (source, max) = (SourceId::from_index(index), u8::try_from(slots).unwrap_or(u8::MAX));
+        self.effects.push_back(Effect::Poll { source, queue, max });
     }
 }

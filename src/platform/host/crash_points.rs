@@ -42,6 +42,10 @@ pub const REQUEST_CRASH_POINTS: &[&str] =
 #[doc(hidden)]
 pub const DEFERRAL_CRASH_POINTS: &[&str] = &["deferral-confirmed"];
 
+/// Points of pods.
+#[doc(hidden)]
+pub const POD_CRASH_POINTS: &[&str] = &["before-discard"];
+
 /// Points of the builds of a Screwdriver.
 #[doc(hidden)]
 pub const BUILD_CRASH_POINTS: &[&str] = &["build-pod-created", "build-secret-created", "build-failure-reported"];
@@ -85,6 +89,7 @@ pub(crate) fn crash_due(name: &str) -> bool {
         CLAIM_CRASH_POINTS,
         REQUEST_CRASH_POINTS,
         DEFERRAL_CRASH_POINTS,
+        POD_CRASH_POINTS,
         BUILD_CRASH_POINTS,
         NOTIFIER_CRASH_POINTS,
         MISTRAL_CRASH_POINTS,

@@ -1,10 +1,10 @@
-//! Classifies addresses that others choose: a queue by its signed URLs, a subscriber by its webhook.
+//! Judges hosts and addresses that others choose: a queue by its signed URLs, a subscriber by its webhook.
 //!
 //! They must not lead to what only this host can reach: its own ports, its private network, a cloud's metadata service.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use ipnet::{Ipv4Net, Ipv6Net};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Range {
@@ -85,7 +85,78 @@ pub fn destination(address: IpAddr) -> IpAddr {
     }
 }
 
+/// What may be connected to beside public addresses. Metadata services never are.
+#[derive(Debug, Clone, Default)]
+pub struct HostPolicy {
+    hosts: Vec<String>,
+    networks: Vec<IpNet>,
+}
+
+impl HostPolicy {
+    /// A host is a name or an address, `.example.com` for every subdomain, or `*` for every host.
+    pub fn new<'a>(hosts: impl IntoIterator<Item = &'a str>, networks: Vec<IpNet>) -> Self {
+        Self { hosts: hosts.into_iter().map(normalize_host).collect(), networks }
+    }
+
+    /// # Errors
+    ///
+    /// What kind of address it is, if it is denied.
+    pub fn judge(&self, host: &str, address: IpAddr) -> Result<(), Class> {
+        let class = classify(address);
+        let is_listed = || self.networks.iter().any(|network| network.contains(&destination(address)));
+        match class.range {
+            Range::Public => Ok(()),
+            Range::Private if self.trusts(host) || is_listed() => Ok(()),
+            Range::Unusable if is_listed() => Ok(()),
+            Range::Private | Range::Unusable | Range::Metadata => Err(class),
+        }
+    }
+
+    /// Judges a name by itself. Its addresses are judged once they are known.
+    ///
+    /// # Errors
+    ///
+    /// What kind of address it has, if it is denied.
+    pub fn judge_name(&self, name: &str) -> Result<(), Class> {
+        let host = normalize_host(name);
+        if METADATA_NAMES.contains(&host.as_str()) {
+            return Err(Class { range: Range::Metadata, kind: "a metadata service" });
+        }
+        let is_private = host == "localhost" || host.ends_with(".localhost");
+        let class = Class { range: Range::Private, kind: "loopback" };
+        if is_private && !self.trusts(&host) { Err(class) } else { Ok(()) }
+    }
+
+    pub fn trusts(&self, host: &str) -> bool {
+        let host = normalize_host(host);
+        self.hosts.iter().any(|pattern| pattern == "*" || host_matches(&host, pattern))
+    }
+}
+
+const METADATA_NAMES: [&str; 5] =
+    ["metadata", "metadata.google.internal", "metadata.goog", "instance-data", "instance-data.ec2.internal"];
+
+/// A pattern with a leading dot matches every subdomain.
+pub fn host_matches(host: &str, pattern: &str) -> bool {
+    if pattern.starts_with('.') { host.ends_with(pattern) } else { host == pattern }
+}
+
+/// Lower case, without brackets and trailing dots.
+pub fn normalize_host(host: &str) -> String {
+    host.trim_end_matches('.').trim_matches(['[', ']']).to_ascii_lowercase()
+}
+
 pub fn classify(address: IpAddr) -> Class {
+    // Local NAT64, which a network may map onto any IPv4 address.
+    if let IpAddr::V6(v6) = address
+        && let [0x64, 0xff9b, 1, .., a, b] = v6.segments()
+    {
+        let ([a, b], [c, d]) = (a.to_be_bytes(), b.to_be_bytes());
+        let class = classify(Ipv4Addr::new(a, b, c, d).into());
+        if class.range == Range::Metadata {
+            return class;
+        }
+    }
     match destination(address) {
         IpAddr::V4(address) => {
             let found = V4.iter().find(|(network, _)| network.contains(&address));
@@ -101,6 +172,25 @@ pub fn classify(address: IpAddr) -> Class {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn f10_metadata_services_are_denied_whatever_is_allowed() {
+        let all = HostPolicy::new(["*"], vec!["0.0.0.0/0".parse().unwrap(), "::/0".parse().unwrap()]);
+        for address in
+            ["169.254.169.254", "168.63.129.16", "fd00:ec2::254", "64:ff9b::a9fe:a9fe", "64:ff9b:1::a9fe:a9fe"]
+        {
+            assert!(all.judge("a", address.parse().unwrap()).is_err(), "{address}");
+        }
+        for name in ["metadata.google.internal", "METADATA.goog.", "instance-data"] {
+            assert!(all.judge_name(name).is_err(), "{name}");
+        }
+        let by_name = HostPolicy::new(["minio"], Vec::new());
+        let by_network = HostPolicy::new([], vec!["10.0.0.0/8".parse().unwrap()]);
+        let private = "10.1.2.3".parse().unwrap();
+        assert!(by_name.judge("MinIO.", private).is_ok() && by_name.judge("other", private).is_err());
+        assert!(by_network.judge("other", private).is_ok());
+        assert!(by_name.judge_name("localhost").is_err() && all.judge_name("localhost").is_ok());
+    }
 
     #[test]
     fn p6_addresses_are_classified_by_where_they_lead() {
@@ -140,6 +230,7 @@ mod tests {
                     "64:ff9b::a9fe:a9fe",
                     "2002:a9fe:a9fe::1",
                     "::169.254.169.254",
+                    "64:ff9b:1::a9fe:a9fe",
                 ],
             ),
             (Range::Metadata, "the host service of Azure", &["168.63.129.16"]),
@@ -156,7 +247,7 @@ mod tests {
             (Range::Private, "shared by a carrier's NAT", &["100.64.0.1"]),
             (Range::Private, "loopback", &["127.0.0.1", "127.255.255.254", "::1", "::127.0.0.1"]),
             (Range::Private, "for benchmarks", &["198.19.0.1"]),
-            (Range::Private, "local NAT64", &["64:ff9b:1::a9fe:a9fe"]),
+            (Range::Private, "local NAT64", &["64:ff9b:1::808:808"]),
             (Range::Private, "site-local", &["fec0::1"]),
             (Range::Unusable, "unspecified", &["0.0.0.0", "0.1.2.3", "::"]),
             (Range::Unusable, "reserved", &["192.0.0.1", "240.0.0.1", "2001::1", "2001:2::1", "2001:20::1"]),

@@ -3,6 +3,7 @@
 
 pub mod address;
 mod bearer;
+mod busy;
 pub mod client;
 pub mod resolver;
 
@@ -14,10 +15,10 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Body;
 use axum::extract::Request;
 use axum::http::header::{CACHE_CONTROL, HOST, HeaderValue, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS};
 use axum::http::{HeaderMap, StatusCode};
@@ -29,15 +30,18 @@ use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::task::{AbortHandle, JoinSet};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 pub use self::bearer::BearerToken;
+use self::busy::{Activity, IdleSignal, Watched};
+use crate::host::clock::or_pending;
 use journeyman_domain::limits::{
-    HTTP_CONNECTION_AGE_MAX, HTTP_CONNECTIONS_MAX, HTTP_HEAD_BYTES_MAX, HTTP_HEAD_TIMEOUT,
+    HTTP_BODY_TIMEOUT, HTTP_CONNECTION_AGE_MAX, HTTP_CONNECTIONS_MAX, HTTP_HEAD_BYTES_MAX, HTTP_HEAD_TIMEOUT,
 };
 
 /// Limits of a server and its connections.
@@ -46,10 +50,36 @@ pub struct Limits {
     pub connections_max: usize,
     /// Of one peer. Beyond it, the peer's oldest idle connection is closed, or else the new one.
     pub connections_per_peer_max: usize,
-    /// The time that the head of a request may take.
+    /// The time that the head of a request may take, and the pause between requests.
     pub head_timeout: Duration,
-    /// `None` if responses may stream for any time; then a connection that has sent a request is never evicted.
+    /// The time that the body of a request may take; `None` where the routes limit it themselves.
+    pub body_timeout: Option<Duration>,
+    /// After this time the connection ends with its request; `None` if responses may stream for any time.
     pub connection_age_max: Option<Duration>,
+}
+
+impl Limits {
+    /// At most `connections`, and half of what this process may open: each of them may need another file.
+    pub fn for_connections(connections: usize) -> Self {
+        let files = getrlimit(Resource::Nofile).current.and_then(|files| files.try_into().ok()).unwrap_or(usize::MAX);
+        let connections_max = connections.min(files / 2);
+        Self {
+            connections_max,
+            // Behind a proxy, or on one machine, all callers are one peer.
+            connections_per_peer_max: connections_max / 2,
+            head_timeout: HTTP_HEAD_TIMEOUT,
+            body_timeout: Some(HTTP_BODY_TIMEOUT),
+            connection_age_max: Some(HTTP_CONNECTION_AGE_MAX),
+        }
+    }
+}
+
+/// Lets a server that starts no other programs open as many files as it may: programs might not work with many.
+pub fn raise_open_files() {
+    let files = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files }) {
+        tracing::debug!(%error, "cannot raise the limit of open files");
+    }
 }
 
 /// Who can connect to an address.
@@ -96,12 +126,7 @@ impl HttpListener {
             Exposure::Loopback => router.layer(middleware::from_fn(require_loopback_host)),
             Exposure::Network => router,
         };
-        let limits = Limits {
-            connections_max: HTTP_CONNECTIONS_MAX,
-            connections_per_peer_max: HTTP_CONNECTIONS_MAX / 2,
-            head_timeout: HTTP_HEAD_TIMEOUT,
-            connection_age_max,
-        };
+        let limits = Limits { connection_age_max, ..Limits::for_connections(HTTP_CONNECTIONS_MAX) };
         let router = router.layer(middleware::map_response(add_headers));
         serve(self.listener, router, limits, SocketAddr::ip).await
     }
@@ -128,9 +153,11 @@ pub async fn serve_one(
         connections_max: 1,
         connections_per_peer_max: 1,
         head_timeout: time_max,
+        body_timeout: Some(time_max),
         connection_age_max: Some(time_max),
     };
-    serve_connection(stream, router, limits, Arc::default(), CancellationToken::new()).await;
+    let activity = Arc::new(Activity::new(Arc::default()));
+    serve_connection(stream, router, limits, activity, CancellationToken::new()).await;
 }
 
 /// Serves until `stop` is cancelled, then closes the listener and finishes the requests in flight. Beyond
@@ -144,31 +171,35 @@ pub async fn serve_until<L: Listener, P: Eq + Hash>(
 ) {
     let mut tasks = JoinSet::new();
     let mut peers: HashMap<P, VecDeque<Connection>> = HashMap::new();
-    while let Some((stream, address)) = stop.run_until_cancelled(listener.accept()).await {
+    let idle = Arc::<IdleSignal>::default();
+    'accept: while let Some((stream, address)) = stop.run_until_cancelled(listener.accept()).await {
         while tasks.try_join_next().is_some() {}
         let connections = peers.entry(peer(&address)).or_default();
         if connections.len() >= limits.connections_per_peer_max {
-            let Some(oldest) = take_idle(connections) else {
+            let Some(longest_idle) = take_idle(connections) else {
                 tracing::debug!("connection refused: all that its peer may have are busy");
                 continue;
             };
-            oldest.abort();
+            longest_idle.abort();
         }
         while tasks.len() >= limits.connections_max {
             // The peer with the most connections gives one up first.
             let mut all: Vec<_> = peers.values_mut().collect();
             all.sort_unstable_by_key(|connections| Reverse(connections.len()));
-            match all.into_iter().find_map(take_idle) {
-                Some(ended) if ended.is_finished() => {}
-                idle => {
-                    idle.inspect(AbortHandle::abort);
-                    tasks.join_next().await;
-                }
+            if let Some(longest_idle) = all.into_iter().find_map(take_idle) {
+                longest_idle.abort();
+                tasks.join_next().await;
+                continue;
+            }
+            tokio::select! {
+                _ = tasks.join_next() => {}
+                () = idle.announced() => {}
+                () = stop.cancelled() => break 'accept,
             }
         }
-        let is_busy = Arc::<AtomicBool>::default();
-        let task = tasks.spawn(serve_connection(stream, router.clone(), limits, Arc::clone(&is_busy), stop.clone()));
-        peers.entry(peer(&address)).or_default().push_back(Connection { task, is_busy });
+        let activity = Arc::new(Activity::new(Arc::clone(&idle)));
+        let task = tasks.spawn(serve_connection(stream, router.clone(), limits, Arc::clone(&activity), stop.clone()));
+        peers.entry(peer(&address)).or_default().push_back(Connection { task, activity });
         if peers.len() > limits.connections_max {
             peers.retain(|_, connections| connections.iter().any(|connection| !connection.task.is_finished()));
         }
@@ -179,32 +210,34 @@ pub async fn serve_until<L: Listener, P: Eq + Hash>(
 
 struct Connection {
     task: AbortHandle,
-    is_busy: Arc<AtomicBool>,
+    activity: Arc<Activity>,
 }
 
-/// The oldest connection that has ended or is idle.
+/// A connection that has ended, or else the one that has been idle the longest.
 fn take_idle(connections: &mut VecDeque<Connection>) -> Option<AbortHandle> {
-    let is_free = |one: &Connection| one.task.is_finished() || !one.is_busy.load(Ordering::Relaxed);
-    let oldest = connections.iter().position(is_free)?;
-    connections.remove(oldest).map(|connection| connection.task)
+    let idle_since = |one: &Connection| if one.task.is_finished() { Some(0) } else { one.activity.idle_since() };
+    let since = connections.iter().enumerate().filter_map(|(at, one)| Some((idle_since(one)?, at)));
+    let (_, at) = since.min()?;
+    connections.remove(at).map(|connection| connection.task)
 }
 
 async fn serve_connection(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     router: Router,
     limits: Limits,
-    is_busy: Arc<AtomicBool>,
+    activity: Arc<Activity>,
     stop: CancellationToken,
 ) {
     let router = TowerToHyperService::new(router);
+    let seen = Arc::clone(&activity);
     let service = service_fn(move |request: hyper::Request<Incoming>| {
-        let (router, is_busy) = (router.clone(), Arc::clone(&is_busy));
-        async move {
-            is_busy.store(true, Ordering::Relaxed);
-            let response = router.call(request).await;
-            is_busy.store(limits.connection_age_max.is_none(), Ordering::Relaxed);
-            response
-        }
+        let (router, busy) = (router.clone(), seen.begin());
+        let request = request.map(|body| match limits.body_timeout {
+            Some(limit) => Body::new(Watched::until(body, limit)),
+            None => Body::new(body),
+        });
+        // The connection is busy until the response has been sent, or the call is dropped.
+        async move { router.call(request).await.map(|response| response.map(|body| Watched::holding(body, busy))) }
     });
     let mut builder = http1::Builder::new();
     builder
@@ -214,17 +247,21 @@ async fn serve_connection(
         .max_buf_size(HTTP_HEAD_BYTES_MAX);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let until_end = async {
-        if let Some(ended) = stop.run_until_cancelled(&mut connection).await {
-            return ended;
+        tokio::select! {
+            ended = &mut connection => return ended,
+            () = stop.cancelled() => {}
+            () = or_pending(limits.connection_age_max.map(sleep)) => {}
+        }
+        if activity.idle_since().is_some() {
+            return Ok(());
         }
         connection.as_mut().graceful_shutdown();
-        connection.await
+        match limits.connection_age_max {
+            Some(last) => timeout(last, connection).await.unwrap_or(Ok(())),
+            None => connection.await,
+        }
     };
-    let ended = match limits.connection_age_max {
-        Some(age_max) => timeout(age_max, until_end).await.unwrap_or(Ok(())),
-        None => until_end.await,
-    };
-    if let Err(error) = ended {
+    if let Err(error) = until_end.await {
         tracing::debug!(%error, "HTTP connection failed");
     }
 }
@@ -257,9 +294,10 @@ pub fn is_loopback_host(host: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use axum::routing::get;
+    use axum::routing::{get, post};
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::{TcpSocket, TcpStream};
+    use tokio::sync::Notify;
 
     use super::*;
 
@@ -283,6 +321,7 @@ mod tests {
             connections_max: 8,
             connections_per_peer_max: 4,
             head_timeout: Duration::from_secs(60),
+            body_timeout: None,
             connection_age_max: None,
         };
         let (router, mut server) = (Router::new().route("/", get(async || "ok")), JoinSet::new());
@@ -295,6 +334,104 @@ mod tests {
         assert!(matches!(idle[90].read(&mut [0]).await, Ok(0) | Err(_)), "a peer may have four");
         assert!(is_answered(honest).await);
         assert!(is_answered(connect([127, 0, 0, 1], address).await).await);
+    }
+
+    /// Limits for so many connections that stream.
+    const fn streams(connections_max: usize) -> Limits {
+        Limits {
+            connections_max,
+            connections_per_peer_max: connections_max,
+            head_timeout: Duration::from_secs(3600),
+            body_timeout: Some(HTTP_BODY_TIMEOUT),
+            connection_age_max: None,
+        }
+    }
+
+    /// Routes of which `/gated` tells that it has begun, and answers once it is told to.
+    fn gated() -> (Router, Arc<Notify>, Arc<Notify>) {
+        let (begun, going) = (Arc::<Notify>::default(), Arc::<Notify>::default());
+        let (starts, goes) = (Arc::clone(&begun), Arc::clone(&going));
+        let gated = get(async move || {
+            starts.notify_one();
+            goes.notified().await;
+            "ok"
+        });
+        (Router::new().route("/", get(async || "ok")).route("/gated", gated), begun, going)
+    }
+
+    async fn answer(stream: &mut TcpStream) -> String {
+        let mut text = vec![0; 4096];
+        let read = stream.read(&mut text).await.unwrap();
+        String::from_utf8(text[..read].to_vec()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn f0_connections_that_keep_alive_give_way_to_a_new_one() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (router, begun, going) = gated();
+        let mut server = JoinSet::new();
+        server.spawn(async move { serve(listener, router, streams(3), |_| ()).await });
+        let mut idle = Vec::new();
+        for _ in 0..3 {
+            let mut stream = connect([127, 0, 0, 1], address).await;
+            stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+            assert!(answer(&mut stream).await.starts_with("HTTP/1.1 200"));
+            idle.push(stream);
+        }
+        assert!(is_answered(connect([127, 0, 0, 1], address).await).await, "the longest idle one is closed");
+        assert_eq!(idle[0].read(&mut [0]).await.unwrap_or(0), 0);
+        let mut busy = connect([127, 0, 0, 1], address).await;
+        busy.write_all(b"GET /gated HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        begun.notified().await;
+        for _ in 0..4 {
+            assert!(is_answered(connect([127, 0, 0, 1], address).await).await);
+        }
+        going.notify_one();
+        assert!(answer(&mut busy).await.starts_with("HTTP/1.1 200"), "a busy connection stays");
+    }
+
+    #[tokio::test]
+    async fn f0_a_full_server_accepts_once_a_request_has_been_answered() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (router, begun, going) = gated();
+        let limits = Limits { connections_per_peer_max: 2, ..streams(1) };
+        let mut server = JoinSet::new();
+        server.spawn(async move { serve(listener, router, limits, |_| ()).await });
+        let mut busy = connect([127, 0, 0, 1], address).await;
+        busy.write_all(b"GET /gated HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        begun.notified().await;
+        let mut waiting = JoinSet::new();
+        waiting.spawn(is_answered(connect([127, 0, 0, 1], address).await));
+        going.notify_one();
+        assert!(answer(&mut busy).await.starts_with("HTTP/1.1 200"));
+        assert!(waiting.join_next().await.unwrap().unwrap());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn f0_half_sent_requests_end_in_time_and_hold_up_no_stop() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let router = Router::new().route("/", post(async |body: String| body));
+        let stop = CancellationToken::new();
+        let mut server = JoinSet::new();
+        server.spawn(serve_until(listener, router, streams(4), |_| (), stop.clone()));
+        let mut half = connect([127, 0, 0, 1], address).await;
+        half.write_all(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{").await.unwrap();
+        assert!(answer(&mut half).await.starts_with("HTTP/1.1 400"));
+        let mut half_heads = Vec::new();
+        for _ in 0..5 {
+            let mut stream = connect([127, 0, 0, 1], address).await;
+            stream.write_all(b"POST / HTTP/1.1\r\nx: ").await.unwrap();
+            half_heads.push(stream);
+        }
+        let mut last = connect([127, 0, 0, 1], address).await;
+        last.write_all(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{").await.unwrap();
+        let began = tokio::time::Instant::now();
+        stop.cancel();
+        server.join_next().await.unwrap().unwrap();
+        assert!(began.elapsed() <= HTTP_BODY_TIMEOUT + Duration::from_secs(1), "{:?}", began.elapsed());
     }
 
     #[test]

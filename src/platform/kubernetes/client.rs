@@ -15,7 +15,8 @@ use tokio::time::{Duration, Instant, timeout};
 
 use super::connection::{Call, Connection};
 use super::object::{Kind, List, PODS, PartialObject};
-use crate::http::client::{BodyError, read_body, root_cause};
+use crate::host::clock::stamp;
+use crate::http::client::{self, BodyError, read_body, root_cause};
 use journeyman_domain::limits::{
     ERROR_BODY_BYTES_MAX, KUBERNETES_ANSWER_BYTES_MAX, KUBERNETES_CALL_TIMEOUT, KUBERNETES_RENEWAL_RETRY,
     KUBERNETES_RETRY_AFTER_MAX,
@@ -250,6 +251,7 @@ impl KubernetesClient {
                 if connection.was_accepted.load(Ordering::Relaxed) && !std::mem::replace(&mut is_repeated, true) {
                     continue;
                 }
+                tracing::warn!("the Kubernetes API rejects the credentials, which are read again for the next call");
             }
             let message = serde_json::from_slice(&body).map(|Status { message }| message).unwrap_or_default();
             return Err(classify(subject, status, &message));
@@ -329,8 +331,8 @@ fn date(headers: &HeaderMap) -> Option<Timestamp> {
 
 fn retry_after(status: StatusCode, headers: &HeaderMap) -> Option<Duration> {
     let is_overloaded = matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
-    let seconds = headers.get("retry-after").filter(|_| is_overloaded)?.to_str().ok()?.parse().ok()?;
-    Some(Duration::from_secs(seconds).min(KUBERNETES_RETRY_AFTER_MAX))
+    let asked = client::retry_after(headers, stamp()).filter(|_| is_overloaded)?;
+    Some(asked.min(KUBERNETES_RETRY_AFTER_MAX))
 }
 
 fn classify(subject: Subject<'_>, status: StatusCode, message: &str) -> KubernetesError {
@@ -339,10 +341,24 @@ fn classify(subject: Subject<'_>, status: StatusCode, message: &str) -> Kubernet
     match status.as_u16() {
         404 => KubernetesError::Gone(text),
         409 => KubernetesError::Conflict(text),
-        401 | 403 => KubernetesError::Denied(text),
-        429 | 500.. => KubernetesError::Retry(text),
+        403 if is_about_object(message) => KubernetesError::Rejected(text),
+        403 => KubernetesError::Denied(text),
+        // Credentials are renewed, or mended: nothing follows for the object.
+        401 | 429 | 500.. => KubernetesError::Retry(text),
         _ => KubernetesError::Rejected(text),
     }
+}
+
+/// Whether an admission check refuses this object, and not this worker, its namespace or its quota.
+fn is_about_object(message: &str) -> bool {
+    const OF_OTHERS: [&str; 4] = [
+        " is forbidden: User \"",
+        " is forbidden: exceeded quota",
+        "because it is being terminated",
+        "error looking up service account",
+    ];
+    let is_by_check = message.contains(" is forbidden: ") || message.contains("denied the request");
+    is_by_check && !OF_OTHERS.iter().any(|words| message.contains(words))
 }
 
 /// `None` for an object that does not exist.
@@ -363,14 +379,46 @@ mod tests {
     }
 
     #[test]
+    fn b4_a_wait_may_be_a_date() {
+        let wait = |status, text: &str| {
+            retry_after(status, &HeaderMap::from_iter([(hyper::header::RETRY_AFTER, text.parse().unwrap())]))
+        };
+        for text in ["3600", "Fri, 27 Nov 2099 00:02:00 GMT"] {
+            assert_eq!(wait(StatusCode::TOO_MANY_REQUESTS, text), Some(KUBERNETES_RETRY_AFTER_MAX), "{text}");
+            assert_eq!(wait(StatusCode::CONFLICT, text), None, "{text}");
+        }
+    }
+
+    #[test]
     fn an_error_is_named_by_what_the_caller_does_next() {
         assert!(matches!(classified(404), KubernetesError::Gone(_)));
         assert!(matches!(classified(409), KubernetesError::Conflict(_)));
-        assert!(matches!((classified(401), classified(403)), (KubernetesError::Denied(_), KubernetesError::Denied(_))));
+        assert!(matches!(classified(403), KubernetesError::Denied(_)));
         assert!(matches!(classified(422), KubernetesError::Rejected(_)));
-        for code in [429, 500, 503, 504] {
+        for code in [401, 429, 500, 503, 504] {
             assert!(matches!(classified(code), KubernetesError::Retry(_)), "{code}");
         }
         assert_eq!(classified(422).to_string(), "cannot read pod a: 422 why");
+    }
+
+    #[test]
+    fn e2_a_403_about_the_pod_is_told_from_one_about_the_worker() {
+        let of = |message: &str| classify(Subject::of("create", &PODS, "a"), StatusCode::FORBIDDEN, message);
+        for message in [
+            "pods \"a\" is forbidden: violates PodSecurity \"restricted:latest\": privileged",
+            "pods \"a\" is forbidden: maximum memory usage per Container is 1Gi, but limit is 2Gi",
+            "admission webhook \"images.example.com\" denied the request: no such registry",
+        ] {
+            assert!(matches!(of(message), KubernetesError::Rejected(_)), "{message}");
+        }
+        for message in [
+            "pods is forbidden: User \"w\" cannot create resource \"pods\" in API group \"\" in the namespace \"n\"",
+            "pods \"a\" is forbidden: unable to create new content in namespace n because it is being terminated",
+            "pods \"a\" is forbidden: error looking up service account n/builder: serviceaccount \"builder\" not found",
+            "pods \"a\" is forbidden: exceeded quota: pods, requested: 1, used: 9",
+            "",
+        ] {
+            assert!(matches!(of(message), KubernetesError::Denied(_)), "{message}");
+        }
     }
 }

@@ -103,7 +103,7 @@ async fn a_token_that_was_rotated_is_read_again_when_the_old_one_is_refused() {
     server.answer_with(StatusCode::UNAUTHORIZED, json!({ "message": "Unauthorized" }));
     let error = list(&client).await.unwrap_err();
     assert_eq!(error.to_string(), "cannot list the pods of a: 401 Unauthorized");
-    assert!(matches!(error, KubernetesError::Denied(_)) && server.seen.lock().len() == 4);
+    assert!(matches!(error, KubernetesError::Retry(_)) && server.seen.lock().len() == 4);
 }
 
 #[tokio::test]

@@ -47,6 +47,12 @@ impl Environment {
         Self(variables.iter().map(|(name, value)| (OsString::from(name), OsString::from(value))).collect())
     }
 
+    /// The same with other variables, which take precedence.
+    pub fn with<'a>(&self, variables: impl Iterator<Item = (&'a str, &'a str)>) -> Self {
+        let variables = variables.map(|(name, value)| (OsString::from(name), OsString::from(value)));
+        Self(self.0.clone().into_iter().chain(variables).collect())
+    }
+
     /// The value of a variable; `None` if it is not set, empty or not UTF-8.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.0.get(std::ffi::OsStr::new(name))?.to_str().filter(|value| !value.is_empty())

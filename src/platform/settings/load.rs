@@ -12,7 +12,9 @@ use toml::de::{DeTable, DeValue};
 use toml::{Table, Value};
 
 use super::key::{NAME_EXPECTED, Setting, is_name, join, shout, variable};
-use super::problem::{Document, Problem, ValueOrigin, holds_password, is_secret_name, suggest, without_path};
+use super::problem::{
+    Document, Problem, ValueOrigin, holds_password, is_file_with_secret, is_secret_name, suggest, without_path,
+};
 use journeyman_domain::limits::{CONFIG_DEPTH_MAX, CONFIG_PROBLEMS_MAX};
 
 /// Reads sections and collects what is wrong with them.
@@ -292,7 +294,7 @@ impl<'a> Loader<'a> {
             }
             (value, _, _) => value.to_string(),
         };
-        if is_secret_name(key) || holds_password(&text) {
+        if is_secret_name(key) || holds_password(&text) || is_file_with_secret(key, &text) {
             return "this value".to_owned();
         }
         let text = if key.ends_with(".url") { without_path(&text) } else { text };

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::values::MASK;
+use super::values::{MASK, is_inline_secret};
 use journeyman_domain::limits::CONFIG_PROBLEMS_MAX;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -219,13 +219,18 @@ fn mask_secret(line: &str) -> Cow<'_, str> {
     let Some((key, _)) = line.split_once('=') else { return Cow::Borrowed(line) };
     let lower = line.to_lowercase();
     let names_file = key.trim_end().ends_with("_file");
-    if (is_secret_name(&lower) && !names_file) || holds_password(line) {
+    if (is_secret_name(&lower) && !names_file) || holds_password(line) || is_file_with_secret(key, line) {
         Cow::Owned(format!("{key}= {MASK}"))
     } else if let Some(start) = url_start(line) {
         Cow::Owned([&line[..start], &without_path(&line[start..])].concat())
     } else {
         Cow::Borrowed(line)
     }
+}
+
+/// True if a key that names files has a secret instead.
+pub(crate) fn is_file_with_secret(key: &str, value: &str) -> bool {
+    (key.trim_end().ends_with("_file") || key.trim_end().ends_with("_files")) && is_inline_secret(value)
 }
 
 /// Where the value of the key `url` begins in a line, which may be an inline table.

@@ -465,6 +465,11 @@ pub enum SecretFile {
     Variable(String),
 }
 
+/// Whether a text is an address or a key in the place of the file that should hold it.
+pub(super) fn is_inline_secret(text: &str) -> bool {
+    text.contains("://") || text.contains("whsec_")
+}
+
 impl Text for SecretFile {
     fn read(text: &str) -> Result<Self, String> {
         if let Some(name) = text.strip_prefix("systemd:") {
@@ -474,6 +479,9 @@ impl Text for SecretFile {
         }
         if let Some(name) = text.strip_prefix("env:") {
             return Ok(Self::Variable(name.to_owned()));
+        }
+        if is_inline_secret(text) {
+            return Err("the path of a file that holds it, which is kept out of the configuration".to_owned());
         }
         File::read(text).map(|file| Self::File(file.0))
     }
@@ -650,7 +658,8 @@ mod tests {
         for text in ["/etc/token", "token", "systemd:access-token", "env:TOKEN", "./env:x"] {
             assert_eq!(read(text).as_deref(), Ok(text));
         }
-        for text in ["", "systemd:", "systemd:../x", "systemd:.."] {
+        for text in ["", "systemd:", "systemd:../x", "systemd:..", "amqp://u:p@host", "https://host/secret", "whsec_a"]
+        {
             assert!(read(text).is_err(), "{text}");
         }
     }

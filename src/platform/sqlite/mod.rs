@@ -2,12 +2,14 @@
 //!
 //! The thread takes all queued jobs, runs each in a savepoint of one transaction, commits with a flush to disk, and
 //! then replies. So an answered call survives a crash, and a disk that flushes 500 times a second serves thousands
-//! of calls.
+//! of calls. What only reads has connections of its own, which wait for no job, and no job waits for them.
 
 mod open;
+mod readers;
 
 use std::any::Any;
 use std::fmt::Debug;
+use std::sync::Arc;
 
 use rusqlite::{Connection, ErrorCode};
 use tokio::runtime::Handle;
@@ -16,7 +18,9 @@ use uuid::Uuid;
 
 pub use self::open::{Database, Schema};
 pub use self::open::{Db, OpenError};
+use self::readers::Readers;
 
+use crate::host::file_lock::FileLock;
 use journeyman_domain::limits::{SQLITE_BATCH_INTERVAL, SQLITE_BATCH_MAX};
 
 /// A role that has a store.
@@ -69,11 +73,13 @@ impl<E> From<rusqlite::Error> for JobError<E> {
 #[derive(Debug)]
 pub struct Store<O: Owner> {
     jobs: mpsc::Sender<Job<O>>,
+    /// A database in memory has none: the writer reads.
+    readers: Option<Arc<Readers>>,
 }
 
 impl<O: Owner> Clone for Store<O> {
     fn clone(&self) -> Self {
-        Self { jobs: self.jobs.clone() }
+        Self { jobs: self.jobs.clone(), readers: self.readers.clone() }
     }
 }
 
@@ -114,6 +120,24 @@ impl<O: Owner> Store<O> {
         self.send(job(work, reply)).await?;
         // No reply if the thread has ended.
         answer.await.map_err(|_| stopped::<O>())?
+    }
+
+    /// Runs work that changes nothing beside the jobs, on what was committed when it began.
+    ///
+    /// # Cancel safety
+    ///
+    /// The work is interrupted if the caller goes.
+    pub async fn read<T, F>(&self, work: F) -> Result<T, O::Error>
+    where
+        T: Send + 'static,
+        F: Send + 'static + FnOnce(&mut Connection) -> Result<T, JobError<O::Error>>,
+    {
+        let Some(readers) = &self.readers else {
+            let (reply, answer) = oneshot::channel();
+            self.send(Box::new(move |writer, _| drop(reply.send(work(&mut writer.conn))))).await?;
+            return answer.await.map_err(|_| stopped::<O>())?.map_err(|error| refusal::<O>(error).0);
+        };
+        readers.run(work).await.map_err(|error| refusal::<O>(error).0)
     }
 
     /// Takes a job that does more than [`Store::execute`] allows.
@@ -158,6 +182,8 @@ pub type Job<O> = Box<dyn FnOnce(&mut Writer<O>, &mut Batch<O>) + Send>;
 pub struct Writer<O: Owner> {
     conn: Connection,
     pub owner: O,
+    /// Outlives the connection.
+    _lock: Option<Arc<FileLock>>,
 }
 
 /// Is told whether the batch was committed.
@@ -256,14 +282,8 @@ impl<O: Owner> Writer<O> {
     }
 
     fn convert_error(error: JobError<O::Error>, batch: &mut Batch<O>) -> O::Error {
-        let error = match error {
-            JobError::Refused(error) => return *error,
-            JobError::Sql(error) => error,
-        };
-        let incident = Uuid::new_v4();
-        tracing::error!(%error, %incident, "database operation failed");
-        let answer = O::store_error(Some(&error), incident);
-        if is_fatal(&error) {
+        let (answer, cause) = refusal::<O>(error);
+        if let Some(error) = cause.filter(is_fatal) {
             batch.fatal.get_or_insert(error);
         }
         answer
@@ -272,6 +292,17 @@ impl<O: Owner> Writer<O> {
     fn run_statement(&self, statement: &str) -> rusqlite::Result<()> {
         self.conn.prepare_cached(statement)?.execute([]).map(drop)
     }
+}
+
+/// What the caller of a failed job is told, and the error that the log has.
+fn refusal<O: Owner>(error: JobError<O::Error>) -> (O::Error, Option<rusqlite::Error>) {
+    let error = match error {
+        JobError::Refused(error) => return (*error, None),
+        JobError::Sql(error) => error,
+    };
+    let incident = Uuid::new_v4();
+    tracing::error!(%error, %incident, "database operation failed");
+    (O::store_error(Some(&error), incident), Some(error))
 }
 
 fn stopped<O: Owner>() -> O::Error {

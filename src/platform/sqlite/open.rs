@@ -3,21 +3,24 @@
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Arc;
 
 use rusqlite::{Connection, ErrorCode};
 use rustix::fs::{FallocateFlags, fallocate};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 
+use super::readers::Readers;
 use super::{Owner, RunningStore, Store, StoreStatus, Writer};
+use crate::host::file_lock::FileLock;
 use journeyman_domain::limits::{
-    SQLITE_JOBS_MAX, SQLITE_JOURNAL_BYTES_KEPT, SQLITE_JOURNAL_BYTES_RESERVED, SQLITE_STATEMENTS_MAX,
+    SQLITE_BUSY_TIMEOUT, SQLITE_JOBS_MAX, SQLITE_JOURNAL_BYTES_KEPT, SQLITE_JOURNAL_BYTES_RESERVED,
+    SQLITE_STATEMENTS_MAX,
 };
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Db {
-    /// A database file, created if missing; SQLite keeps two more files beside it while it is open.
+    /// A database file, created if missing; SQLite keeps two more files beside it while it is open, and its owner a lock.
     File(PathBuf),
     /// Lost when its role stops. For tests.
     Memory,
@@ -65,6 +68,13 @@ pub struct Database {
     conn: Connection,
     path: String,
     schema: &'static Schema,
+    file: Option<(PathBuf, Arc<FileLock>)>,
+}
+
+fn beside(db: &Path, suffix: &str) -> PathBuf {
+    let mut path = db.as_os_str().to_owned();
+    path.push(suffix);
+    path.into()
 }
 
 /// Creates the file with mode 0600, because it holds secrets of its role. SQLite reports any error when it opens it.
@@ -74,16 +84,23 @@ fn create_private(path: &Path) {
 
 impl Database {
     pub fn open(db: &Db, schema: &'static Schema) -> Result<Self, OpenError> {
-        let (path, conn) = match db {
-            Db::File(path) => {
-                create_private(path);
-                (path.display().to_string(), Connection::open(path))
+        let Schema { format, owner, key, .. } = *schema;
+        let (path, conn, file) = match db {
+            Db::File(file) => {
+                let path = file.display().to_string();
+                // A folder that cannot have the lock cannot have the files of SQLite either, whose error is better.
+                let lock = match FileLock::acquire(&beside(file, ".lock")) {
+                    Ok(Some(lock)) => Some((file.clone(), Arc::new(lock))),
+                    Ok(None) => return Err(OpenError::InUse { path, owner, key }),
+                    Err(_) => None,
+                };
+                create_private(file);
+                (path, Connection::open(file), lock)
             }
-            Db::Memory => (":memory:".to_owned(), Connection::open_in_memory()),
+            Db::Memory => (":memory:".to_owned(), Connection::open_in_memory(), None),
         };
         let conn = conn.map_err(|error| open_error(error, &path, schema))?;
-        let database = Self { conn, path, schema };
-        let Schema { format, owner, key, .. } = *schema;
+        let database = Self { conn, path, schema, file };
         // Before the first change.
         if !database.run(|conn| is_ours(conn, schema))? {
             return Err(OpenError::Foreign { path: database.path, owner, key });
@@ -104,13 +121,15 @@ impl Database {
     }
 
     pub fn into_writer<O: Owner>(self, owner: O) -> Writer<O> {
-        Writer { conn: self.conn, owner }
+        Writer { conn: self.conn, owner, _lock: self.file.map(|(_, lock)| lock) }
     }
 
     pub fn start<O: Owner>(self, owner: O, runtime: Handle) -> Result<RunningStore<O>, OpenError> {
         let (jobs, requests) = mpsc::channel(SQLITE_JOBS_MAX);
         let (status_sender, status) = watch::channel(StoreStatus::Running);
         let role = self.schema.owner;
+        let readers = self.file.as_ref().map(|(path, lock)| Readers::open(path, Arc::clone(lock))).transpose();
+        let readers = readers.map_err(|error| open_error(error, &self.path, self.schema))?.map(Arc::new);
         let writer = self.into_writer(owner);
         let body = move || {
             let ended = writer.run(requests, &runtime);
@@ -122,7 +141,7 @@ impl Database {
             status_sender.send_replace(ended.map_or_else(failed, |()| StoreStatus::Closed));
         };
         std::thread::Builder::new().name(format!("{role}-store")).spawn(body).map_err(OpenError::Thread)?;
-        Ok(RunningStore { store: Store { jobs }, status })
+        Ok(RunningStore { store: Store { jobs, readers }, status })
     }
 }
 
@@ -137,9 +156,7 @@ fn open_error(source: rusqlite::Error, path: &str, schema: &Schema) -> OpenError
 
 /// True if the database is new or one of this role.
 fn is_ours(conn: &Connection, schema: &Schema) -> rusqlite::Result<bool> {
-    conn.busy_timeout(Duration::ZERO)?;
-    // Keeps a second process from using the same file.
-    conn.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
+    conn.busy_timeout(SQLITE_BUSY_TIMEOUT)?;
     let number = |query| conn.query_row(query, [], |row| row.get::<_, i64>(0));
     let application = number("PRAGMA application_id")?;
     Ok(application == schema.application_id || (application == 0 && number("SELECT count(*) FROM sqlite_schema")? == 0))
@@ -175,9 +192,7 @@ fn prepare(conn: &Connection, schema: &Schema) -> rusqlite::Result<i64> {
 /// Gives the write-ahead log the room that it needs between two checkpoints, so that the role can store results while
 /// something else has filled the disk.
 fn reserve_log(db: &Path, owner: &str) {
-    let mut path = db.as_os_str().to_owned();
-    path.push("-wal");
-    let reserved = OpenOptions::new().write(true).open(path);
+    let reserved = OpenOptions::new().write(true).open(beside(db, "-wal"));
     let reserved =
         reserved.and_then(|log| Ok(fallocate(&log, FallocateFlags::empty(), 0, SQLITE_JOURNAL_BYTES_RESERVED)?));
     if let Err(error) = reserved {
@@ -217,6 +232,9 @@ mod tests {
         assert_eq!(columns(&V3).unwrap(), 3);
         assert_eq!(columns(&V3).unwrap(), 3);
         assert!(matches!(columns(&V1), Err(OpenError::Format { found: 3, needed: 1, .. })));
+        let open = Database::open(&db, &V3).unwrap();
+        assert!(matches!(columns(&V3), Err(OpenError::InUse { .. })), "one process has it");
+        drop(open);
         let foreign = columns(&OTHER).unwrap_err().to_string();
         assert!(foreign.contains("by a clerk of journeyman") && foreign.ends_with("as `clerk.db`"), "{foreign}");
     }

@@ -7,9 +7,11 @@ use futures_util::{StreamExt as _, stream};
 use super::client as zk;
 use super::client::Stat;
 use super::janitor::OWNERS;
+use super::job_queue::RequestState;
+use super::json_object::JsonObject;
 use super::lock::{LockMode, may_hold};
 use super::{Error, Session, is_leftover};
-use journeyman_domain::limits::ZOOKEEPER_READS_CONCURRENT_MAX;
+use journeyman_domain::limits::{ZOOKEEPER_INSPECT_ROWS_MAX, ZOOKEEPER_READS_CONCURRENT_MAX};
 
 /// The nodes that were seen.
 #[derive(Debug, Clone, Default)]
@@ -31,8 +33,8 @@ pub struct QueueSummary {
     pub requests: usize,
     /// Those whose lock is held.
     pub running: usize,
-    /// When the oldest of the others that were seen was created, in milliseconds since 1970.
-    pub oldest_ms: Option<i64>,
+    /// The others that were seen, the oldest first: when each was created, in milliseconds since 1970, and its path.
+    pub unlocked: Vec<(i64, String)>,
 }
 
 /// A node that holds a lock or waits for it.
@@ -89,6 +91,26 @@ impl Session {
     }
 }
 
+impl Session {
+    /// When the oldest request of a queue that waits for a worker was created, in milliseconds since 1970. Others without a lock
+    /// are completed and await their removal, or are held back.
+    ///
+    /// # Errors
+    ///
+    /// See [`Error`].
+    pub async fn oldest_waiting_ms(&self, queue: &QueueSummary) -> Result<Option<i64>, Error> {
+        for (created_ms, path) in queue.unlocked.iter().take(ZOOKEEPER_INSPECT_ROWS_MAX) {
+            let Some((data, _)) = self.get(path).await? else { continue };
+            let state = JsonObject::parse(&data).map(|json| json.get::<RequestState>("state"));
+            // A task has no state.
+            if matches!(state, Ok(None | Some(RequestState::Requested))) {
+                return Ok(Some(*created_ms));
+            }
+        }
+        Ok(None)
+    }
+}
+
 impl Walk {
     /// The names of a node's children.
     fn children<'a>(&'a self, folder: &str) -> impl Iterator<Item = (&'a str, &'a Stat)> + use<'a> {
@@ -112,11 +134,13 @@ impl Walk {
         let locked: BTreeSet<String> = self.contenders().into_iter().map(|contender| contender.lock).collect();
         let summary = |root: &str| {
             let folder = format!("{root}/requests");
-            let (running, waiting): (Vec<_>, Vec<_>) =
+            let (running, unlocked): (Vec<_>, Vec<_>) =
                 self.children(&folder).partition(|(id, _)| locked.contains(&format!("{root}/locks/{id}")));
             let requests = self.nodes.get(&folder).map_or(0, |stat| usize::try_from(stat.num_children).unwrap_or(0));
-            let oldest_ms = waiting.iter().map(|(_, stat)| stat.ctime).min();
-            QueueSummary { root: root.to_owned(), requests, running: running.len(), oldest_ms }
+            let unlocked = unlocked.into_iter().map(|(id, stat)| (stat.ctime, format!("{folder}/{id}")));
+            let mut unlocked: Vec<_> = unlocked.collect();
+            unlocked.sort_unstable();
+            QueueSummary { root: root.to_owned(), requests, running: running.len(), unlocked }
         };
         self.queue_roots().map(summary).collect()
     }
@@ -191,7 +215,8 @@ mod tests {
             ("/q/results", 0, 0),
             ("/q/results/w", 3, 0),
         ]);
-        let expected = QueueSummary { root: "/q".to_owned(), requests: 2, running: 1, oldest_ms: Some(2_000) };
+        let unlocked = vec![(2_000, "/q/requests/b".to_owned())];
+        let expected = QueueSummary { root: "/q".to_owned(), requests: 2, running: 1, unlocked };
         assert_eq!(walk.queues(), [expected]);
         let holds: Vec<(i64, bool)> = walk.contenders().iter().map(|one| (one.session, one.holds)).collect();
         assert_eq!(holds, [(7, false), (8, true)]);

@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 use super::client as zk;
 use super::client::CreateMode;
 use super::event_queue::EventQueue;
+use super::frozen_job::FrozenJob;
 pub use super::job_error::JobError;
 use super::json_object::JsonObject;
 use super::lock::{HeldLock, LockMode};
@@ -90,6 +91,8 @@ pub struct ClaimedRequest {
     pub request: JobRequest,
     /// Its parameters, or why there are none.
     pub params: Result<Vec<u8>, String>,
+    /// The job of a build.
+    pub job: Option<Box<FrozenJob>>,
     /// The places of semaphores that were taken for it.
     pub places: Option<Places>,
     /// The right to run it.
@@ -97,7 +100,12 @@ pub struct ClaimedRequest {
 }
 
 enum Start {
-    Started { request: JobRequest, params: Result<Vec<u8>, String>, places: Option<Places> },
+    Started {
+        request: JobRequest,
+        params: Result<Vec<u8>, String>,
+        job: Option<Box<FrozenJob>>,
+        places: Option<Places>,
+    },
     Settled,
     Waits,
 }
@@ -122,6 +130,11 @@ impl JobQueue {
     /// The node that asks the worker of a build to stop it.
     pub fn cancel_flag(&self, id: &str) -> String {
         format!("{}/requests/{id}/cancel", self.root)
+    }
+
+    /// The node that lets the worker of a paused build go on.
+    pub fn resume_flag(&self, id: &str) -> String {
+        format!("{}/requests/{id}/resume", self.root)
     }
 
     /// Creates its folders. Every party does, since any may be the first.
@@ -193,8 +206,8 @@ impl JobQueue {
         };
         crash_point("zookeeper-locked");
         match self.start(session, id, worker_info).await {
-            Ok(Start::Started { request, params, places }) => {
-                Ok(ClaimAttempt::Claimed(Box::new(ClaimedRequest { request, params, places, lock })))
+            Ok(Start::Started { request, params, job, places }) => {
+                Ok(ClaimAttempt::Claimed(Box::new(ClaimedRequest { request, params, job, places, lock })))
             }
             Ok(Start::Waits) => {
                 lock.release().await?;
@@ -229,12 +242,20 @@ impl JobQueue {
             Err(ShardError::Call(error)) => return Err(error.into()),
             Err(error) => Err(error.to_string()),
         };
-        let mut places = None;
+        let (mut job, mut places) = (None, None);
         if let Some(info) = worker_info {
             self.put(&mut request, "worker_info", info)?;
-            match params.as_ref().map_or(Ok(None), |params| Places::of_build(params)) {
-                Ok(needed) => places = needed,
-                Err(error) => params = Err(error),
+            if let Some(path) = params.as_ref().ok().and_then(|params| job_ref(params)) {
+                match session.frozen_job(&path).await? {
+                    Ok(frozen) => job = Some(Box::new(frozen)),
+                    Err(error) => params = Err(error),
+                }
+            }
+            if let (Some(job), Ok(known)) = (&job, &params) {
+                match Places::of_build(known, job) {
+                    Ok(needed) => places = needed,
+                    Err(error) => params = Err(error),
+                }
             }
         }
         if let Some(places) = &places
@@ -253,7 +274,7 @@ impl JobQueue {
         let params_path = self.path("params", id);
         session.retry(|| session.delete_tree(&params_path)).await?;
         crash_point("zookeeper-params-removed");
-        Ok(Start::Started { request, params, places })
+        Ok(Start::Started { request, params, job, places })
     }
 
     /// Sets a request that this worker has locked to another state. `false` if it is gone or another process has changed it.
@@ -310,6 +331,47 @@ impl JobQueue {
         match created.await {
             Err(error) if error.cause != zk::Error::NodeExists => Err(error.into()),
             Ok(_) | Err(_) => Ok(()),
+        }
+    }
+
+    /// Takes the lock of a request again whose session has expired. `None` if another process has had the request since, or has it;
+    /// otherwise whether it is completed as this worker has written it last.
+    ///
+    /// # Errors
+    ///
+    /// See [`JobError`].
+    pub async fn reclaim(
+        &self,
+        session: &Arc<Session>,
+        claimed: &mut ClaimedRequest,
+    ) -> Result<Option<bool>, JobError> {
+        let (old, locks) = (claimed.lock.path(), self.path("locks", &claimed.request.id));
+        // A server that was away itself counts the old session anew.
+        session.retry(|| session.delete(&old)).await?;
+        let lock = HeldLock::try_take(session, &locks, LockMode::Exclusive).await?;
+        let found = self.read(session, &claimed.request.id).await?;
+        let request = &mut claimed.request;
+        // A completion whose answer was lost with the session.
+        let is_completed = found.as_ref().is_some_and(|found| {
+            let is_same = self.to_bytes(&found.id, &found.json).ok() == self.to_bytes(&found.id, &request.json).ok();
+            let is_next = found.version == request.version.wrapping_add(1);
+            is_same && is_next && found.state() == Some(RequestState::Completed)
+        });
+        match (lock, found) {
+            (Some(lock), Some(found)) if is_completed || found.version == request.version => {
+                (claimed.lock, request.version) = (lock, found.version);
+                Ok(Some(is_completed))
+            }
+            (lock, found) => {
+                if let Some(lock) = lock {
+                    lock.release().await?;
+                }
+                if found.is_none() {
+                    // Taking the lock has made its folder again.
+                    session.delete_tree(&locks).await?;
+                }
+                Ok(None)
+            }
         }
     }
 
@@ -397,4 +459,13 @@ impl JobQueue {
         let written = json.to_bytes();
         written.map_err(|error| JobError::Unreadable { path: self.path("requests", id), message: error.to_string() })
     }
+}
+
+/// Where the job of a build is.
+fn job_ref(params: &[u8]) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Params {
+        job_ref: Option<String>,
+    }
+    serde_json::from_slice::<Params>(params).ok()?.job_ref
 }

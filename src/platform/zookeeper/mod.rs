@@ -8,6 +8,7 @@ pub mod client;
 pub mod components;
 pub mod decode;
 pub mod event_queue;
+pub mod frozen_job;
 pub mod inspect;
 pub mod janitor;
 mod job_error;
@@ -125,6 +126,11 @@ impl Session {
     /// The timeout that the server granted.
     pub fn timeout(&self) -> Duration {
         self.client.session_timeout()
+    }
+
+    /// When the last request was sent that was answered, on the boot clock: the session lasts for its timeout from then on.
+    pub fn proved_at(&self) -> journeyman_domain::time::Instant {
+        self.client.proved_at()
     }
 
     /// True once its ephemeral nodes are gone.

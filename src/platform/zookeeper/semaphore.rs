@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::Session;
 use super::client as zk;
 use super::client::CreateMode;
+use super::frozen_job::FrozenJob;
 use super::job_error::JobError;
 
 /// Who holds a semaphore.
@@ -18,7 +19,7 @@ pub struct Holder {
     pub job_name: String,
 }
 
-/// A semaphore with its number of places, as the parameters of a build name it.
+/// A semaphore with its number of places, as a playbook names it.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Semaphore {
     /// Its name, which is told to the scheduler when a place is free again.
@@ -39,35 +40,23 @@ pub struct Places {
 }
 
 impl Places {
-    /// The places that the playbooks of a build need, by its parameters; `None` for most builds.
+    /// The places that the playbooks of a build need; `None` for most builds.
     ///
     /// # Errors
     ///
-    /// Fails if they cannot be read, in words without the parameters.
-    pub fn of_build(params: &[u8]) -> Result<Option<Self>, String> {
+    /// Fails if its parameters do not say who takes them, in words without the parameters.
+    pub fn of_build(params: &[u8], job: &FrozenJob) -> Result<Option<Self>, String> {
         #[derive(Deserialize)]
         struct Params {
-            #[serde(default)]
-            playbooks: Vec<Playbook>,
-            semaphore_handle: Option<Holder>,
+            semaphore_handle: Holder,
         }
-        #[derive(Deserialize)]
-        struct Playbook {
-            #[serde(default)]
-            semaphores: Vec<Semaphore>,
-        }
-        let unreadable = |why: &str| format!("the semaphores of its parameters cannot be read: {why}");
-        // serde's message may quote the parameters.
-        let place = |error: serde_json::Error| unreadable(&format!("line {}, column {}", error.line(), error.column()));
-        let params: Params = serde_json::from_slice(params).map_err(place)?;
-        let mut semaphores: Vec<_> = params.playbooks.into_iter().flat_map(|playbook| playbook.semaphores).collect();
-        semaphores.sort_by(|one, other| one.path.cmp(&other.path));
-        semaphores.dedup_by(|one, other| one.path == other.path);
-        if semaphores.is_empty() {
+        if job.semaphores.is_empty() {
             return Ok(None);
         }
-        let holder = params.semaphore_handle.ok_or_else(|| unreadable("there is no semaphore_handle"))?;
-        Ok(Some(Self { semaphores, holder }))
+        // serde's message may quote the parameters.
+        let params: Params = serde_json::from_slice(params)
+            .map_err(|_| "its playbooks need semaphores, and it has no semaphore_handle".to_owned())?;
+        Ok(Some(Self { semaphores: job.semaphores.clone(), holder: params.semaphore_handle }))
     }
 }
 

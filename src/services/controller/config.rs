@@ -18,7 +18,7 @@ const DELIVERY_LIMIT: u32 = 20;
 #[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct PoolConfig {
-    /// Type of the request queues. A request in a `classic` queue outlives a restart of the broker if its client marks it persistent, one in a `quorum` queue always.
+    /// Type of the request queues. A request in a `classic` queue outlives a restart of the broker if its client marks it persistent, one in a `quorum` queue always. A pool with `none` has no request queues and needs no broker: its groups follow the `[demand.NAME]` of a ZooKeeper alone.
     pub queue_type: QueueType,
     /// Time without demand until a group's queue is unbound. Later requests go to the orphan queue and activate the group again.
     pub unbind_delay: Span,
@@ -92,8 +92,8 @@ impl Default for PoolConfig {
 
 impl PoolConfig {
     pub fn check(&self, key: &str, rules: &mut Rules<'_>) {
-        if self.delivery_limit.is_some() && self.queue_type == QueueType::Classic {
-            let message = format!("[{key}] has a `delivery_limit`, which classic queues do not support");
+        if self.delivery_limit.is_some() && self.queue_type != QueueType::Quorum {
+            let message = format!("[{key}] has a `delivery_limit`, which only quorum queues support");
             rules.error(key, "delivery_limit", message, "did you mean queue_type = \"quorum\" as well?");
         }
         if self.min > self.max.get() {
@@ -130,7 +130,7 @@ impl PoolConfig {
     /// `None` for classic queues.
     pub(crate) fn delivery_limit(&self) -> Option<u32> {
         match self.queue_type {
-            QueueType::Classic => None,
+            QueueType::Classic | QueueType::None => None,
             QueueType::Quorum => Some(self.delivery_limit.unwrap_or(DELIVERY_LIMIT)),
         }
     }
@@ -260,6 +260,8 @@ pub enum QueueType {
     Classic,
     /// Quorum queues, which keep every message on disk.
     Quorum,
+    /// No request queues and no broker: groups follow the `[demand.NAME]` of a ZooKeeper alone.
+    None,
 }
 
 /// A queue whose pending and claimed tasks count as demand for a worker group.

@@ -28,6 +28,15 @@ pub enum DemandQueue {
     Zookeeper { connect: ConnectConfig, queues: Vec<JobQueue>, dialect: Dialect },
 }
 
+impl DemandQueue {
+    pub(super) const fn zookeeper(&self) -> Option<&ConnectConfig> {
+        match self {
+            Self::Zookeeper { connect, .. } => Some(connect),
+            Self::Taskcluster { .. } => None,
+        }
+    }
+}
+
 impl std::fmt::Debug for DemandSource {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(out, "Demand({} for {})", self.name, self.key)

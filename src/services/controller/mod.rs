@@ -22,6 +22,7 @@ mod state_store;
 pub mod status;
 mod topology;
 mod unacknowledged_counts;
+mod without_broker;
 mod workers;
 
 use std::collections::BTreeMap;
@@ -33,7 +34,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use crate::controller::config::PoolConfig;
+use crate::controller::config::{PoolConfig, QueueType};
 use journeyman_domain::group::overrides::Overrides;
 use journeyman_domain::group::pool::{Event, Pool};
 use journeyman_domain::group::scale::ScaleLimits;
@@ -45,6 +46,7 @@ use journeyman_platform::amqp::Broker;
 use journeyman_platform::amqp::management::Management;
 use journeyman_platform::host::clock::Clock;
 use journeyman_platform::retry::Retry;
+use journeyman_platform::zookeeper::ConnectConfig;
 use journeyman_worker::notify::Announcer;
 
 pub use external_demand::{DemandQueue, DemandSource};
@@ -97,6 +99,18 @@ fn scale_limits(pool: &PoolConfig) -> ScaleLimits {
     let (min, max) = if pool.is_scaled_by_keda() { (1, 1) } else { (pool.min, pool.max.get()) };
     let (min_idle, concurrency) = (pool.min_idle, pool.concurrency.get());
     ScaleLimits { min, max, min_idle, concurrency, scale_down_delay: pool.scale_down_delay.0 }
+}
+
+impl ControllerConfig {
+    /// The ZooKeeper that a pool without request queues has in place of a broker: that of its first such demand.
+    pub fn zookeeper(&self) -> Option<&ConnectConfig> {
+        let demands = self.demands.iter().filter(|_| self.settings.queue_type == QueueType::None);
+        demands.filter_map(|demand| demand.queue.zookeeper()).next()
+    }
+
+    fn service(&self) -> &'static str {
+        if self.zookeeper().is_some() { "ZooKeeper" } else { "broker" }
+    }
 }
 
 impl ControllerHandle {
@@ -196,7 +210,10 @@ pub async fn run(settings: ControllerConfig, inbox: ControllerInbox, stop: Cance
     };
     let controlling = async {
         loop {
-            let over = Box::pin(session::run_session(&mut controller)).await;
+            let over = match controller.config.zookeeper().cloned() {
+                Some(connect) => Box::pin(without_broker::run_session(&mut controller, &connect)).await,
+                None => Box::pin(session::run_session(&mut controller)).await,
+            };
             let again = controller.on_disconnected(over);
             controller.run_while(clock.sleep_until(again)).await;
         }
@@ -218,10 +235,11 @@ impl Controller {
         if was_connected && self.retry.failures() == 0 {
             self.counters.lock().values.broker_disconnects += 1;
         }
-        let problem = if was_connected { "lost connection to the broker" } else { "no connection to the broker" };
-        let what = format!("pool {}: {problem}; workers keep running", self.config.pool);
+        let problem = if was_connected { "lost connection" } else { "no connection" };
+        let (pool, service) = (&self.config.pool, self.config.service());
+        let what = format!("pool {pool}: {problem} to the {service}; workers keep running");
         let wait = self.retry.on_failure(&what, why.clone());
-        self.record_error(format!("broker: {why}"));
+        self.record_error(format!("{service}: {why}"));
         self.disconnect_reason = Some(why);
         now.plus(wait)
     }

@@ -53,7 +53,7 @@ pub(super) struct SessionState {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct DepthSample {
     pub(super) ready: u32,
-    at: Instant,
+    pub(super) at: Instant,
 }
 
 enum SessionEvent {
@@ -133,7 +133,9 @@ async fn run_active(
     let mut forwarding = FuturesUnordered::new();
 
     controller.pool.handle(Event::Connected, clock.now());
-    let known_keys = controller.workers.load_known_keys();
+    let loading = controller.workers.load_known_keys();
+    let known_keys = controller.run_while(loading).await;
+    controller.workers.on_known_keys_loaded(known_keys.clone());
     for key in controller.workers.counts(&known_keys).into_keys() {
         controller.pool.handle(Event::demand(key), clock.now());
     }
@@ -284,7 +286,7 @@ impl Controller {
         }
     }
 
-    fn on_tick(&mut self) {
+    pub(super) fn on_tick(&mut self) {
         let now = self.clock.now();
         self.overrides.expire(now);
         for key in self.overrides.keys_with_minimum() {

@@ -5,7 +5,7 @@ use lapin::types::FieldTable;
 use lapin::{Connection, Consumer};
 
 use journeyman_domain::limits::AMQP_CALL_TIMEOUT;
-use journeyman_platform::amqp;
+use journeyman_platform::{amqp, zookeeper};
 
 pub(super) struct SessionError {
     pub(super) reason: String,
@@ -14,6 +14,12 @@ pub(super) struct SessionError {
 impl From<lapin::Error> for SessionError {
     fn from(error: lapin::Error) -> Self {
         Self { reason: amqp::error_text(&error) }
+    }
+}
+
+impl From<zookeeper::Error> for SessionError {
+    fn from(error: zookeeper::Error) -> Self {
+        Self { reason: error.to_string() }
     }
 }
 

@@ -4,10 +4,14 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use rusqlite::Connection;
 use serde::{Deserialize, Serialize};
+use tokio::sync::Semaphore;
+use tokio::task::spawn_blocking;
 
 use journeyman_domain::group::Key;
 use journeyman_domain::limits::CONTROLLER_STORE_TIMEOUT;
@@ -46,7 +50,11 @@ impl WorkerRecord {
     }
 }
 
-pub(in crate::controller) struct StateStore(Mutex<Connection>);
+pub(in crate::controller) struct StateStore {
+    connection: Mutex<Connection>,
+    /// While a disk does not answer, it has one thread, and the other calls wait without one.
+    gate: Arc<Semaphore>,
+}
 
 impl StateStore {
     pub(in crate::controller) fn open(folder: &Path) -> io::Result<Self> {
@@ -78,15 +86,36 @@ impl StateStore {
                 path.display()
             )));
         }
-        Ok(Self(Mutex::new(connection)))
+        Ok(Self { connection: Mutex::new(connection), gate: Arc::new(Semaphore::new(1)) })
+    }
+
+    /// Does what reads or writes files of the pool on a thread that may block, one piece at a time.
+    pub(in crate::controller) fn run<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Self) -> io::Result<T> + Send + 'static,
+    ) -> BoxFuture<'static, io::Result<T>> {
+        let (store, gate) = (Arc::clone(self), Arc::clone(&self.gate));
+        Box::pin(async move {
+            let permit = gate.acquire_owned().await.map_err(io::Error::other)?;
+            let working = spawn_blocking(move || {
+                let _permit = permit;
+                work(&store)
+            });
+            working.await.map_err(io::Error::other)?
+        })
     }
 
     fn execute(&self, statement: &str, values: impl rusqlite::Params) -> io::Result<()> {
-        self.0.lock().prepare_cached(statement).and_then(|mut sql| sql.execute(values)).map(drop).map_err(failed)
+        self.connection
+            .lock()
+            .prepare_cached(statement)
+            .and_then(|mut sql| sql.execute(values))
+            .map(drop)
+            .map_err(failed)
     }
 
     fn texts(&self, statement: &str) -> io::Result<Vec<String>> {
-        let connection = self.0.lock();
+        let connection = self.connection.lock();
         let mut statement = connection.prepare_cached(statement).map_err(failed)?;
         let rows = statement.query_map((), |row| row.get(0)).map_err(failed)?;
         rows.collect::<Result<_, _>>().map_err(failed)
@@ -124,13 +153,9 @@ impl StateStore {
         Ok(self.texts("SELECT key FROM known_key")?.iter().filter_map(|key| Key::new(key)).collect())
     }
 
-    pub(in crate::controller) fn update_known_keys<'a>(
-        &self,
-        removed: impl Iterator<Item = &'a Key>,
-        added: impl Iterator<Item = &'a Key>,
-    ) -> io::Result<()> {
-        let mut connection = self.0.lock();
-        let update = || {
+    pub(in crate::controller) fn update_known_keys(&self, removed: &[Key], added: &[Key]) -> io::Result<()> {
+        let mut connection = self.connection.lock();
+        let mut update = || {
             let transaction = connection.transaction()?;
             for key in removed {
                 transaction.execute("DELETE FROM known_key WHERE key = ?1", [key.as_str()])?;

@@ -1,16 +1,21 @@
 //! The workers of a pool: what is known of each, and which are started and stopped.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
 use std::io;
+use std::sync::Arc;
 
 use secrecy::ExposeSecret as _;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 use super::dead_letters::WorkerFailures;
 use super::driver::{
     DriverError, DriverEvent, DriverHandle, KnownWorker, StartError, WorkerChange, WorkerExit, WorkerSpec,
 };
 use super::poison_message::ExitedWorker;
+use super::state_store::StateStore;
 use super::{ControllerConfig, RecordedError, SharedCounters, scale_limits};
 use journeyman_domain::group::Key;
 use journeyman_domain::group::load::Load;
@@ -18,9 +23,10 @@ use journeyman_domain::group::overrides::Overrides;
 use journeyman_domain::group::restart_backoff::{RestartBackoff, WorkerEnd};
 use journeyman_domain::group::scale::{GroupInput, GroupWorker, ScaleDecision, Scaler, WorkerActivity};
 use journeyman_domain::group::tracker::Tracker;
-use journeyman_domain::limits::CONTROLLER_WORKER_STABLE_AFTER;
+use journeyman_domain::limits::{CONTROLLER_WORKER_STABLE_AFTER, DRIVER_CALL_TIMEOUT};
 use journeyman_domain::time::Instant;
 use journeyman_platform::host::clock::Clock;
+use journeyman_platform::tasks::supervised;
 
 pub(super) struct WorkerSet {
     pool: String,
@@ -31,8 +37,9 @@ pub(super) struct WorkerSet {
     pub(super) restarts: BTreeMap<Key, RestartBackoff>,
     scaler: Scaler,
     variables: BTreeMap<String, String>,
-    /// The keys that are stored.
+    /// The keys that are stored, or being stored.
     known_keys: BTreeSet<Key>,
+    storing: JoinSet<()>,
     pub(super) decisions: BTreeMap<Key, ScaleDecision>,
     pub(super) failures: watch::Sender<Failures>,
     counters: SharedCounters,
@@ -66,6 +73,7 @@ impl WorkerSet {
             is_list_failing: false,
             refused_starts: restart_backoff(),
             known_keys: BTreeSet::new(),
+            storing: JoinSet::new(),
             driver,
             restarts: BTreeMap::new(),
             scaler: Scaler::default(),
@@ -120,24 +128,41 @@ impl WorkerSet {
     }
 
     /// The broker does not report requests that arrive in existing queues, so their keys are stored.
-    pub(super) fn load_known_keys(&mut self) -> BTreeSet<Key> {
-        let loaded = self.driver.as_ref().map_or_else(|| Ok(BTreeSet::new()), |driver| driver.store().known_keys());
-        self.known_keys = loaded.unwrap_or_else(|error| {
-            tracing::warn!(pool = self.pool, "cannot load the known keys: {error}");
-            BTreeSet::new()
-        });
-        self.known_keys.clone()
+    pub(super) fn load_known_keys(&self) -> impl Future<Output = BTreeSet<Key>> + use<> {
+        let store = self.driver.as_ref().map(|driver| Arc::clone(driver.store()));
+        let pool = self.pool.clone();
+        async move {
+            let Some(store) = store else { return BTreeSet::new() };
+            let loaded = timeout(DRIVER_CALL_TIMEOUT, store.run(StateStore::known_keys)).await;
+            loaded.map_err(io::Error::from).flatten().unwrap_or_else(|error| {
+                tracing::warn!(pool, "cannot load the known keys: {error}");
+                BTreeSet::new()
+            })
+        }
     }
 
+    pub(super) fn on_known_keys_loaded(&mut self, keys: BTreeSet<Key>) {
+        self.known_keys = keys;
+    }
+
+    /// Changes wait for the one that is being stored.
     pub(super) fn store_known_keys<'a>(&mut self, keys: impl Iterator<Item = &'a Key> + Clone) {
         // Both are sorted.
         let Some(driver) = self.driver.as_ref().filter(|_| !keys.clone().eq(&self.known_keys)) else { return };
-        let keys: BTreeSet<Key> = keys.cloned().collect();
-        let update =
-            driver.store().update_known_keys(self.known_keys.difference(&keys), keys.difference(&self.known_keys));
-        if let Err(error) = update {
-            tracing::warn!(pool = self.pool, "cannot store the known keys: {error}");
+        while self.storing.try_join_next().is_some() {}
+        if !self.storing.is_empty() {
+            return;
         }
+        let keys: BTreeSet<Key> = keys.cloned().collect();
+        let removed: Vec<Key> = self.known_keys.difference(&keys).cloned().collect();
+        let added: Vec<Key> = keys.difference(&self.known_keys).cloned().collect();
+        let update = driver.store().run(move |store| store.update_known_keys(&removed, &added));
+        let pool = self.pool.clone();
+        self.storing.spawn(supervised("a pool's known keys", async move {
+            if let Err(error) = update.await {
+                tracing::warn!(pool, "cannot store the known keys: {error}");
+            }
+        }));
         self.known_keys = keys;
     }
 
@@ -205,6 +230,13 @@ impl WorkerSet {
             let is_busy = event != "ready";
             worker.busy_since = is_busy.then(|| worker.busy_since.unwrap_or(now));
             worker.last_report_at = is_busy.then_some(now);
+        }
+    }
+
+    /// Without a broker there are no reports.
+    pub(super) fn assume_ready(&mut self, now: Instant) {
+        for (_, worker) in self.workers_mut() {
+            worker.ready_at.get_or_insert(now);
         }
     }
 

@@ -31,6 +31,8 @@ pub struct Notifier {
     pub token_file: Option<SecretFile>,
     /// File with a bearer token for callers that only read.
     pub read_token_file: Option<SecretFile>,
+    /// File with a bearer token for callers that only send events.
+    pub publish_token_file: Option<SecretFile>,
     /// How long a message and its attempts are kept after it has ended. An event that its source sends again later is a new one.
     pub retention: Span<1_000>,
     /// Takes events from RabbitMQ too [built-in: no].
@@ -65,6 +67,7 @@ impl Default for Notifier {
             listen: built_in("127.0.0.1:7090"),
             token_file: None,
             read_token_file: None,
+            publish_token_file: None,
             retention: built_in("720h"),
             amqp: None,
             mistral: None,

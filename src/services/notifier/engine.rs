@@ -1,15 +1,16 @@
 //! Delivers the heads of due lanes, and stores what comes back.
 //!
-//! One task owns the [`Dispatcher`], the health of the endpoints and the lease of this node. An attempt runs beside it and returns with its reply; what
-//! the reply means is committed by a second task, and only then the lane goes on.
+//! One task owns the [`Dispatcher`] and the health of the endpoints, and awaits nothing else: what the store is asked is a task beside
+//! it. An attempt is one as well and returns with its reply; what the reply means is committed by a second task, and only then the lane
+//! goes on. A commit that fails is repeated, never the attempt, and no attempt begins until the store takes one.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use reqwest::Url;
 use reqwest::header::{HeaderMap, HeaderValue};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -17,23 +18,25 @@ use super::alerts;
 use super::delivery::{AttemptResult, DeliveryRequest, Sender, SigningKey};
 use super::format::{self, Format};
 use super::intake::Intake;
+use super::lease::{self, Term};
 use super::registry::Registry;
 use super::store::{
-    AttemptRecord, Committed, DueLane, EndpointChange, EndpointState, Head, Lease, Store, StoreFailure,
+    AttemptRecord, Committed, DueLane, DueLanes, EndedAttempt, EndpointChange, EndpointState, Head, Lease, Store,
+    StoreFailure, StoredEndpoints,
 };
 use journeyman_domain::jitter::Jitter;
 use journeyman_domain::lane::Reply;
 use journeyman_domain::lane::dispatcher::{AttemptLimits, Dispatcher, EndpointLimits, LaneId, NextAttempt};
 use journeyman_domain::lane::partitions::Partition;
 use journeyman_domain::lane::retry::RetryPolicy;
-use journeyman_domain::limits::{
-    NOTIFIER_LANES_WAITING_MAX, NOTIFIER_LEASE_RENEWAL, NOTIFIER_REFILL_INTERVAL, NOTIFIER_STORE_RETRY,
-};
+use journeyman_domain::lane::wall_clock::WallClock;
+use journeyman_domain::limits::{NOTIFIER_LANES_WAITING_MAX, NOTIFIER_REFILL_INTERVAL, NOTIFIER_STORE_RETRY};
 use journeyman_domain::staged::Stamp;
 use journeyman_domain::time::Instant;
 use journeyman_platform::host::clock::{Clock, stamp};
 use journeyman_platform::host::crash_points::crash_point;
 use journeyman_platform::tasks::supervised;
+use journeyman_worker::notify::Event;
 
 /// An endpoint, as it is configured.
 pub struct Endpoint {
@@ -55,10 +58,40 @@ pub(crate) struct Engine {
     dispatcher: Dispatcher,
     /// The lanes that the dispatcher has, or whose attempts are under way.
     taken: HashMap<LaneId, Partition>,
-    lease: HeldLease,
+    term: watch::Receiver<Term>,
+    lease: Lease,
+    /// Until the engine runs.
+    keeper: Option<(watch::Sender<Term>, watch::Receiver<Vec<Partition>>)>,
+    let_go: watch::Sender<Vec<Partition>>,
     tasks: JoinSet<Step>,
     jitter: Jitter,
     clock: Clock,
+    wall_clock: WallClock,
+    /// The time at which the store is looked through whatever was told.
+    look_at: Instant,
+    /// The time at which the first pause ends.
+    pause_ends: Option<Stamp>,
+    changes: Reading,
+    refill: Reading,
+    /// There may be due lanes of any endpoint.
+    is_all_behind: bool,
+    /// The endpoints that may have due lanes which the dispatcher has not.
+    behind: BTreeSet<Arc<str>>,
+    /// The times at which the next lanes of endpoints are due. Endpoints without waiting lanes are not among them.
+    next_due: BTreeMap<Arc<str>, Stamp>,
+    /// What attempts bring can be stored.
+    is_storing: bool,
+}
+
+/// Whether the store is being read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reading {
+    No,
+    Yes,
+    /// It has changed since.
+    Again,
+    /// It has failed.
+    Later(Instant),
 }
 
 struct EndpointEntry {
@@ -69,30 +102,32 @@ struct EndpointEntry {
     /// What attempts have changed is not in the store yet.
     is_unsaved: bool,
     is_saving: bool,
-    /// There may be due lanes that the dispatcher does not have.
-    is_behind: bool,
-    next_due: Option<Stamp>,
 }
 
-/// What this node may deliver.
+/// What the store has for the dispatcher.
 #[derive(Default)]
-struct HeldLease {
-    lease: Lease,
-    /// Nothing is sent later. `None` is for ever. Attempts look at it too, in case this process has slept.
-    until: Arc<Mutex<Option<Instant>>>,
-    /// The time of its renewal.
-    renew_at: Option<Instant>,
-    is_renewing: bool,
-    /// Ends the attempts of this lease.
-    ended: CancellationToken,
+struct Found {
+    /// The endpoints with waiting lanes, if all were looked through.
+    waiting: Option<Vec<(String, Stamp)>>,
+    due: Vec<DueLanes>,
 }
 
 /// What a task of the engine returns.
 enum Step {
     Sent { next: NextAttempt, sent: Result<Option<Box<Sent>>, StoreFailure> },
-    Committed { next: NextAttempt, committed: Result<Committed, StoreFailure> },
+    Committed { commit: Commit, committed: Result<Committed, StoreFailure> },
     Saved { endpoint: Arc<str>, saved: Result<(), StoreFailure> },
-    Renewed { asked_at: Instant, renewed: Result<(Lease, Option<Duration>), StoreFailure> },
+    Changed { read: Result<(StoredEndpoints, Option<Stamp>), StoreFailure> },
+    Found { asked: Vec<(Arc<str>, usize)>, found: Result<Found, StoreFailure> },
+    SetBack { set: Result<(), StoreFailure> },
+}
+
+/// What an attempt has brought.
+#[derive(Clone)]
+struct Commit {
+    next: NextAttempt,
+    ended: Arc<EndedAttempt>,
+    alerts: Vec<Arc<Event>>,
 }
 
 struct Sent {
@@ -118,6 +153,10 @@ impl Engine {
         limits: AttemptLimits,
         intake: Arc<Intake>,
     ) -> Result<Self, StoreFailure> {
+        let clock = Clock::boot();
+        let asked_at = clock.now();
+        let (term_sender, term) = watch::channel(Term::new(store.keep_lease(Vec::new()).await?, asked_at));
+        let (let_go, partitions) = watch::channel(Vec::new());
         let mut engine = Self {
             store,
             sender: Arc::new(sender),
@@ -126,83 +165,136 @@ impl Engine {
             endpoints: BTreeMap::new(),
             dispatcher: Dispatcher::new(limits),
             taken: HashMap::new(),
-            lease: HeldLease::default(),
+            lease: Lease::default(),
+            term,
+            keeper: Some((term_sender, partitions)),
+            let_go,
             tasks: JoinSet::new(),
             jitter: Jitter::seeded(uuid::Uuid::new_v4().as_u64_pair().0),
-            clock: Clock::boot(),
+            clock,
+            wall_clock: WallClock::new(stamp(), clock.now()),
+            look_at: Instant::ORIGIN,
+            pause_ends: None,
+            changes: Reading::No,
+            refill: Reading::No,
+            is_all_behind: true,
+            behind: BTreeSet::new(),
+            next_due: BTreeMap::new(),
+            is_storing: true,
         };
-        engine.read_endpoints().await?;
-        let asked_at = engine.clock.now();
-        let renewed = engine.store.keep_lease(Vec::new()).await?;
-        engine.on_renewed(asked_at, renewed);
+        let stored = engine.store.endpoints().await?;
+        engine.on_endpoints(stored);
         Ok(engine)
     }
 
     /// Runs until `stop`, then waits for the attempts that are under way.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
-        let mut look_at = Instant::ORIGIN;
+        let mut keeping = JoinSet::new();
+        if let Some((term, let_go)) = self.keeper.take() {
+            let keeping_lease = lease::keep(self.store.clone(), self.clock, term, let_go);
+            keeping.spawn(supervised("a notifier's lease", keeping_lease));
+        }
         loop {
-            // The safety net of the notifications.
-            let now = self.clock.now();
-            if look_at <= now {
-                look_at = now.plus(NOTIFIER_REFILL_INTERVAL);
-                self.on_changed().await;
-            }
-            let refilled = if stop.is_cancelled() { Ok(()) } else { self.refill().await };
-            let mut wait = look_at.since(now);
-            match refilled {
-                Ok(()) => wait = wait.min(self.next_wait()),
-                Err(error) => {
-                    tracing::error!("cannot read due lanes, retrying: {error}");
-                    wait = NOTIFIER_STORE_RETRY;
+            self.follow_lease();
+            if stop.is_cancelled() {
+                if self.tasks.is_empty() {
+                    break;
                 }
-            }
-            self.keep_lease();
-            if !stop.is_cancelled() {
+            } else {
+                self.watch_clocks();
+                self.read_changes();
+                self.find_due_lanes();
                 self.begin_all();
-            } else if self.tasks.is_empty() {
-                break;
             }
+            let wait = self.next_wait();
             tokio::select! {
                 Some(Ok(step)) = self.tasks.join_next() => self.on_step(step),
-                () = self.store.stored() => self.look_for_due_lanes(),
-                () = self.store.changed() => self.on_changed().await,
+                endpoints = self.store.stored() => self.on_stored(endpoints),
+                () = self.store.changed() => self.changes = self.changes.again(),
+                // `follow_lease` looks at it.
+                Ok(()) = self.term.changed() => self.term.mark_changed(),
                 () = tokio::time::sleep(wait) => {}
                 () = stop.cancelled(), if !stop.is_cancelled() => {}
             }
         }
-        if let Err(error) = self.store.end_lease().await {
-            tracing::warn!("other nodes take over when the lease ends: {error}");
+    }
+
+    /// What the clocks say: a look at the store that nothing has asked for, and whether the wall clock was set.
+    fn watch_clocks(&mut self) {
+        let (now, at) = (stamp(), self.clock.now());
+        // The safety net of the notifications.
+        if self.look_at <= at || self.pause_ends.is_some_and(|ends| ends <= now) {
+            (self.look_at, self.pause_ends) = (at.plus(NOTIFIER_REFILL_INTERVAL), None);
+            self.changes = self.changes.again();
+            self.is_all_behind = true;
         }
+        let Some(step) = self.wall_clock.step(now, at) else { return };
+        tracing::warn!(
+            alert = "clock-stepped",
+            step_ms = step,
+            "[alert operator] the clock of this host was set by {} s; heads that wait are tried when they were to be",
+            step / 1_000
+        );
+        if step < 0 {
+            self.set_back(step.saturating_neg(), now);
+        }
+        self.is_all_behind = true;
     }
 
-    fn look_for_due_lanes(&mut self) {
-        self.endpoints.values_mut().for_each(|entry| entry.is_behind = true);
+    /// What waits for a time would wait for as much longer.
+    fn set_back(&mut self, by_ms: i64, now: Stamp) {
+        for entry in self.endpoints.values_mut() {
+            if let Some(rests_until) = &mut entry.state.health.rests_until {
+                rests_until.0 = rests_until.0.saturating_sub(by_ms);
+                entry.is_unsaved = true;
+            }
+        }
+        self.next_due.values_mut().for_each(|due| due.0 = due.0.saturating_sub(by_ms));
+        let store = self.store.clone();
+        let setting = async move { Step::SetBack { set: store.set_back(by_ms, now).await } };
+        self.tasks.spawn(supervised("a correction of times", setting));
     }
 
-    async fn on_changed(&mut self) {
-        let read = match self.store.end_pauses(stamp()).await {
-            Ok(_) => self.read_endpoints().await,
-            Err(error) => Err(error),
+    fn on_stored(&mut self, endpoints: Option<BTreeSet<Arc<str>>>) {
+        let Some(endpoints) = endpoints else {
+            self.is_all_behind = true;
+            return;
         };
-        if let Err(error) = read {
-            tracing::error!("cannot read the endpoints, retrying: {error}");
+        for name in endpoints {
+            if self.endpoints.contains_key(&name) {
+                self.behind.insert(name);
+            } else {
+                // It was made just now.
+                self.changes = self.changes.again();
+            }
         }
-        self.look_for_due_lanes();
     }
 
     /// Follows what operators and other nodes have changed.
-    async fn read_endpoints(&mut self) -> Result<(), StoreFailure> {
-        let read = self.registry.begin_read();
-        let mut states = self.store.endpoints().await?;
-        self.registry.refresh(read, &states);
+    fn read_changes(&mut self) {
+        if !self.changes.begin(self.clock.now()) {
+            return;
+        }
+        let (store, now) = (self.store.clone(), stamp());
+        let reading = async move {
+            let read = async {
+                let pause_ends = store.end_pauses(now).await?;
+                Ok((store.endpoints().await?, pause_ends))
+            };
+            Step::Changed { read: read.await }
+        };
+        self.tasks.spawn(supervised("a read of endpoints", reading));
+    }
+
+    fn on_endpoints(&mut self, mut stored: StoredEndpoints) {
+        self.registry.refresh(&stored);
         let registered = self.registry.current();
         for (name, entry) in &*registered {
             self.configure(name, &entry.endpoint);
         }
         let (now, clock) = (stamp(), self.clock.now());
         for (name, entry) in &mut self.endpoints {
-            let (before, stored) = (entry.state.health, states.remove(&**name).unwrap_or_default());
+            let (before, stored) = (entry.state.health, stored.states.remove(&**name).unwrap_or_default());
             // What attempts have shown goes the other way.
             let is_ours = entry.is_unsaved || entry.is_saving;
             let (health, disabled) = if is_ours { (before, entry.state.disabled) } else { (stored.health, None) };
@@ -217,8 +309,13 @@ impl Engine {
                     self.taken.remove(&lane);
                 }
             }
+            let pause_ends = entry.state.paused_until.filter(|until| *until > now);
+            self.pause_ends = self.pause_ends.into_iter().chain(pause_ends).min();
         }
-        Ok(())
+        let dispatcher = &mut self.dispatcher;
+        self.endpoints.retain(|name, entry| !entry.is_removed || entry.is_saving || !dispatcher.drop_idle(name));
+        self.next_due.retain(|name, _| self.endpoints.contains_key(name));
+        self.behind.retain(|name| self.endpoints.contains_key(name));
     }
 
     fn configure(&mut self, name: &Arc<str>, config: &Arc<Endpoint>) {
@@ -236,99 +333,134 @@ impl Engine {
                 is_removed: false,
                 is_unsaved: false,
                 is_saving: false,
-                is_behind: true,
-                next_due: None,
             };
+            self.is_all_behind = true;
             self.endpoints.insert(Arc::clone(name), entry);
         }
         self.dispatcher.limit(name, &origin, config.limits);
     }
 
-    /// Renews the lease when it is time, and ends what is under way if it could not be renewed in time.
-    fn keep_lease(&mut self) {
-        let now = self.clock.now();
-        if self.lease.until.lock().is_some_and(|until| until <= now) && !self.lease.lease.has.is_empty() {
-            tracing::warn!("this node could not renew its lease in time; its attempts are repeated");
-            self.lease.lease = Lease::default();
-            self.lease.ended.cancel();
-            let dispatcher = &mut self.dispatcher;
-            let waiting = self.endpoints.keys().flat_map(|name| dispatcher.remove(name));
-            for lane in waiting {
-                self.taken.remove(&lane);
+    /// What this node may deliver no more is dropped before its attempts begin.
+    fn follow_lease(&mut self) {
+        if self.term.has_changed().is_ok_and(|has_changed| has_changed) || self.lease.nodes == 0 {
+            let lease = self.term.borrow_and_update().lease.clone();
+            if lease.has != self.lease.has {
+                let (partitions, nodes) = (lease.has.len(), lease.nodes);
+                tracing::info!(partitions, nodes, "this node delivers the lanes of its partitions");
+                self.is_all_behind = true;
+            }
+            self.lease = lease;
+        }
+        let let_go = if self.lease.drain.is_empty() {
+            Vec::new()
+        } else {
+            let under_way: HashSet<Partition> = self.taken.values().copied().collect();
+            self.lease.drain.iter().filter(|one| !under_way.contains(one)).copied().collect()
+        };
+        self.let_go.send_if_modified(|before| std::mem::replace(before, let_go) != *before);
+    }
+
+    /// Asks the store for due lanes that the dispatcher does not have.
+    fn find_due_lanes(&mut self) {
+        let (now, is_all) = (stamp(), self.is_all_behind);
+        // Those that are taken are due as well.
+        let (mut asked, taken) = (BTreeMap::new(), self.taken.len());
+        let due = self.next_due.iter().filter(|(_, due)| **due <= now).map(|(name, _)| name);
+        for name in due.chain(&self.behind) {
+            let Some(entry) = self.endpoints.get(name) else { continue };
+            if has_room(&self.dispatcher, name) && entry.may_deliver(now) {
+                let room = NOTIFIER_LANES_WAITING_MAX.saturating_sub(self.dispatcher.waiting(name));
+                asked.insert(Arc::clone(name), room + taken);
             }
         }
-        if self.lease.is_renewing || self.lease.renew_at.is_none_or(|at| now < at) {
+        if (asked.is_empty() && !is_all) || !self.refill.begin_if_idle(self.clock.now()) {
             return;
         }
-        self.lease.is_renewing = true;
-        let under_way: HashSet<Partition> = self.taken.values().copied().collect();
-        let let_go =
-            self.lease.lease.drain.iter().filter(|partition| !under_way.contains(partition)).copied().collect();
-        let store = self.store.clone();
-        let renewing = async move { Step::Renewed { asked_at: now, renewed: store.keep_lease(let_go).await } };
-        self.tasks.spawn(supervised("a notifier's lease", renewing));
+        self.is_all_behind = false;
+        for name in asked.keys() {
+            self.behind.remove(name);
+            self.next_due.remove(name);
+        }
+        let asked: Vec<_> = asked.into_iter().collect();
+        let (store, wanted) = (self.store.clone(), asked.clone());
+        self.tasks.spawn(supervised("a search for due lanes", async move {
+            let found = async {
+                let waiting = if is_all { Some(store.waiting().await?) } else { None };
+                Ok(Found { waiting, due: store.due(wanted, now).await? })
+            };
+            let found = found.await;
+            Step::Found { asked, found }
+        }));
     }
 
-    fn on_renewed(&mut self, asked_at: Instant, (lease, lasts): (Lease, Option<Duration>)) {
-        if lease.has != self.lease.lease.has {
-            tracing::info!(
-                partitions = lease.has.len(),
-                nodes = lease.nodes,
-                "this node delivers the lanes of its partitions"
-            );
-            self.look_for_due_lanes();
-        }
-        *self.lease.until.lock() = lasts.map(|lasts| asked_at.plus(lasts * 3 / 4));
-        self.lease.renew_at = lasts.map(|_| asked_at.plus(NOTIFIER_LEASE_RENEWAL));
-        self.lease.lease = lease;
-        if self.lease.ended.is_cancelled() {
-            self.lease.ended = CancellationToken::new();
-        }
-    }
-
-    /// Gives the dispatcher due lanes that it does not have.
-    async fn refill(&mut self) -> Result<(), StoreFailure> {
-        let now = stamp();
-        for (name, entry) in &mut self.endpoints {
-            let is_due = entry.is_behind || entry.next_due.is_some_and(|due| due <= now);
-            let room = NOTIFIER_LANES_WAITING_MAX.saturating_sub(self.dispatcher.waiting(name));
-            if !is_due || !has_room(&self.dispatcher, name) || !entry.may_deliver(now) {
-                continue;
+    fn on_found(&mut self, asked: Vec<(Arc<str>, usize)>, found: Result<Found, StoreFailure>) {
+        let Found { waiting, due } = match found {
+            Ok(found) => {
+                self.refill = Reading::No;
+                found
             }
-            // Those that are taken are due as well.
-            let (found, next_due) = self.store.due(name, now, room + self.taken.len()).await?;
-            entry.next_due = next_due;
-            entry.is_behind = found.len() > room;
-            for DueLane { id, partition } in found {
-                let is_ours = self.lease.lease.has.contains(&partition) && !self.lease.lease.drain.contains(&partition);
-                if is_ours && !self.taken.contains_key(&id) {
+            Err(error) => {
+                tracing::error!("cannot read due lanes, retrying: {error}");
+                self.refill = Reading::Later(self.clock.now().plus(NOTIFIER_STORE_RETRY));
+                self.is_all_behind = true;
+                return;
+            }
+        };
+        for (name, due) in waiting.into_iter().flatten() {
+            if let Some((name, _)) = self.endpoints.get_key_value(&*name) {
+                let name = Arc::clone(name);
+                self.expect(&name, Some(due));
+            }
+        }
+        for (DueLanes { endpoint, lanes, next }, (_, max)) in due.into_iter().zip(asked) {
+            // An attempt may have ended since.
+            self.expect(&endpoint, next);
+            if lanes.len() >= max {
+                self.behind.insert(Arc::clone(&endpoint));
+            }
+            let Some(entry) = self.endpoints.get(&endpoint) else { continue };
+            for DueLane { id, partition } in lanes {
+                if self.term.borrow().has(partition) && !self.taken.contains_key(&id) {
                     self.taken.insert(id, partition);
-                    self.dispatcher.add(name, &entry.origin, id);
+                    self.dispatcher.add(&endpoint, &entry.origin, id);
                 }
             }
-            self.dispatcher.rest(name, instant(entry.state.health.rests_until, now, self.clock.now()));
+            let rests_until = instant(entry.state.health.rests_until, stamp(), self.clock.now());
+            self.dispatcher.rest(&endpoint, rests_until);
         }
-        Ok(())
+    }
+
+    /// The next lane of an endpoint is due then, or earlier.
+    fn expect(&mut self, endpoint: &Arc<str>, due: Option<Stamp>) {
+        if let Some(due) = due {
+            let next = self.next_due.entry(Arc::clone(endpoint)).or_insert(due);
+            *next = due.min(*next);
+        }
     }
 
     /// The time until something is due that the dispatcher has, or the store.
     fn next_wait(&self) -> Duration {
         let (now, at) = (stamp(), self.clock.now());
         // One with many waiting lanes needs no others.
-        let wants =
-            |(name, entry): &(&Arc<str>, &EndpointEntry)| entry.may_deliver(now) && has_room(&self.dispatcher, name);
-        let due = self.endpoints.iter().filter(wants).filter_map(|(_, one)| one.next_due);
-        let of_store = due.min().map(|due| due.since(now));
-        let deadlines = self.dispatcher.next_deadline().into_iter();
-        let renewal = self.lease.renew_at.filter(|_| !self.lease.is_renewing);
-        let of_clock =
-            deadlines.chain(renewal).chain(*self.lease.until.lock()).filter(|due| *due > at).map(|due| due.since(at));
+        let wants = |name: &Arc<str>| {
+            self.endpoints.get(name).is_some_and(|entry| entry.may_deliver(now)) && has_room(&self.dispatcher, name)
+        };
+        // A search is awaited, or the end of the pause after it.
+        let due = self.next_due.iter().filter(|(name, _)| wants(name)).map(|(_, due)| *due);
+        let due = due.filter(|_| self.refill == Reading::No).chain(self.pause_ends).min();
+        let of_store = due.map(|due| due.since(now));
+        let later = |reading| if let Reading::Later(at) = reading { Some(at) } else { None };
+        let readings = [self.changes, self.refill].into_iter().filter_map(later);
+        let of_clock = self.dispatcher.next_deadline().into_iter().chain(readings).chain([self.look_at]);
+        let of_clock = of_clock.filter(|due| *due > at).map(|due| due.since(at));
         of_store.into_iter().chain(of_clock).min().unwrap_or(NOTIFIER_REFILL_INTERVAL).max(Duration::from_millis(1))
     }
 
     fn begin_all(&mut self) {
         let now = self.clock.now();
-        while let Some(next) = self.dispatcher.begin(now) {
+        while self.is_storing
+            && let Some(next) = self.dispatcher.begin(now)
+        {
             if self.is_drained(next.lane) {
                 self.dispatcher.forget(&next);
                 self.taken.remove(&next.lane);
@@ -340,17 +472,18 @@ impl Engine {
 
     /// Another node is to have the lane.
     fn is_drained(&self, lane: LaneId) -> bool {
-        self.taken.get(&lane).is_none_or(|partition| self.lease.lease.drain.contains(partition))
+        self.taken.get(&lane).is_none_or(|partition| !self.term.borrow().has(*partition))
     }
 
     fn begin(&mut self, next: NextAttempt) {
         let Some(entry) = self.endpoints.get(&next.endpoint) else { return };
         let (store, sender, endpoint) = (self.store.clone(), Arc::clone(&self.sender), Arc::clone(&entry.config));
-        let (lease_ended, until, clock) = (self.lease.ended.clone(), Arc::clone(&self.lease.until), self.clock);
+        let (lease_ended, term, clock) = (self.term.borrow().ended.clone(), self.term.clone(), self.clock);
         self.tasks.spawn(supervised("an attempt", async move {
             let attempt = async {
-                let Some(head) = store.head(next.lane).await? else { return Ok(None) };
-                if until.lock().is_some_and(|until| until <= clock.now()) {
+                let Some(head) = store.head(next.lane, stamp()).await? else { return Ok(None) };
+                let until = term.borrow().until;
+                if until.is_some_and(|until| until <= clock.now()) {
                     return Ok(None);
                 }
                 let started_at = stamp();
@@ -373,31 +506,7 @@ impl Engine {
                 self.dispatcher.forget(&next);
                 self.give_back(&next);
             }
-            Step::Committed { next, committed: Ok(Committed::Due(Some(due))) } if due <= stamp() => {
-                let is_drained = self.is_drained(next.lane);
-                let entry = self.endpoints.get(&next.endpoint);
-                if let Some(entry) = entry.filter(|one| !is_drained && one.may_deliver(stamp())) {
-                    self.dispatcher.add(&next.endpoint, &entry.origin, next.lane);
-                } else {
-                    self.taken.remove(&next.lane);
-                }
-            }
-            Step::Committed { next, committed: Ok(Committed::Due(due)) } => {
-                self.taken.remove(&next.lane);
-                if let Some(entry) = self.endpoints.get_mut(&next.endpoint) {
-                    entry.next_due = entry.next_due.into_iter().chain(due).min();
-                    // A message that came after the commit was announced while the lane was taken.
-                    entry.is_behind |= due.is_none();
-                }
-            }
-            Step::Committed { next, committed: Ok(Committed::Refused) } => {
-                tracing::warn!(endpoint = &*next.endpoint, "an attempt is not stored: its lane has gone on without it");
-                self.give_back(&next);
-            }
-            Step::Committed { next, committed: Err(error) } => {
-                tracing::error!("cannot store an attempt, so it is repeated: {error}");
-                self.give_back(&next);
-            }
+            Step::Committed { commit, committed } => self.on_committed(commit, committed),
             Step::Saved { endpoint, saved } => {
                 if let Err(error) = saved {
                     tracing::error!("cannot store the state of endpoint {endpoint}: {error}");
@@ -407,25 +516,83 @@ impl Engine {
                 }
                 self.save(&endpoint);
             }
-            Step::Renewed { asked_at, renewed } => {
-                self.lease.is_renewing = false;
-                match renewed {
-                    Ok(renewed) => self.on_renewed(asked_at, renewed),
-                    Err(error) => {
-                        tracing::error!("cannot renew the lease of this node, retrying: {error}");
-                        self.lease.renew_at = Some(self.clock.now().plus(NOTIFIER_STORE_RETRY));
-                    }
+            Step::Changed { read: Ok((stored, pause_ends)) } => {
+                self.changes.end();
+                self.pause_ends = pause_ends;
+                self.on_endpoints(stored);
+                self.is_all_behind = true;
+            }
+            Step::Changed { read: Err(error) } => {
+                tracing::error!("cannot read the endpoints, retrying: {error}");
+                self.changes = Reading::Later(self.clock.now().plus(NOTIFIER_STORE_RETRY));
+            }
+            Step::Found { asked, found } => self.on_found(asked, found),
+            Step::SetBack { set } => {
+                if let Err(error) = set {
+                    tracing::error!("cannot correct the times of heads that wait: {error}");
                 }
+                self.is_all_behind = true;
             }
         }
+    }
+
+    fn on_committed(&mut self, commit: Commit, committed: Result<Committed, StoreFailure>) {
+        let next = &commit.next;
+        let could_store = std::mem::replace(&mut self.is_storing, committed.is_ok());
+        match committed {
+            Ok(Committed::Due(Some(due))) if due <= stamp() => {
+                let is_drained = self.is_drained(next.lane);
+                let entry = self.endpoints.get(&next.endpoint);
+                if let Some(entry) = entry.filter(|one| !is_drained && one.may_deliver(stamp())) {
+                    self.dispatcher.add(&next.endpoint, &entry.origin, next.lane);
+                } else {
+                    self.taken.remove(&next.lane);
+                }
+            }
+            Ok(Committed::Due(due)) => {
+                self.taken.remove(&next.lane);
+                self.expect(&next.endpoint, due);
+                if due.is_none() {
+                    // A message that came after the commit was announced while the lane was taken.
+                    self.behind.insert(Arc::clone(&next.endpoint));
+                }
+            }
+            Ok(Committed::Refused) => {
+                tracing::warn!(endpoint = &*next.endpoint, "an attempt is not stored: its lane has gone on without it");
+                self.give_back(next);
+            }
+            Err(error) => {
+                if could_store {
+                    tracing::error!("cannot store an attempt, retrying; no other one begins until then: {error}");
+                }
+                // What is wrong with one lane holds up no others.
+                self.is_storing = matches!(error, StoreFailure::Failed(_));
+                self.commit(commit, NOTIFIER_STORE_RETRY);
+            }
+        }
+    }
+
+    /// Stores what an attempt has brought, unless the lease ends first: another node repeats the attempt then.
+    fn commit(&mut self, commit: Commit, wait: Duration) {
+        let (store, intake, lease_ended) =
+            (self.store.clone(), Arc::clone(&self.intake), self.term.borrow().ended.clone());
+        self.tasks.spawn(supervised("an attempt", async move {
+            let committing = async {
+                tokio::time::sleep(wait).await;
+                intake.accept_own(commit.alerts.clone()).await;
+                let committed = store.end_attempt(Arc::clone(&commit.ended)).await;
+                crash_point("notifier-committed");
+                committed
+            };
+            let committed = lease_ended.run_until_cancelled(committing).await.unwrap_or(Ok(Committed::Refused));
+            Step::Committed { commit, committed }
+        }));
     }
 
     /// The lane is due still.
     fn give_back(&mut self, next: &NextAttempt) {
         self.taken.remove(&next.lane);
-        if let Some(entry) = self.endpoints.get_mut(&next.endpoint) {
-            entry.next_due = Some(stamp().plus(NOTIFIER_STORE_RETRY));
-        }
+        self.expect(&next.endpoint, Some(stamp().plus(NOTIFIER_STORE_RETRY)));
     }
 
     fn on_sent(&mut self, next: NextAttempt, sent: Sent) {
@@ -455,14 +622,10 @@ impl Engine {
             }
         }
         self.save(&next.endpoint);
-        let (store, intake) = (self.store.clone(), Arc::clone(&self.intake));
-        self.tasks.spawn(supervised("an attempt", async move {
-            intake.accept_own(alerts).await;
-            let attempt = attempt_record(started_at, result);
-            let committed = store.end_attempt(head, state, attempt, verdict, now).await;
-            crash_point("notifier-committed");
-            Step::Committed { next, committed }
-        }));
+        let attempt = attempt_record(started_at, result);
+        let ended = Arc::new(EndedAttempt { head, state, attempt, verdict, at: now });
+        let alerts = alerts.into_iter().map(Arc::new).collect();
+        self.commit(Commit { next, ended, alerts }, Duration::ZERO);
     }
 
     /// Stores what attempts have changed of an endpoint, one change after another.
@@ -486,6 +649,37 @@ impl Engine {
             let saved = saved.await;
             Step::Saved { endpoint, saved }
         }));
+    }
+}
+
+impl Reading {
+    /// There is something new to read.
+    const fn again(self) -> Self {
+        match self {
+            Self::No | Self::Later(_) => Self::Later(Instant::ORIGIN),
+            Self::Yes | Self::Again => Self::Again,
+        }
+    }
+
+    /// Returns whether a read is to begin that was asked for.
+    fn begin(&mut self, now: Instant) -> bool {
+        let is_due = matches!(*self, Self::Later(at) if at <= now);
+        if is_due {
+            *self = Self::Yes;
+        }
+        is_due
+    }
+
+    /// As [`Reading::begin`], of a read that nothing need ask for.
+    fn begin_if_idle(&mut self, now: Instant) -> bool {
+        if *self == Self::No {
+            *self = Self::Later(Instant::ORIGIN);
+        }
+        self.begin(now)
+    }
+
+    fn end(&mut self) {
+        *self = if *self == Self::Again { Self::Later(Instant::ORIGIN) } else { Self::No };
     }
 }
 
@@ -542,3 +736,7 @@ fn attempt_record(started_at: Stamp, attempt: AttemptResult) -> AttemptRecord {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "engine_tests.rs"]
+mod tests;

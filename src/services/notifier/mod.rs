@@ -9,6 +9,7 @@ mod delivery;
 mod engine;
 mod format;
 mod intake;
+mod lease;
 mod mistral;
 mod registry;
 mod seal;
@@ -23,6 +24,8 @@ use futures_util::future::OptionFuture;
 use secrecy::{ExposeSecret as _, SecretString};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use self::api::Api;
@@ -46,13 +49,14 @@ pub use self::store::{AttemptRow, LaneRow};
 use self::store::{Postgres, PostgresError, Store, StoreFailure};
 use journeyman_domain::lane::dispatcher::AttemptLimits;
 use journeyman_domain::limits::{
-    HTTP_CONNECTIONS_MAX, HTTP_HEAD_TIMEOUT, NOTIFIER_ATTEMPTS_MAX, NOTIFIER_ATTEMPTS_PER_ENDPOINT,
-    NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX, NOTIFIER_STOP_TIMEOUT, NOTIFIER_UPKEEP_INTERVAL, NOTIFIER_UPKEEP_PAUSE,
+    NOTIFIER_ATTEMPTS_MAX, NOTIFIER_ATTEMPTS_PER_ENDPOINT, NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX, NOTIFIER_CONNECTIONS_MAX,
+    NOTIFIER_LEASE_END_TIMEOUT, NOTIFIER_STOP_TIMEOUT, NOTIFIER_UPKEEP_INTERVAL, NOTIFIER_UPKEEP_PAUSE,
 };
 use journeyman_domain::staged::Stamp;
 use journeyman_platform::host::clock::stamp;
 use journeyman_platform::http::{self, Limits};
 use journeyman_platform::sqlite::{Db, OpenError, StoreStatus, store_ended};
+use journeyman_platform::tasks::supervised;
 
 pub enum Database {
     /// The store of one node.
@@ -147,7 +151,7 @@ impl Notifier {
         let intake = Arc::new(Intake::new(store.clone(), Arc::clone(&registry)));
         let engine = Engine::new(store.clone(), config.sender, registry, limits, Arc::clone(&intake)).await?;
         let endpoints = intake.endpoints();
-        for (name, state) in store.endpoints().await? {
+        for (name, state) in store.endpoints().await?.states {
             if state.settings.is_some() && !endpoints.contains_key(name.as_str()) {
                 return Err(NotifierError::Sealed(name));
             }
@@ -170,18 +174,21 @@ impl Notifier {
     /// Fails if the database fails.
     pub async fn run(self, stop: CancellationToken) -> Result<(), NotifierError> {
         let Self { engine, api, amqp, mistral, outbox, intake, listener, store, retention, mut status } = self;
-        let limits = Limits {
-            connections_max: HTTP_CONNECTIONS_MAX,
-            connections_per_peer_max: HTTP_CONNECTIONS_MAX,
-            head_timeout: HTTP_HEAD_TIMEOUT,
-            connection_age_max: None,
-        };
+        let limits = Limits::for_connections(NOTIFIER_CONNECTIONS_MAX);
         let serving = http::serve_until(listener, api.routes(), limits, SocketAddr::ip, stop.clone());
-        let amqp = OptionFuture::from(amqp.map(|amqp| amqp.run(stop.clone())));
-        let mistral = OptionFuture::from(mistral.map(|mistral| mistral.run(stop.clone())));
-        let outbox = OptionFuture::from(outbox.map(|outbox| outbox.run(intake, stop.clone())));
+        let mut tasks = JoinSet::new();
+        tasks.spawn(supervised("a notifier's engine", engine.run(stop.clone())));
+        tasks.spawn(supervised("a notifier's HTTP server", serving));
+        let mut beside = JoinSet::new();
+        let (hints, cleaning) = (store.clone(), store.clone());
+        beside.spawn(supervised("hints of other nodes", async move { hints.run_hints().await }));
+        beside.spawn(supervised("a notifier's clean-up", async move { clean_up(&cleaning, retention).await }));
+        let amqp = amqp.map(|amqp| supervised("intake from RabbitMQ", amqp.run(stop.clone())));
+        let mistral = mistral.map(|mistral| supervised("intake from Mistral", mistral.run(stop.clone())));
+        let outbox = outbox.map(|outbox| supervised("intake from an outbox", outbox.run(intake, stop.clone())));
         let working = async {
-            tokio::join!(serving, amqp, mistral, outbox, engine.run(stop.clone()));
+            let tasks = async { while tasks.join_next().await.is_some() {} };
+            tokio::join!(tasks, OptionFuture::from(amqp), OptionFuture::from(mistral), OptionFuture::from(outbox));
         };
         let too_long = async {
             stop.cancelled().await;
@@ -196,13 +203,18 @@ impl Notifier {
                 Err(_) => Err(NotifierError::Failed("its thread panicked (see the log)".to_owned())),
             }
         };
-        tokio::select! {
+        let ended = tokio::select! {
             () = working => Ok(()),
             () = too_long => Ok(()),
-            () = store.run_hints() => Ok(()),
-            () = clean_up(&store, retention) => Ok(()),
             ended = failing => ended,
+        };
+        // An attempt that is under way ends before its lane is another node's.
+        tasks.shutdown().await;
+        beside.shutdown().await;
+        if ended.is_ok() && !matches!(timeout(NOTIFIER_LEASE_END_TIMEOUT, store.end_lease()).await, Ok(Ok(()))) {
+            tracing::warn!("cannot hand the lanes over; other nodes take over when the lease ends");
         }
+        ended
     }
 }
 
@@ -210,7 +222,7 @@ impl Notifier {
 async fn clean_up(store: &Store, retention: Duration) {
     loop {
         let before = Stamp(stamp().0.saturating_sub(i64::try_from(retention.as_millis()).unwrap_or(i64::MAX)));
-        let removed = store.clean_up(before).await.unwrap_or_else(|error| {
+        let removed = store.clean_up(before, &mistral::name_pattern()).await.unwrap_or_else(|error| {
             tracing::error!("cannot remove old messages, retrying later: {error}");
             0
         });

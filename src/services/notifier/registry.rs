@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::RwLock;
@@ -13,7 +12,7 @@ use super::delivery::{SigningKey, parse_headers};
 use super::engine::Endpoint;
 use super::format::Format;
 use super::seal::{SealError, SealKeys};
-use super::store::EndpointState;
+use super::store::StoredEndpoints;
 use journeyman_domain::lane::dispatcher::EndpointLimits;
 use journeyman_domain::lane::retry::{OnExhausted, RetryPolicy};
 use journeyman_domain::limits::{NOTIFIER_ATTEMPTS_PER_ENDPOINT, WEBHOOK_TIMEOUT_MAX};
@@ -25,18 +24,15 @@ pub type Endpoints = BTreeMap<Arc<str>, (Endpoint, Vec<TypePattern>)>;
 
 pub(super) struct Registry {
     seal_keys: SealKeys,
-    reads: AtomicU64,
     current: RwLock<Current>,
 }
 
-struct Current {
-    endpoints: Arc<Registered>,
-    read: StoreRead,
+/// The endpoints, and their generation in the store.
+#[derive(Clone)]
+pub(super) struct Current {
+    pub(super) endpoints: Arc<Registered>,
+    pub(super) generation: i64,
 }
-
-/// One read of the endpoints in the store. A later one counts, whichever is answered first.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct StoreRead(u64);
 
 /// The endpoints of a moment.
 pub(super) type Registered = BTreeMap<Arc<str>, Entry>;
@@ -67,6 +63,9 @@ pub struct EndpointSettings {
     pub on_exhausted: OnExhausted,
     #[serde(default = "timeout_seconds")]
     pub timeout_seconds: u64,
+    /// The pause between attempts, in place of pauses that grow.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retry_seconds: Option<u64>,
 }
 
 const fn timeout_seconds() -> u64 {
@@ -103,12 +102,15 @@ impl EndpointSettings {
         if timeout.is_zero() || timeout > WEBHOOK_TIMEOUT_MAX {
             return Err(invalid("timeout_seconds", &format!("expected 1 to {}", WEBHOOK_TIMEOUT_MAX.as_secs())));
         }
+        let built_in = RetryPolicy::default();
+        let waits = self.retry_seconds.map(|seconds| [Duration::from_secs(seconds.max(1))].into());
+        let waits = waits.unwrap_or(built_in.waits);
         let endpoint = Endpoint {
             url: url.parts().clone(),
             headers,
             keys: keys.map_err(|error| invalid("keys", &error))?.into(),
             timeout,
-            retry: RetryPolicy { on_exhausted: self.on_exhausted, ..RetryPolicy::default() },
+            retry: RetryPolicy { waits, on_exhausted: self.on_exhausted, ..built_in },
             format: self.format,
             limits: EndpointLimits { attempts_max: NOTIFIER_ATTEMPTS_PER_ENDPOINT.into(), rate: None },
         };
@@ -133,8 +135,8 @@ impl Entry {
 impl Registry {
     pub(super) fn new(configured: Endpoints, seal_keys: SealKeys) -> Self {
         let entries = configured.into_iter().map(|(name, endpoint)| (name, Entry::new(endpoint, None)));
-        let current = Current { endpoints: Arc::new(entries.collect()), read: StoreRead(0) };
-        Self { seal_keys, reads: AtomicU64::new(0), current: RwLock::new(current) }
+        let current = Current { endpoints: Arc::new(entries.collect()), generation: 0 };
+        Self { seal_keys, current: RwLock::new(current) }
     }
 
     pub(super) fn current(&self) -> Arc<Registered> {
@@ -161,13 +163,16 @@ impl Registry {
         }
     }
 
-    /// Called before the endpoints of the store are read.
-    pub(super) fn begin_read(&self) -> StoreRead {
-        StoreRead(self.reads.fetch_add(1, Ordering::Relaxed) + 1)
+    pub(super) fn with_generation(&self) -> Current {
+        self.current.read().clone()
     }
 
-    /// Follows the store, unless it has followed a later read: an endpoint that was made since would be forgotten.
-    pub(super) fn refresh(&self, read: StoreRead, states: &BTreeMap<String, EndpointState>) {
+    /// Follows the store, unless a later generation was read: an endpoint that was made since would be forgotten.
+    pub(super) fn refresh(&self, stored: &StoredEndpoints) {
+        let StoredEndpoints { generation, states } = stored;
+        if *generation <= self.current.read().generation {
+            return;
+        }
         let before = self.current();
         let configured = before.iter().filter(|(_, entry)| entry.is_configured());
         let mut entries: Registered = configured.map(|(name, entry)| (Arc::clone(name), entry.clone())).collect();
@@ -189,8 +194,8 @@ impl Registry {
             }
         }
         let mut current = self.current.write();
-        if current.read < read {
-            *current = Current { endpoints: Arc::new(entries), read };
+        if current.generation < *generation {
+            *current = Current { endpoints: Arc::new(entries), generation: *generation };
         }
     }
 
@@ -205,6 +210,7 @@ impl Registry {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::notifier::store::EndpointState;
 
     fn settings(url: &str) -> EndpointSettings {
         serde_json::from_value(serde_json::json!({ "url": url, "events": ["a.*"], "headers": "x-token: 1" })).unwrap()
@@ -216,8 +222,9 @@ mod tests {
         Registry::new([(Arc::from("file"), configured)].into(), SealKeys(vec![key]))
     }
 
-    fn stored(name: &str, sealed: Vec<u8>) -> BTreeMap<String, EndpointState> {
-        [(name.to_owned(), EndpointState { settings: Some(sealed), ..EndpointState::default() })].into()
+    fn stored(generation: i64, name: &str, sealed: Vec<u8>) -> StoredEndpoints {
+        let state = EndpointState { settings: Some(sealed), ..EndpointState::default() };
+        StoredEndpoints { generation, states: [(name.to_owned(), state)].into() }
     }
 
     #[test]
@@ -225,18 +232,17 @@ mod tests {
         let registry = registry();
         let sealed = registry.seal("api", &settings("https://a.example/secret")).unwrap();
         assert!(!String::from_utf8_lossy(&sealed).contains("secret"));
-        let early = registry.begin_read();
-        registry.refresh(registry.begin_read(), &stored("api", sealed.clone()));
-        registry.refresh(early, &BTreeMap::new());
+        registry.refresh(&stored(2, "api", sealed.clone()));
+        registry.refresh(&StoredEndpoints { generation: 1, states: BTreeMap::new() });
         let first = registry.current();
         assert_eq!(first["api"].endpoint.url.as_str(), "https://a.example/secret");
         assert!(first["api"].wants("a.b") && !first["api"].wants("b"));
-        registry.refresh(registry.begin_read(), &stored("api", sealed));
+        registry.refresh(&stored(3, "api", sealed));
         assert!(Arc::ptr_eq(&registry.current()["api"].endpoint, &first["api"].endpoint), "it is not opened again");
         let other = registry.seal("api", &settings("https://b.example")).unwrap();
-        registry.refresh(registry.begin_read(), &stored("api", other.clone()));
+        registry.refresh(&stored(4, "api", other.clone()));
         assert_eq!(registry.current()["api"].endpoint.url.as_str(), "https://b.example/");
-        registry.refresh(registry.begin_read(), &stored("other-name", other));
+        registry.refresh(&stored(5, "other-name", other));
         assert_eq!(registry.current().keys().map(|name| &**name).collect::<Vec<_>>(), ["file"], "sealed for its name");
     }
 

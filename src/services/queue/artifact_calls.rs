@@ -114,13 +114,11 @@ fn store_artifact(
 pub(crate) async fn list(app: App, call: Call) -> ReplyResult {
     let (task, run, page) = (call.task_id(), call.named_run(), call.page()?);
     call.caller.require_scope(list_scope(&call))?;
-    let page = app
-        .store
-        .execute(move |tx| {
-            let run = run_or_last(tx, &task, run)?;
-            tx.list_artifacts(&task, run, page)
-        })
-        .await?;
+    let found = app.read(move |tx| {
+        let run = run_or_last(tx, &task, run)?;
+        tx.list_artifacts(&task, run, page)
+    });
+    let page = found.await?;
     ok(response_json::listing("", "artifacts", &page, info_json))
 }
 

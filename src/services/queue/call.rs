@@ -21,8 +21,8 @@ use super::field_types::{
     header_str, invalid_argument, is_identifier, is_printable, is_queue_id, parse_fields, query_param,
 };
 use super::queue_error::{Params, QueueError, QueueErrorCode};
-use super::store::Store;
-use super::store::tx::PageRequest;
+use super::store::tx::{PageRequest, Tx};
+use super::store::{Store, StoreError};
 use journeyman_domain::limits::{
     QUEUE_BODY_BYTES_MAX, QUEUE_BODY_TIMEOUT, QUEUE_DISCARD_TIMEOUT, QUEUE_PAGE_MAX, QUEUE_SMALL_BODY_BYTES_MAX,
     QUEUE_UNAUTHENTICATED_BODY_BYTES_MAX,
@@ -49,6 +49,15 @@ pub(crate) struct QueueState {
 impl QueueState {
     pub(crate) fn now(&self) -> UnixMillis {
         self.config.clock.now()
+    }
+
+    /// Reads beside the jobs of the store, so that a long list holds none of them up.
+    pub(super) async fn read<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Tx<'_>) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, QueueError> {
+        let config = Arc::clone(&self.config);
+        self.store.read(move |conn| work(&Tx::new(conn, &config))).await
     }
 }
 

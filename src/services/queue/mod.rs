@@ -26,7 +26,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::serve::ListenerExt as _;
-use rustix::process::{Resource, getrlimit};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::JoinHandle;
@@ -125,15 +124,11 @@ pub async fn start(mut config: Config) -> Result<RunningQueue, StartError> {
             tracing::debug!(%error, "cannot set TCP_NODELAY");
         }
     });
-    let files = getrlimit(Resource::Nofile).current.and_then(|files| files.try_into().ok()).unwrap_or(usize::MAX);
-    // Each of the others may have the file of an artifact open.
-    let connections_max = QUEUE_CONNECTIONS_MAX.min(files / 2);
     let limits = Limits {
-        connections_max,
-        // Behind a proxy, or on one machine, all callers are one peer.
-        connections_per_peer_max: connections_max / 2,
         head_timeout: QUEUE_CONNECTION_IDLE_MAX,
+        body_timeout: None,
         connection_age_max: None,
+        ..Limits::for_connections(QUEUE_CONNECTIONS_MAX)
     };
     #[expect(clippy::disallowed_methods, reason = "owned by RunningQueue, which aborts and awaits it")]
     let server = tokio::spawn(supervised(

@@ -92,7 +92,7 @@ pub(crate) async fn tasks(app: App, call: Call, scope: &str, key: &'static str) 
     let (ids, page): (TaskIds, _) = (call.fields()?, call.page()?);
     let ids: Vec<_> = ids.task_ids.into_iter().map(|id| id.0).collect();
     call.caller.require_all(ids.iter().map(|id| format!("queue:{scope}:{id}")))?;
-    let page = app.store.execute(move |tx| tx.named_tasks(&ids, page)).await?;
+    let page = app.read(move |tx| tx.named_tasks(&ids, page)).await?;
     ok(response_json::listing("", key, &page, |listed| {
         let id = &listed.task.task_id;
         if key == "tasks" {
@@ -213,7 +213,7 @@ pub(crate) async fn pending_tasks(app: App, call: Call) -> ReplyResult {
     let queue = call.task_queue();
     call.caller.require_scope(format!("queue:pending-count:{queue}"))?;
     let name = queue.clone();
-    let count = app.store.execute(move |tx| tx.count_pending(&name)).await?;
+    let count = app.read(move |tx| tx.count_pending(&name)).await?;
     let (provisioner, worker_type) = task_definition::split_task_queue(&queue);
     let reply = json!({
         "provisionerId": provisioner, "workerType": worker_type, "taskQueueId": queue, "pendingTasks": count,
@@ -226,7 +226,7 @@ pub(crate) async fn task_queue_counts(app: App, call: Call) -> ReplyResult {
     let scopes = ["pending-count", "claimed-count"].map(|scope| format!("queue:{scope}:{queue}"));
     call.caller.require_all(scopes)?;
     let name = queue.clone();
-    let counts = app.store.execute(move |tx| Ok((tx.count_pending(&name)?, tx.count_claimed(&name)?)));
+    let counts = app.read(move |tx| Ok((tx.count_pending(&name)?, tx.count_claimed(&name)?)));
     let (pending, claimed) = counts.await?;
     let (provisioner, worker_type) = task_definition::split_task_queue(&queue);
     let reply = json!({
@@ -240,7 +240,7 @@ pub(crate) async fn task_queue_counts(app: App, call: Call) -> ReplyResult {
 pub(crate) async fn list_task_queues(app: App, call: Call) -> ReplyResult {
     let page = call.page()?;
     call.caller.require_scope("queue:list-task-queues".to_owned())?;
-    let page = app.store.execute(move |tx| tx.list_task_queues(page)).await?;
+    let page = app.read(move |tx| tx.list_task_queues(page)).await?;
     ok(response_json::listing("", "taskQueues", &page, |queue| {
         let entry = json!({
             "taskQueueId": queue.name, "stability": "stable", "description": "",
@@ -254,7 +254,7 @@ pub(crate) async fn list_task_queues(app: App, call: Call) -> ReplyResult {
 pub(crate) async fn list_workers(app: App, call: Call) -> ReplyResult {
     let (queue, page) = (call.task_queue(), call.page()?);
     call.caller.require_scope(format!("queue:list-workers:{queue}"))?;
-    let mut page = app.store.execute(move |tx| tx.list_workers(&queue, page)).await?;
+    let mut page = app.read(move |tx| tx.list_workers(&queue, page)).await?;
     if call.query("quarantined").as_deref() == Some("true") {
         // This queue has no quarantine.
         page.items.clear();
@@ -272,14 +272,14 @@ pub(crate) async fn list_workers(app: App, call: Call) -> ReplyResult {
 pub(crate) async fn list_pending(app: App, call: Call) -> ReplyResult {
     let (queue, page) = (call.task_queue(), call.page()?);
     call.caller.require_scope(format!("queue:pending-list:{queue}"))?;
-    let page = app.store.execute(move |tx| tx.list_pending(&queue, page)).await?;
+    let page = app.read(move |tx| tx.list_pending(&queue, page)).await?;
     ok(response_json::listing("", "tasks", &page, response_json::run_entry))
 }
 
 pub(crate) async fn list_claimed(app: App, call: Call) -> ReplyResult {
     let (queue, page) = (call.task_queue(), call.page()?);
     call.caller.require_scope(format!("queue:claimed-list:{queue}"))?;
-    let page = app.store.execute(move |tx| tx.list_claimed(&queue, page)).await?;
+    let page = app.read(move |tx| tx.list_claimed(&queue, page)).await?;
     ok(response_json::listing("", "tasks", &page, response_json::run_entry))
 }
 
@@ -293,7 +293,7 @@ pub(crate) async fn find_tasks(app: App, call: Call) -> ReplyResult {
     let filter = TaskFilter { queue: text("queue"), state: text("state"), name: text("name"), since };
     let page = call.page()?;
     call.caller.require_scope("queue:journeyman-list-tasks".to_owned())?;
-    let page = app.store.execute(move |tx| tx.find_tasks(&filter, page)).await?;
+    let page = app.read(move |tx| tx.find_tasks(&filter, page)).await?;
     ok(response_json::listing("", "tasks", &page, response_json::short_entry))
 }
 
@@ -301,13 +301,11 @@ pub(crate) async fn list_task_group(app: App, call: Call) -> ReplyResult {
     let (group, page) = (call.param("taskGroupId").to_owned(), call.page()?);
     call.caller.require_scope(format!("queue:list-task-group:{group}"))?;
     let name = group.clone();
-    let (last, page) = app
-        .store
-        .execute(move |tx| {
-            let last = tx.last_to_expire(&name)?;
-            Ok((last, tx.list_group(&name, page)?))
-        })
-        .await?;
+    let found = app.read(move |tx| {
+        let last = tx.last_to_expire(&name)?;
+        Ok((last, tx.list_group(&name, page)?))
+    });
+    let (last, page) = found.await?;
     let (scheduler, expires) = (last.scheduler, last.expires.iso());
     let fields = format!(r#""taskGroupId":"{group}","schedulerId":"{scheduler}","expires":"{expires}","#);
     ok(response_json::listing(&fields, "tasks", &page, response_json::task_entry))

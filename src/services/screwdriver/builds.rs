@@ -99,7 +99,9 @@ impl ScrewdriverHandler {
         let is_reported = match class {
             FailureClass::Task | FailureClass::Config => true,
             // The retries of the start are spent.
-            FailureClass::Capacity | FailureClass::Infrastructure => self.pods.report_failure(build, &reason).await,
+            FailureClass::Capacity | FailureClass::Infrastructure | FailureClass::Access => {
+                self.pods.report_failure(build, &reason).await
+            }
         };
         if !is_reported && let Some(deferral) = context.results().and_then(Results::deferral) {
             let record = deferral.record().cloned().unwrap_or_default();

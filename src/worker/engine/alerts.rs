@@ -71,9 +71,9 @@ impl Engine {
                 counters.add(|counts| counts.host_faults += 1);
                 tracing::error!(
                     alert = "host-unhealthy", claim.run = %run,
-                    "[alert operator] this host cannot run tasks; the lines before say why. The task is released, and the worker \
-                     claims nothing until a probe succeeds: free disk space, raise the limits on open files and processes, repair \
-                     `work_dir`, or remove the host"
+                    "[alert operator] this host cannot run tasks; the lines before say why. The worker claims \
+                     nothing until a probe succeeds: free disk space, raise the limits on open files and processes, repair \
+                     `work_dir` or the access to the cluster, or remove the host"
                 );
             }
             Alert::WorkDirLost => {

@@ -15,7 +15,7 @@ use crate::source::{
 };
 use journeyman_domain::claim::{ClaimEvent, UploadStatus};
 use journeyman_domain::id::{LocalToken, PriorityQueue, Run, SourceId};
-use journeyman_domain::limits::{HOST_RESOURCES_INTERVAL, KILL_SLACK, PROCESS_KILL_TIMEOUT};
+use journeyman_domain::limits::{HOST_RESOURCES_INTERVAL, KILL_SLACK, PROCESS_KILL_INTERVAL, PROCESS_KILL_TIMEOUT};
 use journeyman_domain::outcome::{Cleanup, ExecuteFailure, Outcome, PrepareFailure, Verdict};
 use journeyman_domain::refusal::Refusal;
 use journeyman_domain::time::Instant;
@@ -24,9 +24,10 @@ use journeyman_platform::host::resources;
 
 use super::catch_panic::{Panicked, catch_panic};
 use super::host_probe::{HostProbe, blocking_probe};
+use super::running_calls::UncleanedScope;
+use super::task_view::TaskView;
 use super::uploads::Uploader;
 use journeyman_platform::host::clock::Clock;
-use journeyman_platform::host::containment::ProcessScope;
 use journeyman_platform::host::crash_points::crash_point;
 use journeyman_platform::host::journal::PendingRecord;
 use journeyman_platform::host::work_dir::WorkDirLock;
@@ -199,11 +200,11 @@ pub(super) async fn report(
     claim: Arc<dyn Claim>,
     outcome: Outcome,
     timeout: Duration,
-    context: Option<Context>,
+    task: Option<TaskView>,
 ) -> CallResult {
     let answer = call_with_timeout(timeout, "report", claim.report(outcome)).await;
-    if let (Err(error), Some(context)) = (&answer, &context) {
-        context.set_progress(&format!("not reported yet: {}", error.message));
+    if let (Err(error), Some(task)) = (&answer, &task) {
+        task.set_progress(&format!("not reported yet: {}", error.message));
     }
     crash_point("after-report");
     CallResult::of_claim(token, ClaimEvent::Reported(log_refusal("report", answer)))
@@ -218,6 +219,16 @@ pub(super) async fn reclaim(token: LocalToken, claim: Arc<dyn Claim>, timeout: D
 pub(super) async fn check_status(token: LocalToken, claim: Arc<dyn Claim>) -> CallResult {
     let answer = call_guarded("status", claim.lost_reason()).await;
     CallResult::of_claim(token, ClaimEvent::StatusChecked(log_refusal("status", answer)))
+}
+
+/// I2: kills the processes at the deadline of their cancellation although every thread of the handlers may be blocked, and
+/// again, because a handler may start others. Ends with its claim; the handler sees how the processes ended.
+pub(super) async fn kill_at_deadline(task: TaskView) -> CallResult {
+    task.kill_due().await;
+    loop {
+        task.scope().kill();
+        tokio::time::sleep(PROCESS_KILL_INTERVAL).await;
+    }
 }
 
 /// Publishes where a log is served once there is one.
@@ -235,8 +246,8 @@ pub(super) async fn probe_host(host: HostProbe) -> CallResult {
     CallResult::Event(Event::HostProbed(host.run().await))
 }
 
-pub(super) async fn upload_results(uploader: Uploader, claim: LocalToken, context: Context) -> CallResult {
-    let status = catch_panic(Box::pin(uploader.upload_all(context))).await.unwrap_or_else(|Panicked(text)| {
+pub(super) async fn upload_results(uploader: Uploader, claim: LocalToken, task: TaskView) -> CallResult {
+    let status = catch_panic(Box::pin(uploader.upload_all(task))).await.unwrap_or_else(|Panicked(text)| {
         tracing::error!(panic = text, "uploading a task's log and artifacts panicked");
         UploadStatus::UploadFailed
     });
@@ -325,17 +336,18 @@ fn prepare_result(
     Err(error.reason)
 }
 
-pub(super) async fn wait_for_cleanup(claim: LocalToken, run: Run, enclosure: ProcessScope) -> CallResult {
-    let looked = enclosure.clone();
+pub(super) async fn wait_for_cleanup(claim: LocalToken, uncleaned: UncleanedScope) -> CallResult {
+    let UncleanedScope { run, scope } = uncleaned;
+    let looked = scope.clone();
     // Neither a host without free threads nor an unreadable process delays the wait.
     let describing =
         catch_panic(Box::pin(async move { tokio::task::spawn_blocking(move || looked.describe_processes()).await }));
     let saying = async {
         if let Ok(Ok(Ok(left))) = tokio::time::timeout(PROCESS_KILL_TIMEOUT, describing).await {
-            tracing::warn!(claim.run = %run, group = ?enclosure.cgroup(), "remaining processes: {left}");
+            tracing::warn!(claim.run = %run, group = ?scope.cgroup(), "remaining processes: {left}");
         }
     };
-    tokio::join!(enclosure.wait_cleaned_up(), saying);
+    tokio::join!(scope.wait_cleaned_up(), saying);
     tracing::warn!(claim.run = %run, "the remaining processes of a payload are gone; its slot is free");
     CallResult::Event(Event::CleanupDone { claim })
 }
@@ -409,7 +421,9 @@ fn verdict(ended: Result<Result<(), ExecuteError>, Panicked>, context: &Context)
     };
     match error.reason {
         ExecuteFailure::Deferred => return Err(error.reason),
-        ExecuteFailure::HostFault => tracing::error!(claim.run = %context.task().run, "host fault: {error}"),
+        ExecuteFailure::HostFault | ExecuteFailure::AccessDenied => {
+            tracing::error!(claim.run = %context.task().run, "host fault: {error}");
+        }
         ExecuteFailure::ServiceDown => release_unstarted(context, &error),
         ExecuteFailure::Failed
         | ExecuteFailure::Intermittent
@@ -497,7 +511,7 @@ mod tests {
     fn context(workdir: &Path) -> Context {
         let run = Run { task: TaskId::parse("fN1SbArXTPSVFNUvaOlinQ").unwrap(), run: 0 };
         let (definition, env) = (Default::default(), Default::default());
-        let task = TaskInfo { run, source: "s".into(), definition, env, trace: None };
+        let task = TaskInfo { run, source: "s".into(), definition, env, trace: None, reported_runs: 0 };
         let log = TaskLog::new(workdir.with_extension("log"), LogLimits::default());
         let (cancel, lease) = (watch::channel(None).1, watch::channel(None).1);
         Context::new(task, workdir.to_owned(), log, cancel, lease, Clock::boot())

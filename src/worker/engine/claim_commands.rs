@@ -11,6 +11,7 @@ use super::claim_runtime::ClaimCommand;
 use super::event_loop::Engine;
 use super::status::{ClaimCommandStatus, ClaimDetail, Note, PhaseStatus};
 use super::task_lookup::{self, TaskLookupError};
+use super::task_view::TaskView;
 use super::timeline::{PhaseTiming, seconds_between};
 
 /// A claim, with the scope of its processes.
@@ -40,9 +41,8 @@ impl Engine {
     pub(super) fn task_log(&self, name: &str) -> Result<TaskLog, TaskLookupError> {
         let claim = self.resolve_claim(name)?;
         // A claim that is being requested has no log yet.
-        let context = self.calls.claims[&claim].context.as_ref();
-        context
-            .map(|context| context.log().clone())
+        let task = self.calls.claims[&claim].task.as_ref();
+        task.map(TaskView::followed_log)
             .ok_or_else(|| TaskLookupError::NotFound { name: name.to_owned(), held: Vec::new() })
     }
 
@@ -51,10 +51,10 @@ impl Engine {
         let (view, live) = (self.rules.claim(claim), &self.calls.claims[&claim]);
         let now = self.now();
         let binding = &self.sources[live.source.index()];
-        let context = live.context.as_ref();
-        let definition = context.map(|context| context.task().definition.json());
+        let task = live.task.as_ref();
+        let definition = task.map(|task| task.task().definition.json());
         let text = |path: &str| definition.and_then(|task| task.pointer(path)?.as_str()).map(str::to_owned);
-        let scope = context.map(|context| context.scope().clone());
+        let scope = task.map(|task| task.scope().clone());
         let detail = ClaimDetail {
             claim: self.claim_status(&view, now),
             group: text("/taskGroupId"),
@@ -66,11 +66,7 @@ impl Engine {
             containment: self.containment().level().as_str().to_owned(),
             cgroup: scope.as_ref().and_then(|scope| scope.cgroup().map(Into::into)),
             processes: Vec::new(),
-            work_dir: live
-                .context
-                .as_ref()
-                .filter(|context| context.workdir_result().is_some())
-                .map(|context| context.workdir_path().to_owned()),
+            work_dir: task.and_then(|task| Some(task.workdir()?.to_owned())),
             phases: live.timeline.phases().iter().map(|lap| phase_status(lap, now)).collect(),
             last_command: live.last_command.as_ref().map(|last| ClaimCommandStatus {
                 command: last.command.as_str().to_owned(),
@@ -102,8 +98,8 @@ impl Engine {
         if !matches!(result, CancelResult::AlreadyReported(_) | CancelResult::Lost(_)) {
             let last_command = ClaimCommand { command, note, at: self.now() };
             let live = self.calls.claim(claim);
-            if let Some(context) = &live.context {
-                context.log().write_note(&last_command.log_line());
+            if let Some(task) = &live.task {
+                task.write_note(&last_command.log_line());
             }
             live.last_command = Some(last_command);
         }

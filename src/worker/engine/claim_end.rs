@@ -2,8 +2,6 @@
 
 use serde_json::json;
 
-use crate::handler::Context;
-use crate::handler::log::TaskLog;
 use crate::notify::Announcement;
 use journeyman_domain::claim::{ClaimEnd, LossReason};
 use journeyman_domain::id::LocalToken;
@@ -15,6 +13,7 @@ use super::claim_runtime::ClaimRuntime;
 use super::durations::EndKind;
 use super::event_loop::Engine;
 use super::history::EndedClaim;
+use super::task_view::TaskView;
 use super::trace_recorder::FinishedClaim;
 
 impl Engine {
@@ -64,10 +63,11 @@ impl Engine {
 
     pub(super) fn close(&mut self, claim: LocalToken, end: ClaimEnd) {
         crash_point("before-journal-close");
-        if !journal::is_left_to_next_process(end) {
+        let Some(mut live) = self.calls.claims.remove(&claim) else { unreachable!("{claim:?} is closed twice") };
+        let is_discarded = self.discard_work(claim, &live, end);
+        if !is_discarded && !journal::is_left_to_next_process(end) {
             self.journal.records.record_closed(EntryId(claim.0));
         }
-        let Some(mut live) = self.calls.claims.remove(&claim) else { unreachable!("{claim:?} is closed twice") };
         self.control.liveness.set_claims_held(self.calls.claims.len());
         live.abort_calls();
         self.announce_end(&live, end);
@@ -83,10 +83,8 @@ impl Engine {
         }
         self.record_trace(&live, end);
         let run = &live.run;
-        let log = live.context.as_ref().and_then(Context::used_log);
-        // The log of a lost claim is never finished.
-        log.iter().for_each(|log| log.end_following());
-        let log_bytes = log.map_or(0, TaskLog::bytes);
+        live.task.iter().for_each(TaskView::end_following);
+        let log_bytes = live.task.as_ref().map_or(0, TaskView::log_bytes);
         self.counters().add(|counts| counts.log_bytes += log_bytes);
         let trace_id = live.trace.map(|trace| trace.trace_id());
         let trace_id = trace_id.as_ref().map(tracing::field::display);
@@ -135,17 +133,18 @@ impl Engine {
                 ended_at: now,
             });
         }
-        if let Some(context) = live.context {
-            remove_files(context);
+        if let Some(task) = live.task {
+            remove_files(&task);
         }
     }
 }
 
 /// On a blocking thread: freeing blocks takes time, and this thread renews the leases of all tasks.
-fn remove_files(context: Context) {
-    if context.workdir_result().is_none() && context.used_log().is_none_or(TaskLog::is_empty) {
+fn remove_files(task: &TaskView) {
+    if task.workdir().is_none() && !task.has_log() {
         return;
     }
+    let context = task.for_handler();
     tokio::task::spawn_blocking(move || {
         let folder = context.workdir_path().to_owned();
         if let Err(error) = context.clean_up() {

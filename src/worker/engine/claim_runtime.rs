@@ -20,6 +20,7 @@ use journeyman_domain::trace_context::TraceParent;
 
 use super::live_log::LiveLog;
 use super::status::Note;
+use super::task_view::TaskView;
 use super::timeline::{ClaimPhase, Timeline};
 use super::trace_recorder::SpanContext;
 use super::{SourceBinding, WorkerConfig};
@@ -57,7 +58,7 @@ pub(super) struct ClaimRuntime {
     pub(super) dequeue_count: Option<u32>,
     pub(super) claim: Option<Arc<dyn Claim>>,
     pub(super) prepared: Option<PreparedPayload>,
-    pub(super) context: Option<Context>,
+    pub(super) task: Option<TaskView>,
     pub(super) live_log: Option<LiveLog>,
     calls: Vec<AbortHandle>,
     pub(super) granted_at: Option<Instant>,
@@ -84,7 +85,7 @@ impl ClaimRuntime {
             dequeue_count: None,
             claim: None,
             prepared: None,
-            context: None,
+            task: None,
             live_log: None,
             calls: Vec::new(),
             granted_at: None,
@@ -139,8 +140,8 @@ impl ClaimRuntime {
 
     /// The task's name in its metadata.
     pub(super) fn task_name(&self) -> Option<&str> {
-        let definition = match &self.context {
-            Some(context) => &context.task().definition,
+        let definition = match &self.task {
+            Some(task) => &task.task().definition,
             None => &self.definition,
         };
         definition.name()
@@ -148,7 +149,7 @@ impl ClaimRuntime {
 
     /// Without a handler nothing ran, which does not count as an attempt.
     pub(super) fn mark_not_started(&self) {
-        if let (None, Some(replies)) = (&self.context, &self.results) {
+        if let (None, Some(replies)) = (&self.task, &self.results) {
             replies.mark_not_started();
         }
     }
@@ -186,10 +187,11 @@ impl ClaimRuntime {
             Arc::make_mut(&mut env).insert("TASK_GROUP_ID".to_owned(), group.to_owned());
         }
         let (source, trace) = (binding.name.clone(), self.trace);
-        let task = TaskInfo { run: run.clone(), source, definition, env, trace };
+        let reported_runs = self.claim.as_ref().map_or(0, |claim| claim.reported_runs());
+        let task = TaskInfo { run: run.clone(), source, definition, env, trace, reported_runs };
         let context = Context::of_claim(task, names, scope, self.cancel.subscribe(), self.lease(), config.clock)
             .with_results(self.results.take());
-        self.context = Some(context.clone());
+        self.task = Some(TaskView::of(context.clone()));
         context
     }
 

@@ -75,7 +75,7 @@ impl Default for Worker {
 #[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Host {
-    /// Metadata service that announces the termination of a spot or preemptible host. `auto` tries all three at start and stops after a minute without an answer.
+    /// Metadata service that announces the termination of a spot or preemptible host. `auto` tries all three at the start, and stops after 5 s without an answer.
     pub metadata_service: MetadataProvider,
     /// What happens to running tasks on a termination notice. With `finish` they are released 15 s before the termination, or earlier if `termination_grace` and the reports need more. Tasks that have not started are released at once.
     pub on_termination_notice: OnTerminationNotice,

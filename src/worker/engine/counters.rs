@@ -61,14 +61,11 @@ impl WorkerCounters {
 impl fmt::Display for WorkerCounts {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let SourceCounts { claims, outcomes, .. } = self.sources;
-        let OutcomeCounts { completed, failed, worker_shutdown, deferred, lost, .. } = outcomes;
-        let exceptions = outcomes.exceptions();
-        write!(
-            out,
-            "{claims} claims, {completed} completed, {failed} failed, {exceptions} exceptions, \
-             {worker_shutdown} released, {lost} lost"
-        )?;
-        if deferred > 0 { write!(out, ", {deferred} deferred") } else { Ok(()) }
+        write!(out, "{claims} claims, {outcomes}")?;
+        match claims.saturating_sub(outcomes.total()) {
+            0 => Ok(()),
+            left => write!(out, ", {left} not ended"),
+        }
     }
 }
 
@@ -136,9 +133,37 @@ impl OutcomeCounts {
         } += 1;
     }
 
+    fn total(&self) -> u64 {
+        let others = self.deferred + self.canceled + self.deadline_exceeded + self.superseded + self.unconfirmed;
+        self.completed + self.failed + self.exceptions() + self.worker_shutdown + self.lost + others
+    }
+
     /// Reported as an exception other than `worker-shutdown`.
     pub const fn exceptions(&self) -> u64 {
         self.malformed_payload + self.resource_unavailable + self.internal_error + self.intermittent_task
+    }
+}
+
+impl fmt::Display for OutcomeCounts {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { completed, failed, worker_shutdown, lost, .. } = self;
+        let exceptions = self.exceptions();
+        write!(
+            out,
+            "{completed} completed, {failed} failed, {exceptions} exceptions, {worker_shutdown} released, {lost} lost"
+        )?;
+        for (count, what) in [
+            (self.canceled, "canceled"),
+            (self.deadline_exceeded, "past their deadline"),
+            (self.superseded, "resolved already"),
+            (self.unconfirmed, "unconfirmed"),
+            (self.deferred, "deferred"),
+        ] {
+            if count > 0 {
+                write!(out, ", {count} {what}")?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -157,5 +182,31 @@ impl AddAssign for OutcomeCounts {
         self.superseded += other.superseded;
         self.unconfirmed += other.unconfirmed;
         self.lost += other.lost;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn b11_the_exit_line_accounts_for_every_claim() {
+        let mut counts = WorkerCounts::default();
+        let ends = [
+            ClaimEnd::Reported(Outcome::Completed),
+            ClaimEnd::Reported(Outcome::Failed),
+            ClaimEnd::Reported(Outcome::Deferred),
+            ClaimEnd::Reported(Outcome::Exception(ExceptionReason::WorkerShutdown)),
+            ClaimEnd::Reported(Outcome::Exception(ExceptionReason::InternalError)),
+            ClaimEnd::Lost(LossReason::Canceled),
+            ClaimEnd::Lost(LossReason::DeadlineExceeded),
+            ClaimEnd::Lost(LossReason::Revoked),
+        ];
+        ends.into_iter().for_each(|end| counts.sources.outcomes.count(end));
+        counts.sources.claims = 10;
+        let line = counts.to_string();
+        let sum: u64 = line.split(", ").skip(1).filter_map(|part| part.split(' ').next()?.parse::<u64>().ok()).sum();
+        assert_eq!(sum, 10, "{line}");
+        assert!(line.contains("1 canceled, 1 past their deadline, 1 deferred, 2 not ended"), "{line}");
     }
 }

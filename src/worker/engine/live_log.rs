@@ -1,7 +1,9 @@
 //! Logs of running tasks: followed by readers, and served over HTTP, each under a secret address.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
 use axum::Router;
@@ -12,12 +14,10 @@ use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use parking_lot::Mutex;
-use tokio::fs::File;
-use tokio::io::AsyncReadExt as _;
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, spawn_blocking};
 
 use crate::handler::log::{self, TaskLog};
-use crate::task::{Artifact, ArtifactBody};
+use crate::task::{Artifact, ArtifactBody, TaskFile};
 use journeyman_domain::limits::CONTROL_READ_BYTES;
 
 /// The logs that are served. Clones share them.
@@ -96,19 +96,20 @@ async fn serve_log(State(live): State<LiveLogs>, Path(secret): Path<String>) -> 
 #[derive(Debug)]
 pub struct LogTail {
     log: TaskLog,
-    file: Option<File>,
+    file: Option<TaskFile>,
+    read_bytes: u64,
     follows: bool,
 }
 
 impl LogTail {
     /// Reads to the end of the task.
     pub const fn following(log: TaskLog) -> Self {
-        Self { log, file: None, follows: true }
+        Self { log, file: None, read_bytes: 0, follows: true }
     }
 
     /// Reads what the log has.
     pub const fn so_far(log: TaskLog) -> Self {
-        Self { log, file: None, follows: false }
+        Self { log, file: None, read_bytes: 0, follows: false }
     }
 
     /// The body of a response.
@@ -133,17 +134,23 @@ impl LogTail {
 
     /// Empty at the end, and while there is no file.
     async fn read(&mut self) -> io::Result<Vec<u8>> {
-        let file = match &mut self.file {
-            Some(file) => file,
-            none => match File::open(self.log.path()).await {
-                Ok(file) => none.insert(file),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-                Err(error) => return Err(error),
-            },
-        };
-        let mut chunk = vec![0; CONTROL_READ_BYTES];
-        let read = file.read(&mut chunk).await?;
-        chunk.truncate(read);
+        let (log, opened, at) = (self.log.clone(), self.file.take(), self.read_bytes);
+        let reading = spawn_blocking(move || {
+            let file = match opened {
+                Some(file) => file,
+                None => match File::open(log.path()) {
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((None, Vec::new())),
+                    opened => opened?.into(),
+                },
+            };
+            let mut chunk = vec![0; CONTROL_READ_BYTES];
+            let read = file.read_at(&mut chunk, at)?;
+            chunk.truncate(read);
+            Ok::<_, io::Error>((Some(file), chunk))
+        });
+        let (file, chunk) = reading.await.map_err(io::Error::other).flatten()?;
+        self.read_bytes += chunk.len() as u64;
+        self.file = file;
         Ok(chunk)
     }
 }

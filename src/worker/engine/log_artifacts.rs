@@ -4,15 +4,15 @@ use std::fs::File;
 use std::io::{self, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
-use std::sync::Arc;
 
+use crate::task::TaskFile;
 use journeyman_domain::limits::REDACT_READ_BYTES;
 use journeyman_platform::redact::{self, RedactFilter, SecretSet};
 
 #[derive(Debug)]
 pub(super) struct RedactedCopy {
     /// Unlinked, so that it needs no clean-up.
-    pub(super) file: Arc<File>,
+    pub(super) file: TaskFile,
     pub(super) bytes: u64,
     pub(super) redactions: u64,
 }
@@ -41,7 +41,7 @@ pub(super) fn redacted_copy(
         written += piece.len() as u64;
         to.write_all(piece)
     })?;
-    Ok(Some(RedactedCopy { file: Arc::new(copy), bytes: written, redactions }))
+    Ok(Some(RedactedCopy { file: copy.into(), bytes: written, redactions }))
 }
 
 fn filter_file(

@@ -13,6 +13,7 @@ mod claim_runtime;
 pub mod config;
 #[doc(hidden)]
 pub mod counters;
+mod discards;
 #[doc(hidden)]
 pub mod durations;
 mod event_loop;
@@ -34,6 +35,7 @@ pub mod snapshot;
 pub mod status;
 mod storage_health;
 mod task_lookup;
+mod task_view;
 #[doc(hidden)]
 pub mod timeline;
 #[doc(hidden)]
@@ -162,6 +164,7 @@ impl WorkerConfig {
                 status_poll_interval: self.status_poll_interval,
                 reports_cancellation: true,
                 starts_in_one_step: false,
+                fenced_reports: false,
             },
             dequeue_alert: DEQUEUE_ALERT,
             max_auth_failures: AUTH_FAILURES_MAX,
@@ -415,7 +418,7 @@ impl Control {
     ///
     /// Cancel safe.
     pub async fn status(&self) -> Option<WorkerStatus> {
-        Some(self.query(event_loop::Engine::snapshot).await?.with_memory_usage().await)
+        Some(self.query(event_loop::Engine::snapshot).await?.with_processes().await)
     }
 
     /// The log of a held claim, named by `TASK`, `TASK/RUN` or a unique prefix.

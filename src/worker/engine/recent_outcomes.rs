@@ -71,15 +71,7 @@ impl RequestSummary {
             let outcomes = std::mem::take(&mut self.outcomes);
             let OutcomeCounts { completed, failed, worker_shutdown: released, lost, deferred, .. } = outcomes;
             let exceptions = outcomes.exceptions();
-            tracing::info!(
-                completed,
-                failed,
-                exceptions,
-                released,
-                lost,
-                deferred,
-                "requests ended: {completed} completed, {failed} failed, {exceptions} exceptions, {released} released, {lost} lost; {deferred} deferred"
-            );
+            tracing::info!(completed, failed, exceptions, released, lost, deferred, "requests ended: {outcomes}");
         }
     }
 }

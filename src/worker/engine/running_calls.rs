@@ -7,7 +7,8 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use crate::source::Claim;
 use journeyman_domain::id::{LocalToken, Run, SourceId};
-use journeyman_domain::limits::HANDLERS_DROP_TIMEOUT;
+use journeyman_domain::limits::{HANDLERS_DROP_TIMEOUT, WORK_DISCARD_EXIT_TIMEOUT};
+use journeyman_platform::host::containment::ProcessScope;
 use journeyman_platform::tasks::supervised;
 
 use super::calls::CallResult;
@@ -17,17 +18,36 @@ use super::handler_runtime::HandlerRuntime;
 /// What a panic outside of handlers and adapters is logged as.
 const CALL: &str = "a worker's call";
 
+/// Processes that may remain of an ended payload.
+#[derive(Debug, Clone)]
+pub(super) struct UncleanedScope {
+    pub(super) run: Run,
+    pub(super) scope: ProcessScope,
+}
+
 pub(super) struct RunningCalls {
     pub(super) claims: HashMap<LocalToken, ClaimRuntime>,
+    /// Also of claims that are closed.
+    pub(super) uncleaned: HashMap<LocalToken, UncleanedScope>,
     pub(super) messages: HashMap<LocalToken, PolledMessage>,
     results: JoinSet<CallResult>,
+    /// Removals of what ended claims have left elsewhere.
+    discards: JoinSet<()>,
     handlers: HandlerRuntime,
     last_token: u64,
 }
 
 impl RunningCalls {
     pub(super) fn new(handlers: HandlerRuntime, last_token: u64) -> Self {
-        Self { claims: HashMap::new(), messages: HashMap::new(), results: JoinSet::new(), handlers, last_token }
+        Self {
+            claims: HashMap::new(),
+            uncleaned: HashMap::new(),
+            messages: HashMap::new(),
+            results: JoinSet::new(),
+            discards: JoinSet::new(),
+            handlers,
+            last_token,
+        }
     }
 
     pub(super) fn next_token(&mut self) -> LocalToken {
@@ -41,6 +61,12 @@ impl RunningCalls {
 
     pub(super) fn spawn_handler(&mut self, call: impl Future<Output = CallResult> + Send + 'static) {
         self.results.spawn_on(supervised(CALL, call), self.handlers.handle());
+    }
+
+    /// Outlives its claim, and delays the exit by at most [`WORK_DISCARD_EXIT_TIMEOUT`].
+    pub(super) fn spawn_discard(&mut self, discard: impl Future<Output = ()> + Send + 'static) {
+        while self.discards.try_join_next().is_some() {}
+        self.discards.spawn_on(supervised(CALL, discard), self.handlers.handle());
     }
 
     /// A call of a granted claim, aborted at the end of the claim.
@@ -77,6 +103,12 @@ impl RunningCalls {
                 return Some(result);
             }
         }
+    }
+
+    pub(super) async fn finish_discards(&mut self) {
+        let finishing = async { while self.discards.join_next().await.is_some() {} };
+        // The next process goes on with the rest.
+        _ = tokio::time::timeout(WORK_DISCARD_EXIT_TIMEOUT, finishing).await;
     }
 
     pub(super) async fn shut_down(&mut self) {

@@ -1,8 +1,7 @@
 //! Builds the status of a worker from the rules and the engine.
 
-use crate::handler::Context;
-use crate::handler::log::TaskLog;
 use journeyman_domain::id::SourceId;
+use journeyman_domain::limits::STATUS_PROCESSES_TIMEOUT;
 use journeyman_domain::service_supervisor::ServiceAvailability;
 use journeyman_domain::time::Instant;
 use journeyman_domain::units::{format_bytes, format_duration};
@@ -14,10 +13,12 @@ use super::alerts::duplicate_id_message;
 use super::counters::OutcomeCounts;
 use super::event_loop::Engine;
 use super::history::{EndedClaim, SourceActivity};
+use super::running_calls::UncleanedScope;
 use super::status::{
     BlockedReason, ClaimStatus, HostStatus, LifecycleState, Note, NoticeStatus, RecentResult, RecoverySummary,
     SidecarSummary, SourceError, SourceStatus, WorkerStatus,
 };
+use super::task_view::TaskView;
 use super::timeline::seconds_between;
 
 /// A source that fails for longer gets a hint.
@@ -32,16 +33,23 @@ const IDLE_HINT_SECONDS: f64 = 600.0;
 pub(super) struct StatusSnapshot {
     pub(super) status: WorkerStatus,
     scopes: Vec<Option<ProcessScope>>,
+    uncleaned: Vec<UncleanedScope>,
 }
 
 impl StatusSnapshot {
-    /// Reads the memory usage file by file on a blocking thread.
-    pub(super) async fn with_memory_usage(self) -> WorkerStatus {
-        let Self { mut status, scopes } = self;
-        let measured = tokio::task::spawn_blocking(move || ProcessScope::memory_bytes_of(&scopes)).await;
-        for (claim, bytes) in status.claims.iter_mut().zip(measured.unwrap_or_default()) {
+    /// Reads the memory usage, and the processes that survived, file by file on a blocking thread. Processes that cannot be
+    /// read in time are left out.
+    pub(super) async fn with_processes(self) -> WorkerStatus {
+        let Self { mut status, scopes, uncleaned } = self;
+        let reading = tokio::task::spawn_blocking(move || {
+            (ProcessScope::memory_bytes_of(&scopes), uncleaned.iter().map(uncleaned_hint).collect::<Vec<_>>())
+        });
+        let read = tokio::time::timeout(STATUS_PROCESSES_TIMEOUT, reading).await.ok().and_then(Result::ok);
+        let (measured, hints) = read.unwrap_or_default();
+        for (claim, bytes) in status.claims.iter_mut().zip(measured) {
             claim.memory_bytes = bytes;
         }
+        status.hints.extend(hints);
         status
     }
 }
@@ -52,6 +60,7 @@ impl Engine {
         let claiming = self.rules.claiming();
         let (claims, scopes): (Vec<ClaimStatus>, Vec<Option<ProcessScope>>) =
             self.claim_statuses(now).into_iter().unzip();
+        let uncleaned = self.calls.uncleaned.values().cloned().collect();
         let sources = self.source_statuses(now);
         let next = self.next_action(claiming, now);
         let last_hour = self.history.recent_outcomes.sum(now);
@@ -59,7 +68,6 @@ impl Engine {
         let cleanup_pending: Vec<String> = self.rules.cleanup_pending().map(ToString::to_string).collect();
         let (state, reason, message) = self.claiming_status(&sidecars);
         let mut hints = hints(claiming, &sources, last_hour, &sidecars);
-        hints.extend(pending_cleanup_hint(&cleanup_pending));
         hints.extend(self.containment().unenforced_limits_hint());
         let status = WorkerStatus {
             state,
@@ -90,7 +98,7 @@ impl Engine {
             next,
             hints,
         };
-        StatusSnapshot { status, scopes }
+        StatusSnapshot { status, scopes, uncleaned }
     }
 
     /// Empty while claiming.
@@ -125,6 +133,7 @@ impl Engine {
             polled_seconds_ago: activity.polled_at.map(|at| seconds_between(at, now)),
             last_received_seconds_ago: activity.received_at.map(|at| seconds_between(at, now)),
             next_poll_in_seconds: view.next_poll_at(now).map(|at| seconds_between(now, at)),
+            blocked_message: None,
             error: activity.last_refusal.as_ref().map(|refusal| SourceError {
                 message: refusal.message.clone(),
                 seconds_ago: seconds_between(refusal.at, now),
@@ -138,15 +147,19 @@ impl Engine {
             clock_skew_seconds: binding.source.clock_skew_seconds(),
             metrics: binding.source.metrics().into_iter().map(|(name, count)| (name.to_owned(), count)).collect(),
         };
-        sources.map(status).collect()
+        let with_message = |(index, status): (usize, SourceStatus)| SourceStatus {
+            blocked_message: self.awaited_polls_message(SourceId::from_index(index), now),
+            ..status
+        };
+        sources.map(status).enumerate().map(with_message).collect()
     }
 
     fn claim_statuses(&self, now: Instant) -> Vec<(ClaimStatus, Option<ProcessScope>)> {
         let granted = self.rules.claims().filter(|claim| claim.state.is_granted());
         let mut claims: Vec<(ClaimStatus, Option<ProcessScope>)> = granted
             .map(|claim| {
-                let context = self.calls.claims[&claim.claim].context.as_ref();
-                (self.claim_status(&claim, now), context.map(|context| context.scope().clone()))
+                let task = self.calls.claims[&claim.claim].task.as_ref();
+                (self.claim_status(&claim, now), task.map(|task| task.scope().clone()))
             })
             .collect();
         claims.sort_by(|(one, _), (other, _)| {
@@ -157,19 +170,19 @@ impl Engine {
 
     pub(super) fn claim_status(&self, claim: &ClaimView<'_>, now: Instant) -> ClaimStatus {
         let live = &self.calls.claims[&claim.claim];
-        let context = live.context.as_ref();
+        let task = live.task.as_ref();
         ClaimStatus {
             task: claim.run.task.to_string(),
             run: claim.run.run,
             name: live.task_name().map(str::to_owned),
             source: self.source_name(claim.source).to_owned(),
             state: claim.state.state_name().to_owned(),
-            progress: context.and_then(|context| context.progress()),
+            progress: task.and_then(TaskView::progress),
             held_seconds: live.granted_at.map_or(0.0, |since| seconds_between(since, now)),
             lease_seconds: claim.state.lease().map(|lease| lease.length().as_secs_f64()),
             lease_left_seconds: claim.state.lease().map(|lease| seconds_between(now, lease.expires_at())),
             reclaimed_seconds_ago: live.reclaimed_at.map(|at| seconds_between(at, now)),
-            log_bytes: context.and_then(Context::used_log).map_or(0, TaskLog::bytes),
+            log_bytes: task.map_or(0, TaskView::log_bytes),
             memory_bytes: None,
             trace_id: live.trace.map(|trace| trace.trace_id().to_string()),
         }
@@ -213,6 +226,15 @@ impl Engine {
         let polls = self.rules.sources().iter().filter_map(|source| source.poller.poll_sent_at());
         let sent_at = polls.min().filter(|_| is_idle && self.rules.is_stopping())?;
         Some(format!("waiting for the open poll, {}", format_duration(self.now().since(sent_at))))
+    }
+
+    /// Why a source does not poll although not every slot has a task.
+    fn awaited_polls_message(&self, source: SourceId, now: Instant) -> Option<String> {
+        let held = self.rules.awaited_polls(source, now).map(|(holder, slots)| {
+            let slots = if slots == 1 { "1 slot is".to_owned() } else { format!("{slots} slots are") };
+            format!("{slots} held by the open poll of {}", self.source_name(holder))
+        });
+        Some(held.collect::<Vec<_>>().join(", ")).filter(|message| !message.is_empty())
     }
 
     /// The state, and why the worker does not claim, in a word and a sentence.
@@ -289,14 +311,13 @@ fn blocked_reason(blocked: ClaimingBlocked, now: Instant, services: &[SidecarSum
     }
 }
 
-fn pending_cleanup_hint(kept: &[String]) -> Option<String> {
-    (!kept.is_empty()).then(|| {
-        format!(
-            "processes of {} may remain (they survived SIGKILL, or may belong to another task): their slots stay taken until \
-             they are gone; the log lists them",
-            kept.join(", ")
-        )
-    })
+/// Reads `/proc`; blocks.
+fn uncleaned_hint(UncleanedScope { run, scope }: &UncleanedScope) -> String {
+    format!(
+        "processes of {run} may remain (they survived SIGKILL, or may belong to another task): {}; its slot stays taken until \
+         they are gone",
+        scope.describe_processes()
+    )
 }
 
 fn unavailable_sidecars(services: &[SidecarSummary]) -> impl Iterator<Item = String> {
@@ -362,4 +383,26 @@ fn hints(
         hints.push(format!("{} claims were lost in the last hour; the log says why", hour.lost));
     }
     hints
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::handler::Context;
+    use crate::handler::log::{LogLimits, TaskLog};
+    use crate::handler::process::{Launch, RunningProcess};
+    use journeyman_platform::host::clock::Clock;
+
+    #[tokio::test]
+    async fn b7_a_hint_lists_the_processes_that_may_remain() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = TaskLog::new(folder.path().join("log"), LogLimits::default());
+        let (definition, workdir) = (crate::task::Definition::default(), folder.path().join("task"));
+        let (context, _cancel) = Context::without_claim("task", definition, workdir, log, Clock::boot()).unwrap();
+        let argv = ["/bin/sleep", "600"].map(str::to_owned);
+        let running = RunningProcess::start(Launch::new(&argv, &std::iter::empty().collect(), &context)).await.unwrap();
+        let uncleaned = UncleanedScope { run: context.task().run.clone(), scope: context.scope().clone() };
+        let hint = uncleaned_hint(&uncleaned);
+        assert!(hint.contains(&format!("another task): {} \"sleep\"; its slot", running.group())), "{hint}");
+    }
 }

@@ -238,6 +238,9 @@ pub struct SourceStatus {
     pub last_received_seconds_ago: Option<f64>,
     /// The time until the next poll, if it is waiting.
     pub next_poll_in_seconds: Option<f64>,
+    /// Which open polls hold the slots that its next poll waits for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blocked_message: Option<String>,
     /// The last refusal, if no poll was answered since.
     pub error: Option<SourceError>,
     /// The last failed upload, if no artifact was stored since, and the time since the first one.

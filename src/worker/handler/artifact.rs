@@ -2,7 +2,7 @@
 //!
 //! A declaration names a path below the task directory. Whether the path is a regular file of an acceptable size is checked
 //! when it is collected. A payload may leave symbolic links that lead elsewhere, so files are opened by
-//! [`super::safe_open`].
+//! [`super::safe_open`], which follows those that stay in the task directory.
 
 use std::collections::HashSet;
 use std::io;
@@ -29,6 +29,8 @@ pub enum ArtifactKind {
     Directory {
         /// The path below the task directory.
         path: PathBuf,
+        /// The media type of all of them; by default guessed from their extensions.
+        content_type: Option<String>,
     },
 }
 
@@ -107,8 +109,8 @@ impl Artifacts {
     ///
     /// Fails as [`Artifacts::declare`] does.
     pub fn directory(&self, name: impl Into<String>, path: impl Into<PathBuf>) -> Result<(), DeclarationError> {
-        let path = path.into();
-        self.declare(ArtifactDeclaration::new(name, ArtifactKind::Directory { path }))
+        let (path, content_type) = (path.into(), None);
+        self.declare(ArtifactDeclaration::new(name, ArtifactKind::Directory { path, content_type }))
     }
 
     /// Declares an artifact.
@@ -139,7 +141,7 @@ impl Artifacts {
     /// The files and directories declared so far, below the task directory.
     pub(super) fn paths(&self) -> Vec<PathBuf> {
         let path = |declaration: &ArtifactDeclaration| match &declaration.kind {
-            ArtifactKind::File { path, .. } | ArtifactKind::Directory { path } => path.clone(),
+            ArtifactKind::File { path, .. } | ArtifactKind::Directory { path, .. } => path.clone(),
         };
         self.declared.lock().list.iter().map(path).collect()
     }
@@ -163,12 +165,10 @@ fn invalid<T>(what: String) -> Result<T, DeclarationError> {
 /// Checks a declaration without its file.
 fn validate(declaration: &ArtifactDeclaration) -> Result<(), DeclarationError> {
     validate_name(&declaration.name)?;
-    let (path, content_type) = match &declaration.kind {
-        ArtifactKind::File { path, content_type } => (path, content_type.as_ref()),
-        ArtifactKind::Directory { path } => (path, None),
-    };
+    let (ArtifactKind::File { path, content_type } | ArtifactKind::Directory { path, content_type }) =
+        &declaration.kind;
     validate_path(path)?;
-    if let Some(content_type) = content_type.filter(|content_type| !is_valid_content_type(content_type)) {
+    if let Some(content_type) = content_type.as_ref().filter(|content_type| !is_valid_content_type(content_type)) {
         let start: String = content_type.chars().take(ARTIFACT_CONTENT_TYPE_BYTES_MAX).collect();
         return invalid(format!(
             "content type {start:?}: use 1 to {ARTIFACT_CONTENT_TYPE_BYTES_MAX} printable ASCII characters, such as \
@@ -233,10 +233,20 @@ pub(super) fn guess_content_type(path: &Path) -> String {
     guess.to_string()
 }
 
-/// Returns whether an artifact's `expires` is later than that of its task, if both are valid.
+/// Says why an artifact that is stored by this time cannot have this `expires`.
 #[must_use]
-pub fn expires_after_task(expires: &str, definition: &serde_json::Value) -> bool {
-    let time = |text: &str| text.parse::<jiff::Timestamp>().ok();
-    let task = definition.get("expires").and_then(serde_json::Value::as_str).and_then(time);
-    time(expires).zip(task).is_some_and(|(artifact, task)| artifact > task)
+pub fn expiry_error(expires: &str, definition: &serde_json::Value, stored_by: jiff::Timestamp) -> Option<String> {
+    let expires = expires.parse::<jiff::Timestamp>().ok()?;
+    if time_of(definition, "expires").is_some_and(|task| expires > task) {
+        Some("it is later than the task's own expires".to_owned())
+    } else if expires < stored_by {
+        Some(format!("it is before {stored_by:.0}, until when the artifact may be stored"))
+    } else {
+        None
+    }
+}
+
+/// A time of a task's definition.
+pub(super) fn time_of(definition: &serde_json::Value, key: &str) -> Option<jiff::Timestamp> {
+    definition.get(key)?.as_str()?.parse().ok()
 }

@@ -1,24 +1,24 @@
 //! Iterates over declared artifacts and opens their files, one at a time.
 //!
-//! The worker decides what a missing artifact means for the task.
+//! The worker decides what a missing artifact means for the task. An entry of a directory that cannot be stored is skipped: a
+//! build often leaves a link, a socket or a file of another user there.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use rustix::fs::{Dir, FileType};
+use rustix::io::Errno;
 
 use crate::task::{Artifact, ArtifactBody, ArtifactErrorReason};
 use journeyman_domain::limits::{ARTIFACT_BYTES_MAX, ARTIFACT_DEPTH_MAX, ARTIFACT_MESSAGE_BYTES_MAX, ARTIFACTS_MAX};
 
 use super::artifact::{self, ArtifactDeclaration, ArtifactKind, Optionality};
 use super::log;
-use super::safe_open;
+use super::safe_open::{self, Root};
 
 #[derive(Debug)]
 pub enum CollectedArtifact {
@@ -38,10 +38,13 @@ pub enum CollectedArtifact {
 #[derive(Debug)]
 pub struct ArtifactCollector {
     declared: std::vec::IntoIter<ArtifactDeclaration>,
-    root: Option<OwnedFd>,
+    /// `None` if the task has removed its directory, and without declarations.
+    root: Option<Root>,
     /// Files and directories of the current declaration, the next one last.
     pending_paths: Vec<PendingPath>,
     used_names: HashSet<String>,
+    /// Directories that were read: links may lead to one again and again.
+    directories: usize,
 }
 
 #[derive(Debug, Clone)]
@@ -49,7 +52,8 @@ struct PendingPath {
     name: String,
     path: PathBuf,
     kind: PathKind,
-    depth: usize,
+    /// The devices and inodes of the directories that it was found in.
+    ancestors: Vec<(u64, u64)>,
     content_type: Option<String>,
     expires: Option<String>,
     optionality: Optionality,
@@ -59,9 +63,9 @@ impl From<ArtifactDeclaration> for PendingPath {
     fn from(ArtifactDeclaration { name, kind, expires, optionality }: ArtifactDeclaration) -> Self {
         let (path, kind, content_type) = match kind {
             ArtifactKind::File { path, content_type } => (path, PathKind::File, content_type),
-            ArtifactKind::Directory { path } => (path, PathKind::Directory, None),
+            ArtifactKind::Directory { path, content_type } => (path, PathKind::Directory, content_type),
         };
-        Self { name, path, kind, depth: 0, content_type, expires, optionality }
+        Self { name, path, kind, ancestors: Vec::new(), content_type, expires, optionality }
     }
 }
 
@@ -78,18 +82,24 @@ type PathError = (ArtifactErrorReason, String);
 
 impl ArtifactCollector {
     pub(super) fn new(list: Vec<ArtifactDeclaration>, workdir: &Path) -> io::Result<Self> {
-        let root = (!list.is_empty()).then(|| safe_open::open_root(workdir)).transpose()?;
+        let root = match (!list.is_empty()).then(|| Root::open(workdir)).transpose() {
+            // The task may do with its directory what it wants; its artifacts are missing then.
+            Err(error) if safe_open::is_of_path(&error) => None,
+            opened => opened?,
+        };
         // A declared file takes precedence over a file of the same name in a declared directory.
         let is_file = |declaration: &&ArtifactDeclaration| matches!(declaration.kind, ArtifactKind::File { .. });
         let used_names = list.iter().filter(is_file).map(|declaration| declaration.name.clone()).collect();
-        Ok(Self { declared: list.into_iter(), root, pending_paths: Vec::new(), used_names })
+        Ok(Self { declared: list.into_iter(), root, pending_paths: Vec::new(), used_names, directories: 0 })
     }
 
     fn collect_path(&mut self, entry: PendingPath) -> Option<CollectedArtifact> {
         match self.open_path(&entry) {
             Ok((file, FileType::Directory)) if entry.kind != PathKind::File => {
                 let error = self.list_directory(&entry, &file).err()?;
-                Some(missing_path(entry, error))
+                // A declared directory of which only a part could be stored is not complete.
+                let kind = if error.0 == ArtifactErrorReason::TooLarge { PathKind::Directory } else { entry.kind };
+                Some(missing_path(PendingPath { kind, ..entry }, error))
             }
             Ok((file, FileType::RegularFile)) if entry.kind != PathKind::Directory => {
                 Some(self.collect_file(entry, file))
@@ -103,8 +113,8 @@ impl ArtifactCollector {
     }
 
     fn open_path(&self, entry: &PendingPath) -> io::Result<(File, FileType)> {
-        let root = self.root.as_ref().ok_or_else(|| io::Error::other("the task directory is not open"))?;
-        let file = File::from(safe_open::open(root.as_fd(), &entry.path)?);
+        let root = self.root.as_ref().ok_or(Errno::NOENT)?;
+        let file = File::from(root.open_below(&entry.path)?);
         let kind = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
         Ok((file, kind))
     }
@@ -125,14 +135,21 @@ impl ArtifactCollector {
         }
         let PendingPath { name, path, content_type, expires, optionality, .. } = entry;
         let content_type = content_type.unwrap_or_else(|| artifact::guess_content_type(&path));
-        let body = ArtifactBody::File { file: Arc::new(file), bytes, content_type };
+        let body = ArtifactBody::File { file: file.into(), bytes, content_type };
         CollectedArtifact::Found(Artifact { name, expires, body }, optionality)
     }
 
     fn list_directory(&mut self, entry: &PendingPath, directory: &File) -> Result<(), PathError> {
-        if entry.depth >= ARTIFACT_DEPTH_MAX {
+        let folder = rustix::fs::fstat(directory).map_err(|error| unreadable(&error.into()))?;
+        let mut ancestors = entry.ancestors.clone();
+        if ancestors.contains(&(folder.st_dev, folder.st_ino)) {
+            return Err(irregular("a link to a directory that contains it"));
+        }
+        if ancestors.len() >= ARTIFACT_DEPTH_MAX {
             return Err(irregular(&format!("directories nest deeper than {ARTIFACT_DEPTH_MAX} levels")));
         }
+        ancestors.push((folder.st_dev, folder.st_ino));
+        self.directories += 1;
         let mut entries = Vec::new();
         for item in Dir::read_from(directory).map_err(|error| unreadable(&error.into()))? {
             let item = item.map_err(|error| unreadable(&error.into()))?;
@@ -140,15 +157,16 @@ impl ArtifactCollector {
             if name == "." || name == ".." {
                 continue;
             }
-            if entries.len() + self.pending_paths.len() + self.used_names.len() >= ARTIFACTS_MAX {
+            let others = self.pending_paths.len() + self.used_names.len() + self.directories;
+            if entries.len() + others > ARTIFACTS_MAX {
                 let message = format!("the task's directories contain more than {ARTIFACTS_MAX} files");
-                return Err(irregular(&message));
+                return Err((ArtifactErrorReason::TooLarge, message));
             }
             entries.push(PendingPath {
                 name: format!("{}/{}", entry.name, name.to_string_lossy()),
                 path: entry.path.join(name),
                 kind: PathKind::FileOrDirectory,
-                depth: entry.depth + 1,
+                ancestors: ancestors.clone(),
                 ..entry.clone()
             });
         }
@@ -161,10 +179,7 @@ impl ArtifactCollector {
     fn reject_name(&mut self, entry: &PendingPath) -> Option<CollectedArtifact> {
         if let Err(error) = artifact::validate_name(&entry.name) {
             let message = format!("{error}; the file is not uploaded");
-            return Some(match entry.optionality {
-                Optionality::Required => CollectedArtifact::Missing { error: None, message },
-                Optionality::Optional => CollectedArtifact::Skipped { message },
-            });
+            return Some(CollectedArtifact::Skipped { message });
         }
         (!self.used_names.insert(entry.name.clone())).then(|| CollectedArtifact::Skipped {
             message: format!("artifact {}: the name is taken; {} is not uploaded", entry.name, entry.path.display()),
@@ -195,9 +210,9 @@ fn unreadable(error: &io::Error) -> PathError {
 }
 
 fn missing_path(entry: PendingPath, (reason, message): PathError) -> CollectedArtifact {
-    let PendingPath { name, path, expires, optionality, .. } = entry;
+    let PendingPath { name, path, kind, expires, optionality, .. } = entry;
     let message = format!("artifact {name}: {}: {message}", path.display());
-    if optionality == Optionality::Optional {
+    if optionality == Optionality::Optional || kind == PathKind::FileOrDirectory {
         return CollectedArtifact::Skipped { message };
     }
     let mut shown = message.clone();

@@ -11,6 +11,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rustix::io::Errno;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use tokio::time::Instant;
@@ -22,7 +23,8 @@ use journeyman_platform::host::program_path::find_program;
 use journeyman_platform::redact;
 use journeyman_platform::settings::Environment;
 
-use super::artifact::{ArtifactDeclaration, ArtifactKind, Artifacts, Optionality, expires_after_task};
+use super::artifact::{ArtifactDeclaration, ArtifactKind, Artifacts, Optionality, expiry_error, time_of};
+use super::context::PublishedLogs;
 use super::environment::{self, Variables};
 use super::log::{self, AddSecretError};
 use super::process::{Launch, ProcessEnd, RunLimits, format_seconds};
@@ -59,7 +61,7 @@ pub struct CommandPayload {
     /// Exit statuses with a special meaning.
     #[serde(default)]
     pub on_exit_status: OnExitStatus,
-    /// Features of generic-worker: `backingLog` and `liveLog` change nothing, any other must be false.
+    /// Features of generic-worker: without `backingLog` the log is not published, without `liveLog` only once the task has ended; any other must be false.
     #[serde(default)]
     pub features: Map<String, Value>,
     /// Must be empty: there are no mounts and no caches.
@@ -102,9 +104,9 @@ pub struct PayloadArtifact {
     pub path: String,
     /// Name of the artifact; by default the path.
     pub name: Option<String>,
-    /// When the artifact expires (RFC 3339), not later than the task; by default with the task.
+    /// When the artifact expires (RFC 3339): not before the task's deadline, and not later than the task; by default with the task.
     pub expires: Option<String>,
-    /// Media type of a file; by default guessed from its extension.
+    /// Media type of a file, or of all files of a directory; by default guessed from the extension.
     pub content_type: Option<String>,
     /// How the file may be compressed in transfer; it is stored as it is.
     pub content_encoding: Option<ContentEncoding>,
@@ -226,6 +228,7 @@ impl PayloadHandler for Command {
         if !violations.is_empty() {
             return Err(PrepareError::malformed(violations));
         }
+        context.set_published_logs(published_logs(&payload.features));
         let CommandPayload { command: commands, on_exit_status, .. } = payload;
         Ok(PreparedCommands { commands, on_exit_status, env, run_time, artifacts })
     }
@@ -279,7 +282,13 @@ impl Command {
         let started = Instant::now();
         let launch = Launch::new(argv, &prepared.env, context);
         let limits = RunLimits { run_time: Some(run_time), termination_grace: self.config.termination_grace.0 };
-        let run = run_command(launch, limits, context).await.map_err(|error| start_error(number, &error))?;
+        let run = run_command(launch, limits, context).await.map_err(|error| {
+            let path = argv.first().and_then(|program| find_program(program, &prepared.env, context.workdir()).ok());
+            let path = path.and_then(|path| path.canonicalize().ok());
+            let folder = context.workdir().canonicalize().ok();
+            let is_own = path.zip(folder).is_some_and(|(path, folder)| path.starts_with(folder));
+            start_error(number, &error, if is_own { Program::OfTask } else { Program::OfHost })
+        })?;
         let elapsed = format_seconds(started.elapsed());
         log.write_note(&format!("command {number}: {}, after {elapsed}", run.end.status));
         Ok(run)
@@ -300,24 +309,50 @@ fn execute_result(number: usize, end: &ProcessEnd, prepared: &PreparedCommands) 
     })
 }
 
+/// Who made the file of a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Program {
+    /// It is in the task's directory.
+    OfTask,
+    OfHost,
+}
+
 /// A program that cannot be executed is the task's fault; a host out of resources, or a process scope that cannot be set up,
 /// is not.
-fn start_error(number: usize, error: &io::Error) -> ExecuteError {
+fn start_error(number: usize, error: &io::Error, program: Program) -> ExecuteError {
     let message = format!("cannot start command {number}: {error}");
-    let is_of_program = error.raw_os_error().is_some()
+    let executed = host_errors::exec_error(error);
+    let system_error = executed.unwrap_or(error);
+    // What the kernel answers for a truncated file, and for one that claims more memory than there is.
+    let is_broken = match system_error.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::IO) => program == Program::OfTask,
+        Some(Errno::NOMEM) => program == Program::OfTask && executed.is_some(),
+        Some(_) | None => false,
+    };
+    let is_of_program = system_error.raw_os_error().is_some()
         || matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied);
-    if is_of_program && !host_errors::is_host_error(error) {
+    if is_broken || is_of_program && !host_errors::is_host_error(error) {
         ExecuteError::failed(message)
     } else {
         ExecuteError::new(ExecuteFailure::HostFault, message)
     }
 }
 
+/// Both are wanted unless the payload says otherwise.
+fn published_logs(features: &Map<String, Value>) -> PublishedLogs {
+    let is_declined = |name| features.get(name) == Some(&Value::Bool(false));
+    match (is_declined("liveLog"), is_declined("backingLog")) {
+        (_, true) => PublishedLogs::None,
+        (true, false) => PublishedLogs::Stored,
+        (false, false) => PublishedLogs::LiveAndStored,
+    }
+}
+
 /// What a payload asks for and this handler lacks.
 fn unsupported(payload: &CommandPayload) -> Vec<String> {
     let mut lacking = Vec::new();
-    let no_effect = ["liveLog", "backingLog"];
-    for (name, value) in payload.features.iter().filter(|(name, _)| !no_effect.contains(&name.as_str())) {
+    let of_log = ["liveLog", "backingLog"];
+    for (name, value) in payload.features.iter().filter(|(name, _)| !of_log.contains(&name.as_str())) {
         find_wanted(format!("payload/features/{name}"), value, &mut lacking);
     }
     for (name, value) in &payload.capabilities {
@@ -353,13 +388,15 @@ pub(super) fn validate_artifacts(
 ) -> Vec<ArtifactDeclaration> {
     // The artifacts are declared after the commands have run; this finds duplicate names and too many artifacts before.
     let (trial, definition) = (Artifacts::new(), context.task().definition.json());
+    // As generic-worker has it: nothing is stored after the deadline.
+    let stored_by = time_of(definition, "deadline").unwrap_or_else(jiff::Timestamp::now);
     let mut declarations = Vec::new();
     for (number, artifact) in artifacts.into_iter().enumerate() {
         let declaration = to_declaration(artifact);
         if let Err(error) = trial.declare(declaration.clone()) {
             violations.push(format!("payload/artifacts/{number}: {error}"));
-        } else if declaration.expires.as_ref().is_some_and(|expires| expires_after_task(expires, definition)) {
-            violations.push(format!("payload/artifacts/{number}/expires: it is later than the task's own expires"));
+        } else if let Some(why) = declaration.expires.as_ref().and_then(|at| expiry_error(at, definition, stored_by)) {
+            violations.push(format!("payload/artifacts/{number}/expires: {why}"));
         }
         declarations.push(declaration);
     }
@@ -370,7 +407,7 @@ fn to_declaration(artifact: PayloadArtifact) -> ArtifactDeclaration {
     let path = PathBuf::from(&artifact.path);
     let kind = match artifact.kind {
         PayloadArtifactType::File => ArtifactKind::File { path, content_type: artifact.content_type },
-        PayloadArtifactType::Directory => ArtifactKind::Directory { path },
+        PayloadArtifactType::Directory => ArtifactKind::Directory { path, content_type: artifact.content_type },
     };
     let name = artifact.name.unwrap_or(artifact.path);
     let optionality = if artifact.optional { Optionality::Optional } else { Optionality::Required };
@@ -379,21 +416,28 @@ fn to_declaration(artifact: PayloadArtifact) -> ArtifactDeclaration {
 
 #[cfg(test)]
 mod tests {
-    use rustix::io::Errno;
-
     use super::*;
 
     #[test]
-    fn an_exhausted_host_is_not_the_tasks_fault() {
+    fn b1_a_file_that_the_task_broke_is_the_tasks_fault_and_an_exhausted_host_is_not() {
         let error = |errno: Errno| io::Error::from_raw_os_error(errno.raw_os_error());
-        let missing = io::Error::new(io::ErrorKind::NotFound, "x: no such file");
-        for (error, reason) in [
-            (error(Errno::MFILE), ExecuteFailure::HostFault),
-            (io::Error::other("no control group"), ExecuteFailure::HostFault),
-            (error(Errno::NOEXEC), ExecuteFailure::Failed),
-            (missing, ExecuteFailure::Failed),
+        let executed = |errno: Errno| io::Error::other(host_errors::ExecError(error(errno)));
+        let missing = || io::Error::new(io::ErrorKind::NotFound, "x: no such file");
+        let (host, task) = (ExecuteFailure::HostFault, ExecuteFailure::Failed);
+        for (error, of_host, of_task) in [
+            (error(Errno::MFILE), &host, &host),
+            (error(Errno::NOMEM), &host, &host),
+            (io::Error::other("no control group"), &host, &host),
+            (error(Errno::NOEXEC), &task, &task),
+            (missing(), &task, &task),
+            (error(Errno::IO), &host, &task),
+            (executed(Errno::IO), &host, &task),
+            (executed(Errno::NOMEM), &host, &task),
+            (executed(Errno::NFILE), &host, &host),
+            (executed(Errno::NOEXEC), &task, &task),
         ] {
-            assert_eq!(start_error(0, &error).reason, reason, "{error}");
+            assert_eq!(&start_error(0, &error, Program::OfHost).reason, of_host, "{error}");
+            assert_eq!(&start_error(0, &error, Program::OfTask).reason, of_task, "{error}");
         }
     }
 }

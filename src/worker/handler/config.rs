@@ -160,7 +160,7 @@ impl Default for Hooks {
 }
 
 pub fn env_allow() -> Vec<String> {
-    ["PATH", "LANG", "TZ"].map(str::to_owned).to_vec()
+    ["PATH", "LANG", "TZ", "USER"].map(str::to_owned).to_vec()
 }
 
 pub(crate) fn max_run_time() -> RunTime {

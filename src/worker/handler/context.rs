@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -22,7 +23,9 @@ use journeyman_platform::host::containment::ProcessScope;
 use journeyman_platform::host::work_dir::{self, WorkDirLock};
 use journeyman_platform::redact;
 
+use super::EndedWork;
 use super::artifact::Artifacts;
+use super::artifact_collector::ArtifactCollector;
 use super::log::{LogLimits, TaskLog};
 
 /// The lease that a handler sees without a claim.
@@ -41,6 +44,8 @@ pub struct TaskInfo {
     pub env: Arc<BTreeMap<String, String>>,
     /// The trace that the payload continues, in `TRACEPARENT`.
     pub trace: Option<TraceParent>,
+    /// How many of the task's first runs have an outcome that is final: what they have left elsewhere is not gone on with.
+    pub reported_runs: u32,
 }
 
 /// A request to end the payload early.
@@ -80,10 +85,22 @@ struct ContextInner {
     /// Held while files of the task are removed.
     removal: Mutex<()>,
     artifacts: OnceLock<Artifacts>,
+    published_logs: OnceLock<PublishedLogs>,
     progress: Mutex<Option<String>>,
+    leaves_work: AtomicBool,
+    is_handed_over: AtomicBool,
     cancel: watch::Receiver<Option<Cancellation>>,
     lease: watch::Receiver<Option<Lease>>,
     clock: Clock,
+}
+
+/// Which artifacts of its log a task wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum PublishedLogs {
+    #[default]
+    LiveAndStored,
+    Stored,
+    None,
 }
 
 #[derive(Debug)]
@@ -164,12 +181,24 @@ impl Context {
             workdir_result: OnceLock::new(),
             removal: Mutex::default(),
             artifacts: OnceLock::new(),
+            published_logs: OnceLock::new(),
             progress: Mutex::default(),
+            leaves_work: AtomicBool::default(),
+            is_handed_over: AtomicBool::default(),
             cancel,
             lease,
             clock,
         };
         Self { inner: Arc::new(inner), scope, results: None }
+    }
+
+    /// Only before the payload runs.
+    pub(crate) fn set_published_logs(&self, logs: PublishedLogs) {
+        self.inner.published_logs.get_or_init(|| logs);
+    }
+
+    pub(crate) fn published_logs(&self) -> PublishedLogs {
+        self.inner.published_logs.get().copied().unwrap_or_default()
     }
 
     /// Creates a context without a claim, and what cancels it.
@@ -182,7 +211,8 @@ impl Context {
     ) -> io::Result<(Self, watch::Sender<Option<Cancellation>>)> {
         let task = TaskId::parse(name).ok_or_else(|| io::Error::other("invalid task id"))?;
         let run = Run { task, run: 0 };
-        let task = TaskInfo { run, source: name.to_owned(), definition, env: Arc::default(), trace: None };
+        let task =
+            TaskInfo { run, source: name.to_owned(), definition, env: Arc::default(), trace: None, reported_runs: 0 };
         let (cancel, canceled) = watch::channel(None);
         // Without a claim there is no lease, so the sender is dropped.
         let lease = Lease::new(Granted { sent_at: clock.now(), length: NO_LEASE }, Duration::ZERO);
@@ -206,13 +236,19 @@ impl Context {
     pub(crate) fn clean_up(self) -> io::Result<()> {
         let dir = self.remove_folder();
         let keeps_log = self.log().is_empty() || self.log().verify_work_dir().is_err();
-        let log = if keeps_log { Ok(()) } else { self.log().remove() };
+        let log = if keeps_log { Ok(()) } else { self.log().discard() };
         dir.and(log)
     }
 
     /// Removes what the task directory contains besides declared artifacts. Blocks.
     pub(crate) fn remove_all_but_artifacts(&self) -> io::Result<()> {
         self.log().verify_work_dir().map_or(Ok(()), |()| self.remove_all_but(&self.artifacts().paths()))
+    }
+
+    /// Opens the declared artifacts one after the other. Blocks.
+    pub(crate) fn collect_artifacts(&self) -> io::Result<ArtifactCollector> {
+        self.log().verify_work_dir()?;
+        self.artifacts().collect(self.workdir())
     }
 
     /// Removes the task directory, as [`Context::clean_up`] does.
@@ -377,6 +413,29 @@ impl Context {
     #[must_use]
     pub fn time_until(&self, deadline: Instant) -> Duration {
         deadline.since(self.inner.clock.now())
+    }
+
+    /// Has the worker discard what the payload leaves elsewhere, once the outcome is reported.
+    pub(super) fn mark_leaves_work(&self) {
+        self.inner.leaves_work.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn leaves_work(&self) -> bool {
+        self.inner.leaves_work.load(Ordering::Relaxed)
+    }
+
+    /// Has a worker that drains leave the payload to another one.
+    pub(super) fn mark_handed_over(&self) {
+        self.inner.is_handed_over.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_handed_over(&self) -> bool {
+        self.inner.is_handed_over.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn work_name(&self) -> EndedWork {
+        let TaskInfo { run, source, .. } = self.task();
+        EndedWork { source: source.clone(), run: run.clone(), request: self.results().and_then(Results::work_key) }
     }
 
     /// Tells the worker that nothing of the task runs here, so that it takes another one.

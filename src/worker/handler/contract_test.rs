@@ -161,11 +161,18 @@ async fn check_second_start(
 ) -> io::Result<()> {
     let limits = RunLimits { run_time: Some(plan.timeout), termination_grace: program.config().termination_grace.0 };
     let (context, mut record) = (&task.context, StagedRecord::default());
-    let mut handles = Vec::new();
+    let (mut handles, mut failure) = (Vec::new(), None);
     for _ in 0..2 {
         let run = program.run_work_phase("start", &Work { payload, record: &record, context }, limits, context).await?;
+        let error = program.outcome(&run).err();
         handles.push(run.report.work.and_then(|work| work.handle));
+        if let (Some(error), Some(Some(handle))) = (error, handles.last()) {
+            failure.get_or_insert_with(|| {
+                format!("a start named {handle:?} and failed: {error}; end what it has started, and say nothing of it")
+            });
+        }
     }
+    report.add("names only work that it has started", RuleOutcome::failed_if(failure));
     record.handle = handles.first().cloned().flatten().map(Into::into);
     let outcome = match &record.handle {
         None => RuleOutcome::NotTested("it says no handle; use a payload that takes longer".to_owned()),

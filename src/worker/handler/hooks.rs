@@ -12,8 +12,8 @@ use journeyman_domain::outcome::Outcome;
 use super::environment::{self, Variables};
 use super::process::{EndCause, Launch, ProcessStatus, RunLimits, RunningProcess, format_seconds};
 use super::{
-    Context, DynHandler, ExecuteError, ExecuteFailure, HandlerFuture, PrepareError, PreparedPayload, Sidecar,
-    use_absolute_program,
+    Context, DynHandler, EndedWork, ExecuteError, ExecuteFailure, HandlerFuture, PrepareError, PreparedPayload,
+    Sidecar, use_absolute_program,
 };
 
 /// Between SIGTERM and SIGKILL.
@@ -88,6 +88,10 @@ impl DynHandler for HookedHandler {
             });
             Ok(execute)
         })
+    }
+
+    fn discard<'a>(&'a self, work: &'a EndedWork) -> Option<HandlerFuture<'a, Result<(), String>>> {
+        self.handler.discard(work)
     }
 
     fn sidecar(&self) -> Option<Sidecar> {

@@ -3,7 +3,11 @@
 //! The first write creates the file. Bytes go to the file until it holds [`LogLimits::head_bytes`]; later bytes go to a
 //! ring of [`LogLimits::tail_bytes`] in an unlinked file, which [`TaskLog::finish`] appends to the head after a line that
 //! says how many bytes were omitted. A write error never fails or delays the task: the first error ends the writing, later
-//! bytes are counted, and the log ends with a line that says so, if the disk has room for it.
+//! bytes are counted, and the log ends with a line that says so and with the last lines, for which room is kept.
+//!
+//! Writes go to a bounded buffer, which a blocking thread of the runtime writes to the disk: a disk that does not answer
+//! delays neither the caller nor another task. What copies a payload's output waits for [`TaskLog::ready`] first. Without a
+//! runtime a write waits for the disk.
 //!
 //! Secrets are replaced before they are stored, see [`redact`]. Bytes that may be the beginning of a secret are held back
 //! until more bytes come, [`TaskLog::flush`] is called, or the log is finished.
@@ -11,21 +15,23 @@
 //! To follow a log, read the file at [`TaskLog::path`] after each [`TaskLog::wait_for_growth`]. The file does not grow
 //! between the end of the head and the end of the task.
 
-use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rustix::fs::OFlags;
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 
+use crate::task::TaskFile;
 use journeyman_domain::limits::{
-    LOG_HEAD_BYTES, LOG_NOTE_BYTES_MAX, LOG_TAIL_BYTES, REDACT_SECRET_CHARS_MIN, REDACT_TASK_BYTES_MAX,
+    LOG_HEAD_BYTES, LOG_NOTE_BYTES_MAX, LOG_PENDING_BYTES, LOG_TAIL_BYTES, REDACT_SECRET_CHARS_MIN,
+    REDACT_TASK_BYTES_MAX,
 };
 use journeyman_platform::host::work_dir::{self, WorkDirLock};
 use journeyman_platform::redact::{self, RedactFilter, SecretSet};
+
+use super::log_file::LogFile;
 
 /// The name of the artifact that holds a task's log.
 pub const BACKING_NAME: &str = "public/logs/live_backing.log";
@@ -53,7 +59,7 @@ impl Default for LogLimits {
 #[derive(Debug, Clone)]
 pub struct FinishedLog {
     /// The file.
-    pub file: Arc<File>,
+    pub file: TaskFile,
     /// The length of the log.
     pub bytes: u64,
     /// How many bytes were omitted from its middle or could not be written.
@@ -69,34 +75,43 @@ pub struct TaskLog {
 #[derive(Debug)]
 struct LogShared {
     path: PathBuf,
-    limits: LogLimits,
     work_dir_lock: Option<WorkDirLock>,
-    state: Mutex<State>,
-    // Outside `state`, whose lock is held while a slow disk takes a write.
+    secrets: Mutex<Option<Arc<SecretSet>>>,
+    /// Locked before `pending`, so that the pieces of a stream stay in order.
+    filter: Mutex<RedactFilter>,
+    pending: Mutex<Pending>,
+    /// Locked while a slow disk takes a write, on a thread that may block.
+    file: Mutex<LogFile>,
     progress: watch::Sender<LogProgress>,
+}
+
+/// What the writer takes next.
+#[derive(Debug, Default)]
+struct Pending {
+    bytes: Vec<u8>,
+    /// Bytes of notes that found the buffer full.
+    dropped: u64,
+    /// A thread writes, or is about to.
+    is_writing: bool,
+    /// Nothing more is taken.
+    is_closed: bool,
 }
 
 #[derive(Debug, Default)]
 struct LogProgress {
     /// Something was written, held back or not.
     written: bool,
+    /// What the writer was given.
+    bytes_taken: u64,
+    /// What the writer has written.
     bytes: u64,
     finished: bool,
 }
 
-#[derive(Debug, Default)]
-struct State {
-    head: Option<Arc<File>>,
-    head_bytes: u64,
-    ring: Option<File>,
-    /// All bytes that went into the ring, overwritten ones included.
-    ring_bytes: u64,
-    bytes_offered: u64,
-    /// The first error, which ended the writing.
-    error: Option<io::Error>,
-    finished: Option<FinishedLog>,
-    filter: RedactFilter,
-    task_secrets: Option<Box<SecretSet>>,
+impl LogProgress {
+    const fn is_ready(&self) -> bool {
+        self.bytes_taken - self.bytes < LOG_PENDING_BYTES
+    }
 }
 
 impl TaskLog {
@@ -108,12 +123,15 @@ impl TaskLog {
 
     /// As [`TaskLog::new`], but fails to create the file once the work directory has been replaced.
     pub(crate) fn in_work_dir(path: PathBuf, limits: LogLimits, work_dir_lock: Option<WorkDirLock>) -> Self {
+        let file = LogFile::new(path.clone(), limits, work_dir_lock.clone());
         Self {
             shared: Arc::new(LogShared {
                 path,
-                limits,
                 work_dir_lock,
-                state: Mutex::default(),
+                secrets: Mutex::default(),
+                filter: Mutex::default(),
+                pending: Mutex::default(),
+                file: Mutex::new(file),
                 progress: watch::Sender::default(),
             }),
         }
@@ -132,17 +150,34 @@ impl TaskLog {
 
     /// Appends bytes, with secrets replaced. Bytes after [`TaskLog::finish`] are discarded.
     ///
-    /// Blocks until the page cache has the bytes.
+    /// Blocks while the buffer is full; [`TaskLog::ready`] waits for room without blocking the thread.
     pub fn write(&self, bytes: &[u8]) {
-        let mut state = self.shared.state.lock();
-        if bytes.is_empty() || state.finished.is_some() {
+        if bytes.is_empty() {
             return;
         }
-        self.shared.progress.send_modify(|progress| progress.written = true);
+        if !self.is_ready() {
+            self.shared.write_pending();
+        }
+        let mut filter = self.shared.filter.lock();
         let mut redacted = Vec::with_capacity(bytes.len());
-        let State { filter, task_secrets, .. } = &mut *state;
-        redact::stream(filter, task_secrets.as_deref(), bytes, &mut redacted);
-        self.store(&mut state, &redacted);
+        redact::stream(&mut filter, self.task_secrets().as_deref(), bytes, &mut redacted);
+        self.give(&redacted);
+    }
+
+    /// Resolves when there is room for a write that does not wait for the disk.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn ready(&self) {
+        if !self.is_ready() {
+            // The sender lives as long as `self`, so there is no error.
+            drop(self.shared.progress.subscribe().wait_for(LogProgress::is_ready).await);
+        }
+    }
+
+    pub(crate) fn is_ready(&self) -> bool {
+        self.shared.progress.borrow().is_ready()
     }
 
     /// Redacts a secret and its encodings in everything written from here on.
@@ -154,8 +189,8 @@ impl TaskLog {
         if secret.trim().chars().count() < REDACT_SECRET_CHARS_MIN {
             return Err(AddSecretError::TooShort);
         }
-        let mut state = self.shared.state.lock();
-        let secrets = state.task_secrets.get_or_insert_with(|| Box::new(SecretSet::default()));
+        let mut secrets = self.shared.secrets.lock();
+        let secrets = Arc::make_mut(secrets.get_or_insert_default());
         if secrets.bytes() + secret.len() > REDACT_TASK_BYTES_MAX {
             return Err(AddSecretError::LimitReached);
         }
@@ -164,25 +199,32 @@ impl TaskLog {
     }
 
     /// The secrets that only this log redacts.
-    pub(crate) fn task_secrets(&self) -> Option<Box<SecretSet>> {
-        self.shared.state.lock().task_secrets.clone()
+    pub(crate) fn task_secrets(&self) -> Option<Arc<SecretSet>> {
+        self.shared.secrets.lock().clone()
     }
 
-    fn store(&self, state: &mut State, bytes: &[u8]) {
-        if bytes.is_empty() {
+    /// Gives bytes to the writer, and starts it. Waits for no disk.
+    fn give(&self, bytes: &[u8]) {
+        let mut pending = self.shared.pending.lock();
+        if pending.is_closed {
             return;
         }
-        state.bytes_offered += bytes.len() as u64;
-        if state.error.is_none()
-            && let Err(error) = state.append(bytes, &self.shared)
-        {
-            tracing::warn!(path = %self.path().display(), %error, "cannot write a task's log any more; the task continues");
-            state.error = Some(error);
-        }
-        // After the bytes, so that a follower finds them in the file.
+        pending.bytes.extend_from_slice(bytes);
         self.shared.progress.send_modify(|progress| {
-            (progress.written, progress.bytes) = (true, state.bytes_offered);
+            progress.written = true;
+            progress.bytes_taken += bytes.len() as u64;
         });
+        if bytes.is_empty() || std::mem::replace(&mut pending.is_writing, true) {
+            return;
+        }
+        drop(pending);
+        match Handle::try_current() {
+            Ok(runtime) => {
+                let shared = Arc::clone(&self.shared);
+                drop(runtime.spawn_blocking(move || shared.write_pending()));
+            }
+            Err(_) => self.shared.write_pending(),
+        }
     }
 
     /// Appends a line written by the handler.
@@ -191,26 +233,28 @@ impl TaskLog {
     }
 
     /// Appends a line written by the worker, marked with `[journeyman TIME]`. Control characters are escaped and the text is
-    /// cut to [`LOG_NOTE_BYTES_MAX`], so that no text can imitate another line.
+    /// cut to [`LOG_NOTE_BYTES_MAX`], so that no text can imitate another line. Waits for no disk and no payload: while the
+    /// disk does not answer, lines beyond the buffer are dropped and counted.
     pub fn write_note(&self, text: &str) {
         let now = jiff::Timestamp::now();
         let line = format!("[journeyman {now:.3}] {}\n", printable(text));
-        let mut state = self.shared.state.lock();
-        if state.finished.is_some() {
+        // Filtered separately from the payload's stream, so that neither affects the other.
+        let line = redact::bytes(line.as_bytes(), self.task_secrets().as_deref());
+        let mut pending = self.shared.pending.lock();
+        if pending.bytes.len() as u64 > 2 * LOG_PENDING_BYTES {
+            pending.dropped += line.len() as u64;
             return;
         }
-        // Filtered separately from the payload's stream, so that neither affects the other.
-        let line = redact::bytes(line.as_bytes(), state.task_secrets.as_deref());
-        self.store(&mut state, &line);
+        drop(pending);
+        self.give(&line);
     }
 
     /// Stores the bytes that are held back, at the end of a payload's output or while it pauses.
     pub fn flush(&self) {
-        let mut state = self.shared.state.lock();
-        if state.finished.is_none() {
-            let mut redacted = Vec::new();
-            state.filter.flush(&mut redacted);
-            self.store(&mut state, &redacted);
+        let (mut filter, mut redacted) = (self.shared.filter.lock(), Vec::new());
+        filter.flush(&mut redacted);
+        if !redacted.is_empty() {
+            self.give(&redacted);
         }
     }
 
@@ -250,28 +294,25 @@ impl TaskLog {
 
     /// Ends the log and returns it; `None` if nothing was ever written. Repeated calls return the same log.
     ///
-    /// Blocks while the tail (16 MiB by default) is appended to the head; call it on a blocking thread if
-    /// [`TaskLog::bytes`] is large.
+    /// Blocks until the disk has the whole log; call it on a blocking thread.
     ///
     /// # Errors
     ///
     /// Fails if the file cannot be created.
     pub fn finish(&self) -> io::Result<Option<FinishedLog>> {
-        let mut state = self.shared.state.lock();
-        if state.finished.is_none() {
-            let mut redacted = Vec::new();
-            let State { filter, task_secrets, .. } = &mut *state;
-            redact::end_stream(filter, task_secrets.as_deref(), &mut redacted);
-            self.store(&mut state, &redacted);
+        let (mut filter, mut redacted) = (self.shared.filter.lock(), Vec::new());
+        redact::end_stream(&mut filter, self.task_secrets().as_deref(), &mut redacted);
+        if !redacted.is_empty() {
+            self.give(&redacted);
         }
-        if state.bytes_offered == 0 {
-            return Ok(None);
-        }
-        if state.finished.is_none() {
-            state.finished = Some(state.assemble(&self.shared)?);
+        drop(filter);
+        self.shared.pending.lock().is_closed = true;
+        self.shared.write_pending();
+        let finished = self.shared.file.lock().finish()?;
+        if finished.is_some() {
             self.shared.progress.send_modify(|progress| progress.finished = true);
         }
-        Ok(state.finished.clone())
+        Ok(finished)
     }
 
     /// Deletes the file; a missing file is a success. Open files stay readable.
@@ -281,6 +322,15 @@ impl TaskLog {
     /// The error of the file system.
     pub fn remove(&self) -> io::Result<()> {
         std::fs::remove_file(&self.shared.path).or_else(work_dir::ignore_missing)
+    }
+
+    /// Deletes the file for good: nothing that still waits for the writer creates it again. Blocks.
+    pub(crate) fn discard(&self) -> io::Result<()> {
+        let mut pending = self.shared.pending.lock();
+        (pending.is_closed, pending.bytes) = (true, Vec::new());
+        drop(pending);
+        let _no_write = self.shared.file.lock();
+        self.remove()
     }
 }
 
@@ -295,97 +345,24 @@ pub enum AddSecretError {
     LimitReached,
 }
 
-impl State {
-    fn append(&mut self, bytes: &[u8], shared: &LogShared) -> io::Result<()> {
-        let room = shared.limits.head_bytes.saturating_sub(self.head_bytes);
-        let (to_head, mut to_ring) = bytes.split_at(bytes.len().min(to_usize(room)));
-        if !to_head.is_empty() {
-            let head = self.open_head(shared)?;
-            self.append_to(&head, to_head)?;
-        }
-        let size = shared.limits.tail_bytes;
-        while !to_ring.is_empty() {
-            let ring = match &self.ring {
-                Some(ring) => ring,
-                None => self.ring.insert(tempfile::tempfile_in(shared.path.parent().unwrap_or(&shared.path))?),
-            };
-            let place = self.ring_bytes % size;
-            let (lap, rest) = to_ring.split_at(to_ring.len().min(to_usize(size - place)));
-            ring.write_all_at(lap, place)?;
-            self.ring_bytes += lap.len() as u64;
-            to_ring = rest;
-        }
-        Ok(())
-    }
-
-    fn open_head(&mut self, shared: &LogShared) -> io::Result<Arc<File>> {
-        Ok(Arc::clone(match &self.head {
-            Some(head) => head,
-            None => {
-                shared.work_dir_lock.as_ref().map_or(Ok(()), WorkDirLock::verify)?;
-                self.head.insert(Arc::new(create_log_file(&shared.path)?))
+impl LogShared {
+    /// Writes until nothing is pending. Blocks.
+    fn write_pending(&self) {
+        let mut file = self.file.lock();
+        loop {
+            let mut pending = self.pending.lock();
+            let (bytes, dropped) = (std::mem::take(&mut pending.bytes), std::mem::take(&mut pending.dropped));
+            if bytes.is_empty() && dropped == 0 {
+                pending.is_writing = false;
+                return;
             }
-        }))
-    }
-
-    fn append_to(&mut self, head: &File, bytes: &[u8]) -> io::Result<()> {
-        head.write_all_at(bytes, self.head_bytes)?;
-        self.head_bytes += bytes.len() as u64;
-        Ok(())
-    }
-
-    fn assemble(&mut self, shared: &LogShared) -> io::Result<FinishedLog> {
-        let head = self.open_head(shared)?;
-        let overwritten = self.ring_bytes.saturating_sub(shared.limits.tail_bytes);
-        let mut lost = self.bytes_offered - self.head_bytes - self.ring_bytes;
-        if let Err(error) = self.append_tail(&head, shared.limits.tail_bytes) {
-            lost += self.ring_bytes - overwritten;
-            self.error.get_or_insert(error);
+            drop(pending);
+            file.append(&bytes);
+            file.count_dropped(dropped);
+            // After the bytes, so that a follower finds them in the file.
+            self.progress.send_modify(|progress| progress.bytes += bytes.len() as u64);
         }
-        if let Some(error) = &self.error {
-            let marker = format!("\n[journeyman] log truncated: {lost} bytes could not be written: {error}\n");
-            // A full disk has no room for it either; the worker's log has the error.
-            self.append_to(&head, marker.as_bytes()).ok();
-        }
-        Ok(FinishedLog { file: head, bytes: self.head_bytes, omitted: overwritten + lost })
     }
-
-    fn append_tail(&mut self, head: &File, tail_bytes: u64) -> io::Result<()> {
-        let mut at = self.ring_bytes.saturating_sub(tail_bytes);
-        if at > 0 {
-            self.append_to(head, format!("\n[journeyman] {at} bytes omitted\n").as_bytes())?;
-        }
-        let Some(ring) = self.ring.take() else { return Ok(()) };
-        let mut buffer = vec![0; 1 << 16];
-        while at < self.ring_bytes {
-            let place = at % tail_bytes;
-            let lap = (self.ring_bytes - at).min(tail_bytes - place);
-            let part = buffer.len().min(to_usize(lap));
-            let part = buffer.get_mut(..part).unwrap_or_default();
-            ring.read_exact_at(part, place)?;
-            self.append_to(head, part)?;
-            at += part.len() as u64;
-        }
-        Ok(())
-    }
-}
-
-fn create_log_file(path: &Path) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(true);
-    options.mode(0o600);
-    options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
-    match options.open(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            path.parent().map_or(Ok(()), work_dir::create_dir_if_missing)?;
-            options.open(path)
-        }
-        opened => opened,
-    }
-}
-
-fn to_usize(bytes: u64) -> usize {
-    usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
 /// Escapes control characters and cuts the text to [`LOG_NOTE_BYTES_MAX`].
@@ -412,4 +389,84 @@ pub(crate) fn truncate_at_char(text: &mut String, bytes_max: usize) {
         end -= 1;
     }
     text.truncate(end);
+}
+
+#[cfg(test)]
+impl TaskLog {
+    /// A disk that takes no write until this is dropped.
+    pub(crate) fn stall_disk(&self) -> std::sync::mpsc::Sender<()> {
+        let (release, released) = std::sync::mpsc::channel();
+        let (stalled, is_stalled) = std::sync::mpsc::channel();
+        let log = self.clone();
+        std::thread::spawn(move || {
+            let _file = log.shared.file.lock();
+            stalled.send(()).unwrap();
+            released.recv().ok();
+        });
+        is_stalled.recv().unwrap();
+        release
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt as _;
+    use std::time::Duration;
+
+    use journeyman_platform::host::clock::Clock;
+
+    use super::*;
+    use crate::handler::process::{EndCause, Launch, RunLimits, RunningProcess};
+    use crate::handler::{Cancellation, Context};
+
+    fn text(log: &TaskLog) -> String {
+        let finished = log.finish().unwrap().unwrap();
+        let mut bytes = vec![0; usize::try_from(finished.bytes).unwrap()];
+        finished.file.read_exact_at(&mut bytes, 0).unwrap();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a1_notes_and_secrets_wait_for_no_write_of_a_payload_and_their_buffer_is_bounded() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = TaskLog::new(folder.path().join("log"), LogLimits::default());
+        let disk = log.stall_disk();
+        log.write(b"output\n");
+        log.write_note("canceled by operator");
+        log.add_secret("a secret").unwrap();
+        assert!(log.task_secrets().is_some());
+        for _ in 0..1000 {
+            log.write_note(&"x".repeat(LOG_NOTE_BYTES_MAX));
+        }
+        assert!(log.shared.pending.lock().bytes.len() as u64 <= 3 * LOG_PENDING_BYTES);
+        assert!(!log.is_ready() && log.bytes() == 0);
+        drop(disk);
+        log.ready().await;
+        let text = text(&log);
+        assert!(text.starts_with("output\n[journeyman ") && text.contains("canceled by operator"), "{}", &text[..200]);
+        assert!(text.contains("bytes could not be written: the disk did not answer"), "{}", &text[text.len() - 200..]);
+    }
+
+    #[tokio::test]
+    async fn a2_a_printing_payload_is_killed_within_its_grace_while_the_disk_takes_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = TaskLog::new(folder.path().join("log"), LogLimits::default());
+        let (workdir, clock) = (folder.path().join("task"), Clock::boot());
+        let (context, cancel) =
+            Context::without_claim("printer", crate::task::Definition::default(), workdir, log.clone(), clock).unwrap();
+        let argv =
+            ["/bin/sh", "-c", "trap '' TERM; while :; do echo xxxxxxxxxxxxxxxxxxxxxxxx; done"].map(str::to_owned);
+        let running = RunningProcess::start(Launch::new(&argv, &std::iter::empty().collect(), &context)).await.unwrap();
+        let disk = log.stall_disk();
+        let full = async {
+            log.shared.progress.subscribe().wait_for(|progress| !progress.is_ready()).await.unwrap();
+            cancel.send_replace(Some(Cancellation::shutdown(Duration::from_secs(1), clock)));
+        };
+        let limits = RunLimits { run_time: None, termination_grace: Duration::from_secs(60) };
+        let (end, ()) = tokio::join!(running.finish(limits, &context), full);
+        let end = end.unwrap();
+        assert!(matches!(end.cause, EndCause::Canceled(_)) && end.was_killed, "{end:?}");
+        assert!(end.notes.iter().any(|note| note.contains("the disk of this log does not answer")), "{end:?}");
+        drop(disk);
+    }
 }

@@ -24,6 +24,7 @@ pub mod http;
 #[doc(hidden)]
 pub mod kubernetes;
 pub mod log;
+mod log_file;
 #[doc(hidden)]
 pub mod payload_schema;
 pub mod process;
@@ -49,6 +50,7 @@ use serde::de::DeserializeOwned;
 
 use payload_schema::PayloadSchema;
 
+use journeyman_domain::id::Run;
 use journeyman_platform::host::host_errors;
 
 pub use crate::task::Request;
@@ -153,6 +155,17 @@ fn use_absolute_program(argv: &mut [String]) {
     }
 }
 
+/// Names the work of a run whose claim is over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EndedWork {
+    /// The name of the source in the configuration.
+    pub source: String,
+    /// The task and its run.
+    pub run: Run,
+    /// Of a request: the key of its work.
+    pub request: Option<String>,
+}
+
 /// A kind of payload and how to run it.
 ///
 /// A panic in any method is reported as `internal-error` and affects no other task.
@@ -209,6 +222,15 @@ pub trait PayloadHandler: Send + Sync + 'static {
         context: &Context,
     ) -> impl Future<Output = Result<(), ExecuteError>> + Send;
 
+    /// Removes what runs of a task have left elsewhere, up to this one, such as a pod; `None` if this handler leaves nothing.
+    ///
+    /// The worker calls it once the outcome is reported, and again after an error. After a restart the work may be that of a
+    /// previous process.
+    fn discard<'a>(&'a self, work: &'a EndedWork) -> Option<HandlerFuture<'a, Result<(), String>>> {
+        _ = work;
+        None
+    }
+
     /// Returns the sidecar of this handler, such as the service that tasks are forwarded to; `None` if it has none.
     ///
     /// The worker runs it before the first task, and claims nothing for this handler while the status set by
@@ -239,6 +261,12 @@ pub trait DynHandler: Send + Sync + 'static {
     /// Prepares the payload of the context's task.
     fn prepare_task<'a>(&'a self, context: &'a Context) -> HandlerFuture<'a, Result<PreparedPayload, PrepareError>> {
         self.prepare(context.task().definition.payload(), context)
+    }
+
+    /// The same as [`PayloadHandler::discard`].
+    fn discard<'a>(&'a self, work: &'a EndedWork) -> Option<HandlerFuture<'a, Result<(), String>>> {
+        _ = work;
+        None
     }
 
     /// The same as [`PayloadHandler::sidecar`].
@@ -301,6 +329,10 @@ impl<H: PayloadHandler> DynHandler for ErasedHandler<H> {
             return Box::pin(self.prepare_typed(payload, context));
         }
         self.prepare(definition.payload(), context)
+    }
+
+    fn discard<'a>(&'a self, work: &'a EndedWork) -> Option<HandlerFuture<'a, Result<(), String>>> {
+        self.handler.discard(work)
     }
 
     fn sidecar(&self) -> Option<Sidecar> {

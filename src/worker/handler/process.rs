@@ -222,7 +222,7 @@ impl RunningProcess {
     pub async fn start(launch: Launch<'_>) -> io::Result<Self> {
         launch.scope.ensure_recorded().await?;
         let (output, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-        let entry = launch.scope.admit_process()?;
+        let mut entry = launch.scope.admit_process()?;
         let (mut command, shim) = build_command(launch, &entry, writer)?;
         let started = children::start_child(entry.orphan_cookie(), || command.spawn(), Child::id);
         // Closes this process's copies of the pipes' writing ends.
@@ -230,7 +230,7 @@ impl RunningProcess {
         let StartedChild { mut child, registration } = started?;
         let leader = child.id().and_then(|id| Pid::from_raw(id.cast_signed())).ok_or(Errno::SRCH)?;
         let group = ProcessGroup { leader, reaped: false };
-        entry.on_started(leader.as_raw_pid());
+        entry.on_started(leader);
         crash_point("spawned");
         let running = Self {
             group,
@@ -255,6 +255,7 @@ impl RunningProcess {
         };
         let Some(error) = error else { return Ok(self) };
         self.group.signal(Signal::KILL);
+        self.entry.before_reaping();
         if timeout(PROCESS_KILL_TIMEOUT, self.child.wait()).await.is_ok() {
             self.group.reaped = true;
         }
@@ -283,7 +284,7 @@ impl RunningProcess {
         let (mut notes, mut was_killed) = (Vec::new(), false);
         let cause = pump.pump_while(wait_for_end(&mut self.exit_watcher, limits, context)).await;
         if cause == EndCause::Exited {
-            if timeout(PROCESS_OUTPUT_DRAIN, pump.drain()).await.is_err() {
+            if pump.drain_rest().await == OutputEnd::HeldOpen {
                 was_killed = true;
                 notes.push(
                     "background processes held the output open; the payload's process group was killed".to_owned(),
@@ -323,6 +324,7 @@ impl RunningProcess {
         let dead = timeout(PROCESS_KILL_TIMEOUT, self.exit_watcher.exited());
         let mut status = match pump.pump_while(dead).await {
             Ok(()) => {
+                self.entry.before_reaping();
                 let status = self.child.wait().await?;
                 self.group.reaped = true;
                 process_status(status)
@@ -332,10 +334,14 @@ impl RunningProcess {
         if !pump.pump_while(have_ended(self.group.leader, &self.entry)).await {
             status = ProcessStatus::Stuck;
         }
-        if timeout(PROCESS_OUTPUT_DRAIN, pump.drain()).await.is_err() {
-            notes.push(
-                "a process outside the payload's group holds the output open; the worker stops reading it".to_owned(),
-            );
+        // What was killed does not wait for a disk that does not answer.
+        if let Ok(OutputEnd::HeldOpen) | Err(_) = timeout(2 * PROCESS_OUTPUT_DRAIN, pump.drain_rest()).await {
+            let why = if log.is_ready() {
+                "a process outside the payload's group holds the output open"
+            } else {
+                "the disk of this log does not answer"
+            };
+            notes.push(format!("{why}; the worker stops reading the output"));
         }
         if status == ProcessStatus::Stuck {
             notes.push("processes survived SIGKILL".to_owned());
@@ -471,6 +477,13 @@ pub fn format_seconds(span: Duration) -> String {
     format!("{:.3}s", span.as_secs_f64())
 }
 
+#[derive(Debug, PartialEq, Eq)]
+enum OutputEnd {
+    Closed,
+    /// A process still has the output open.
+    HeldOpen,
+}
+
 /// Copies output to the log.
 struct OutputPump<'a> {
     output: &'a pipe::Receiver,
@@ -479,11 +492,13 @@ struct OutputPump<'a> {
 }
 
 impl OutputPump<'_> {
-    /// Copies until every writing end is closed. While the payload pauses, the log holds nothing back.
+    /// Copies until every writing end is closed. While the payload pauses, the log holds nothing back. While the disk does
+    /// not answer, the payload waits for its reader.
     ///
-    /// Cancel safe: bytes that were read are written to the log at once.
+    /// Cancel safe: bytes that were read are given to the log at once.
     async fn drain(&mut self) {
         while !self.ended {
+            self.log.ready().await;
             match timeout(REDACT_HOLD_MAX, self.output.readable()).await {
                 Ok(Ok(())) => {
                     self.read();
@@ -494,6 +509,16 @@ impl OutputPump<'_> {
                 Err(_) => self.log.flush(),
             }
         }
+    }
+
+    /// Copies what an ended payload has written. Time in which the log takes nothing does not count.
+    async fn drain_rest(&mut self) -> OutputEnd {
+        while timeout(PROCESS_OUTPUT_DRAIN, self.drain()).await.is_err() {
+            if self.log.is_ready() {
+                return OutputEnd::HeldOpen;
+            }
+        }
+        OutputEnd::Closed
     }
 
     /// Copies until `other` resolves.

@@ -155,11 +155,11 @@ impl Program {
     ) -> std::io::Result<ProgramRun> {
         let (mut env, mut document) = (self.environment(phase, context), input_document(phase, work.payload, context));
         let (record, key) = (work.record, work.key());
-        document["work"] =
-            json!({ "key": key, "launch": record.launch, "handle": record.handle, "phase": record.phase });
+        let handle = record.handle.as_deref().or(record.announced.as_deref());
+        document["work"] = json!({ "key": key, "launch": record.launch, "handle": handle, "phase": record.phase });
         env.insert("JOURNEYMAN_WORK".to_owned(), key);
         env.insert("JOURNEYMAN_LAUNCH".to_owned(), record.launch.to_string());
-        env.insert("JOURNEYMAN_HANDLE".to_owned(), record.handle.as_deref().unwrap_or_default().to_owned());
+        env.insert("JOURNEYMAN_HANDLE".to_owned(), handle.unwrap_or_default().to_owned());
         self.run_document(&self.inner.config.exec, &env, &document, limits, context).await
     }
 

@@ -1,12 +1,12 @@
 //! Messages of a program to the worker: JSON objects on descriptor 3, one per line.
 //!
-//! A line that is too long, is not JSON or has an unknown type is noted in the task's log and ignored. No line fails a task,
-//! because the exit status decides its outcome. A request does fail after an invalid line, because that line may have been
+//! A line that is too long, is not JSON, has an unknown type or lacks a key is noted in the task's log and ignored. No line fails a
+//! task, because the exit status decides its outcome. A request does fail after an invalid line, because that line may have been
 //! its reply.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
-use std::os::fd::AsFd as _;
 use std::path::{Component, Path, PathBuf};
 use std::process::Stdio;
 
@@ -15,6 +15,7 @@ use base64::engine::general_purpose::STANDARD;
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
+use serde_json::{Map, Value};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::unix::pipe;
 use tokio::process::ChildStdin;
@@ -28,12 +29,26 @@ use journeyman_domain::limits::{
 };
 use journeyman_domain::refusal::Refusal;
 
-use super::artifact::{ArtifactDeclaration, ArtifactKind, Optionality, expires_after_task};
+use super::artifact::{ArtifactDeclaration, ArtifactKind, Optionality, expiry_error};
 use super::process::{Launch, ProcessEnd, RunLimits, RunningProcess};
-use super::safe_open;
+use super::safe_open::{self, Root};
 use super::{Context, ExecuteError};
 
-/// A message. Unknown keys are ignored, so that a newer program works with an older worker, except in `answer`.
+/// The types of messages, with the keys that each needs and those that it may have.
+const MESSAGES: [(&str, &[&str], &[&str]); 10] = [
+    ("artifact", &["name", "path"], &["contentType", "expires", "optional"]),
+    ("directory", &["name", "path"], &["contentType", "expires", "optional"]),
+    ("result", &["value"], &["name"]),
+    ("answer", &[], &["json", "text", "base64", "path", "contentType", "status", "partial"]),
+    ("step", &["name"], &[]),
+    ("progress", &["done"], &["total", "text"]),
+    ("pause", &[], &["path"]),
+    ("work", &[], &["handle", "phase", "since", "now", "checkIn"]),
+    ("redact", &["text"], &[]),
+    ("reason", &["text"], &[]),
+];
+
+/// A message. Unknown keys are noted and ignored, so that a newer program works with an older worker, except in `answer`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase", rename_all_fields = "camelCase")]
 enum ProgramMessage {
@@ -49,6 +64,7 @@ enum ProgramMessage {
     Directory {
         name: String,
         path: PathBuf,
+        content_type: Option<String>,
         expires: Option<String>,
         #[serde(default)]
         optional: bool,
@@ -57,7 +73,7 @@ enum ProgramMessage {
     Result {
         #[serde(default = "default_result_name")]
         name: String,
-        value: serde_json::Value,
+        value: Value,
     },
     Answer(Answer),
     Step {
@@ -89,7 +105,7 @@ enum ProgramMessage {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase", deny_unknown_fields)]
 struct Answer {
-    json: Option<serde_json::Value>,
+    json: Option<Value>,
     text: Option<String>,
     base64: Option<String>,
     path: Option<PathBuf>,
@@ -188,7 +204,7 @@ pub(super) async fn run_with_messages(
     let input = running.input.take();
     let ended = CancellationToken::new();
     let report = ProgramReport::default();
-    let mut reader = MessageReader { context, ended: ended.clone(), line_count: 0, report };
+    let mut reader = MessageReader { context, ended: ended.clone(), line_count: 0, report, noted: BTreeSet::new() };
     let end = {
         let mut finish = std::pin::pin!(running.finish(limits, context));
         // A program need neither read its input nor close descriptor 3.
@@ -230,6 +246,8 @@ struct MessageReader<'a> {
     ended: CancellationToken,
     line_count: usize,
     report: ProgramReport,
+    /// What was noted in the log as wrong.
+    noted: BTreeSet<String>,
 }
 
 impl MessageReader<'_> {
@@ -249,6 +267,8 @@ impl MessageReader<'_> {
             }
             is_too_long = is_cut;
             line.clear();
+            // Steps are lines in the log.
+            self.context.log().ready().await;
             // A program that writes without pause would keep the worker from stopping it.
             tokio::task::yield_now().await;
         }
@@ -259,13 +279,20 @@ impl MessageReader<'_> {
             return;
         }
         self.line_count += 1;
-        let message: ProgramMessage = match serde_json::from_slice(line) {
-            Ok(message) => message,
-            // serde's message may quote the line.
-            Err(error) if error.is_data() => {
-                return self.reject_line("unknown message type, or a missing or invalid key");
-            }
+        let fields: Map<String, Value> = match serde_json::from_slice(line) {
+            Ok(fields) => fields,
+            Err(error) if error.is_data() => return self.reject_line("not a JSON object"),
             Err(error) => return self.reject_line(&format!("not JSON, column {}", error.column())),
+        };
+        match shape_error(&fields) {
+            Some(ShapeError::Rejected(wrong)) => return self.reject_line(&wrong),
+            Some(ShapeError::Noted(wrong)) => self.note_once("", &wrong),
+            None => {}
+        }
+        // serde's message may quote the line.
+        let message: ProgramMessage = match serde_json::from_value(Value::Object(fields)) {
+            Ok(message) => message,
+            Err(_) => return self.reject_line("a key has a value of the wrong type"),
         };
         let is_reply = matches!(message, ProgramMessage::Answer(_) | ProgramMessage::Result { .. });
         match self.handle_message(message).await {
@@ -277,15 +304,18 @@ impl MessageReader<'_> {
 
     fn ignore_line(&mut self, wrong: &str) {
         self.report.ignored_count += 1;
-        let line_count = self.line_count;
-        match self.report.ignored_count {
-            ..=PROGRAM_IGNORED_NOTES_MAX => {
-                self.context.log().write_note(&format!("descriptor 3, line {line_count}: ignored: {wrong}"));
-            }
-            count if count == PROGRAM_IGNORED_NOTES_MAX + 1 => {
-                self.context.log().write_note("descriptor 3: more lines are ignored");
-            }
-            _ => {}
+        self.note_once("ignored: ", wrong);
+    }
+
+    fn note_once(&mut self, what: &str, wrong: &str) {
+        let (line_count, log) = (self.line_count, self.context.log());
+        if self.noted.len() > PROGRAM_IGNORED_NOTES_MAX || !self.noted.insert(wrong.to_owned()) {
+            return;
+        }
+        if self.noted.len() <= PROGRAM_IGNORED_NOTES_MAX {
+            log.write_note(&format!("descriptor 3, line {line_count}: {what}{wrong}"));
+        } else {
+            log.write_note("descriptor 3: more lines are not as they should be");
         }
     }
 
@@ -305,8 +335,8 @@ impl MessageReader<'_> {
             ProgramMessage::Artifact { name, path, content_type, expires, optional } => {
                 (name, ArtifactKind::File { path, content_type }, expires, optional)
             }
-            ProgramMessage::Directory { name, path, expires, optional } => {
-                (name, ArtifactKind::Directory { path }, expires, optional)
+            ProgramMessage::Directory { name, path, content_type, expires, optional } => {
+                (name, ArtifactKind::Directory { path, content_type }, expires, optional)
             }
             ProgramMessage::Answer(answer) => return answer.send(context).await,
             // A request has no artifacts; its result is the reply.
@@ -408,9 +438,45 @@ impl Answer {
     }
 }
 
+enum ShapeError {
+    Rejected(String),
+    /// The message is used without its unknown keys.
+    Noted(String),
+}
+
+/// What a message lacks, and what of it is not known.
+fn shape_error(fields: &Map<String, Value>) -> Option<ShapeError> {
+    let Some(kind) = fields.get("type").and_then(Value::as_str) else {
+        return Some(ShapeError::Rejected("a message needs \"type\"".to_owned()));
+    };
+    let Some((_, needed, possible)) = MESSAGES.iter().find(|(name, ..)| *name == kind) else {
+        let known = MESSAGES.map(|(name, ..)| name).join(", ");
+        return Some(ShapeError::Rejected(format!("unknown type {}; known are {known}", quoted(kind))));
+    };
+    let is_known = |key: &str| key == "type" || needed.contains(&key) || possible.contains(&key);
+    let missing = needed.iter().filter(|key| !fields.contains_key(**key)).map(|key| quoted(key));
+    let (missing, unknown): (Vec<_>, Vec<_>) =
+        (missing.collect(), fields.keys().filter(|key| !is_known(key)).map(|key| quoted(key)).collect());
+    let needs = (!missing.is_empty()).then(|| format!("{kind} needs {}", missing.join(" and ")));
+    let has = (!unknown.is_empty()).then(|| format!("unknown key {}", unknown.join(" and ")));
+    match (needs, has) {
+        (None, None) => None,
+        (Some(needs), None) => Some(ShapeError::Rejected(needs)),
+        (Some(needs), Some(has)) => Some(ShapeError::Rejected(format!("{needs}; {has}"))),
+        (None, Some(has)) if kind == "answer" => Some(ShapeError::Rejected(format!("{kind}: {has}"))),
+        (None, Some(has)) => Some(ShapeError::Noted(format!("{kind}: {has}"))),
+    }
+}
+
+/// A name in quotes. What is no name may be a part of the payload, and is not repeated.
+fn quoted(name: &str) -> String {
+    let is_name = name.len() <= 40 && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte));
+    if is_name { format!("\"{name}\"") } else { "that is no name".to_owned() }
+}
+
 /// Reads one byte more than a reply may have, so that it is rejected by its size.
 fn read_reply_file(path: &Path, max_bytes: usize, context: &Context) -> Result<Vec<u8>, String> {
-    let opened = safe_open::open_root(context.workdir()).and_then(|root| safe_open::open(root.as_fd(), path));
+    let opened = Root::open(context.workdir()).and_then(|root| root.open_below(path));
     let file = File::from(opened.map_err(|error| safe_open::classify_error(&error).1)?);
     let mut body = Vec::new();
     file.take(max_bytes as u64 + 1).read_to_end(&mut body).map_err(|error| error.to_string())?;
@@ -419,9 +485,79 @@ fn read_reply_file(path: &Path, max_bytes: usize, context: &Context) -> Result<V
 
 fn declare_artifact(mut declaration: ArtifactDeclaration, context: &Context) -> Result<(), String> {
     let definition = context.task().definition.json();
-    if declaration.expires.as_ref().is_some_and(|expires| expires_after_task(expires, definition)) {
-        context.log().write_note(&format!("artifact {}: expires with the task, not later", declaration.name));
+    let now = jiff::Timestamp::now();
+    if let Some(why) = declaration.expires.as_ref().and_then(|expires| expiry_error(expires, definition, now)) {
+        let note = format!("artifact {}: `expires`: {why}, so it expires with the task", declaration.name);
+        context.log().write_note(&note);
         declaration.expires = None;
     }
     context.artifacts().declare(declaration).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GUIDE: &str = include_str!("../../guide/handlers.md");
+
+    fn text(error: Option<ShapeError>) -> String {
+        match error {
+            None => String::new(),
+            Some(ShapeError::Rejected(text)) => format!("rejected: {text}"),
+            Some(ShapeError::Noted(text)) => format!("noted: {text}"),
+        }
+    }
+
+    #[test]
+    fn b14_what_is_missing_or_unknown_is_named() {
+        for (line, expected) in [
+            (r#"{"type":"progress","percent":5}"#, r#"rejected: progress needs "done"; unknown key "percent""#),
+            (r#"{"type":"artifact"}"#, r#"rejected: artifact needs "name" and "path""#),
+            (r#"{"type":"step","name":"a","newer":1}"#, r#"noted: step: unknown key "newer""#),
+            (r#"{"type":"answer","jsn":1}"#, r#"rejected: answer: unknown key "jsn""#),
+            (r#"{"type":"answer","a secret":1}"#, "rejected: answer: unknown key that is no name"),
+            (r#"{"kind":"step"}"#, r#"rejected: a message needs "type""#),
+            (r#"{"type":"progress","done":1}"#, ""),
+        ] {
+            assert_eq!(text(shape_error(&serde_json::from_str(line).unwrap())), expected);
+        }
+        let unknown = text(shape_error(&serde_json::from_str(r#"{"type":"progres"}"#).unwrap()));
+        assert!(
+            unknown.starts_with(r#"rejected: unknown type "progres"; known are artifact, directory, "#),
+            "{unknown}"
+        );
+    }
+
+    #[test]
+    fn b14_the_table_has_the_keys_of_each_type_and_the_guide_has_the_table() {
+        for (kind, needed, possible) in MESSAGES {
+            let value = |key: &str| match key {
+                "optional" | "partial" => Value::Bool(true),
+                "done" | "total" | "checkIn" => Value::from(1),
+                "since" | "now" => Value::from("2026-11-26T08:00:00Z"),
+                _ => Value::from("x"),
+            };
+            let with = |keys: &[&str]| {
+                let keys = keys.iter().map(|key| ((*key).to_owned(), value(key)));
+                Value::Object(keys.chain([("type".to_owned(), kind.into())]).collect())
+            };
+            let parse = |message: Value| serde_json::from_value::<ProgramMessage>(message);
+            parse(with(needed)).unwrap();
+            parse(with(&[needed, possible].concat())).unwrap();
+            for (at, _) in needed.iter().enumerate() {
+                assert!(parse(with(&[&needed[..at], &needed[at + 1..]].concat())).is_err(), "{kind}");
+            }
+            // A key that no type has is read as if it were not there, so its wrong value would be taken.
+            for key in needed.iter().chain(possible).filter(|key| !matches!(**key, "value" | "json")) {
+                let mut message = with(&[needed, possible].concat());
+                message[key] = Value::Array(vec![Value::Null]);
+                assert!(parse(message).is_err(), "{kind}: {key}");
+            }
+            let row = GUIDE.lines().find(|line| line.starts_with(&format!("| `{kind}` |")));
+            let row = row.unwrap_or_else(|| panic!("the guide has no row of {kind}"));
+            let cells: Vec<_> = row.split('|').map(str::trim).collect();
+            let keys = |keys: &[&str]| keys.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
+            assert_eq!((cells[2], cells[3]), (keys(needed).as_str(), keys(possible).as_str()), "{kind}");
+        }
+    }
 }

@@ -18,7 +18,8 @@ use journeyman_domain::staged::{StagedAction, StagedEvent, StagedState};
 use journeyman_platform::host::clock::or_pending;
 
 use super::{
-    CancelCause, CancelCommand, Context, ExecuteError, ExecuteFailure, HandlerFuture, PayloadHandler, PrepareError,
+    CancelCause, CancelCommand, Context, EndedWork, ExecuteError, ExecuteFailure, HandlerFuture, PayloadHandler,
+    PrepareError,
 };
 
 pub use journeyman_domain::staged::{
@@ -90,14 +91,22 @@ pub trait StagedHandler: Send + Sync + 'static {
     /// Looks at work that has started.
     fn verify(&self, work: Work<'_, Self::Payload>) -> impl Future<Output = StagedAnswer> + Send;
 
-    /// Ends the work, if it runs, and removes it. Also called once it has ended, unless the source schedules messages: one that comes
-    /// twice has to find how it ended, or it would launch the work again. A sweep has to remove it later.
+    /// Ends the work, if it runs, and removes it. Also called once it has ended, unless there is a [`discard`](Self::discard), or the
+    /// source schedules messages: one that comes twice has to find how it ended, or it would launch the work again. A sweep has to
+    /// remove it later.
     fn cancel(&self, work: Work<'_, Self::Payload>) -> impl Future<Output = StagedAnswer> + Send;
 
     /// Whether [`adopt`](Self::adopt) of another worker finds the work of an earlier attempt and goes on with it. A worker that stops
-    /// leaves it then, and ends it otherwise.
-    fn is_handed_over(&self) -> bool {
+    /// leaves it then, also when it drains, and ends it otherwise.
+    fn is_handed_over(&self, payload: &Self::Payload) -> bool {
+        _ = payload;
         false
+    }
+
+    /// The same as [`PayloadHandler::discard`].
+    fn discard<'a>(&'a self, work: &'a EndedWork) -> Option<HandlerFuture<'a, Result<(), String>>> {
+        _ = work;
+        None
     }
 
     /// Resolves when something about the work may have changed. A hint: the work is looked at without it too.
@@ -135,6 +144,10 @@ impl<H: StagedHandler> PayloadHandler for Staged<H> {
     async fn execute(&self, payload: H::Payload, context: &Context) -> Result<(), ExecuteError> {
         drive(&self.0, &payload, context).await
     }
+
+    fn discard<'a>(&'a self, work: &'a EndedWork) -> Option<HandlerFuture<'a, Result<(), String>>> {
+        self.0.discard(work)
+    }
 }
 
 /// Launches the work and looks at it until it has ended.
@@ -161,6 +174,14 @@ pub async fn drive_to_end<H: StagedHandler>(
     let mut state = StagedState::new(policy, record, jitter, &mut actions);
     let (clock, mut is_cancel_told, mut is_launch_told) = (context.clock(), false, false);
     let (mut shown_phase, mut is_unknown) = ("".into(), false);
+    let is_handed_over = handler.is_handed_over(payload);
+    let is_discarded_later = deferral.is_none() && handler.discard(&context.work_name()).is_some();
+    if is_discarded_later {
+        context.mark_leaves_work();
+    }
+    if is_handed_over {
+        context.mark_handed_over();
+    }
     loop {
         let work = Work { payload, record: state.record(), context };
         let event = match actions.pop() {
@@ -187,7 +208,9 @@ pub async fn drive_to_end<H: StagedHandler>(
                 match end {
                     StagedEnd::Superseded if deferral.is_some() => return Err(deferred()),
                     // It has ended by itself. A check that comes twice would launch again what is gone.
-                    StagedEnd::Done | StagedEnd::Failed { class: FailureClass::Task, .. } if deferral.is_some() => {}
+                    StagedEnd::Done | StagedEnd::Failed { class: FailureClass::Task, .. }
+                        if deferral.is_some() && work.record.announced.is_none() => {}
+                    StagedEnd::Done | StagedEnd::Failed { .. } if is_discarded_later => {}
                     StagedEnd::Done | StagedEnd::Failed { .. } => clean_up(handler, work).await,
                     // It is gone, or another worker's.
                     StagedEnd::Canceled | StagedEnd::Superseded => {}
@@ -206,7 +229,7 @@ pub async fn drive_to_end<H: StagedHandler>(
         let is_left = match canceled {
             // The work is still wanted, and the next worker goes on with it.
             Some(CancelCause::Shutdown | CancelCause::Command(CancelCommand::Release)) => {
-                deferral.is_some() || handler.is_handed_over()
+                deferral.is_some() || is_handed_over
             }
             Some(CancelCause::ClaimLost(_)) => deferral.is_some(),
             Some(CancelCause::Command(CancelCommand::Cancel)) | None => false,
@@ -252,7 +275,7 @@ fn show(phase: &str, shown: &mut Box<str>, context: &Context) {
 async fn clean_up<H: StagedHandler>(handler: &H, work: Work<'_, H::Payload>) {
     let log = work.context.log().clone();
     let gone = StagedEvent::Answered(StagedAnswer::Canceled);
-    if work.record.handle.is_some() && answer(handler.cancel(work)).await != gone {
+    if (work.record.handle.is_some() || work.record.announced.is_some()) && answer(handler.cancel(work)).await != gone {
         log.write_note("the work was not removed");
     }
 }
@@ -265,6 +288,7 @@ fn end_of(end: StagedEnd, context: &Context) -> Result<(), ExecuteError> {
             let failure = match class {
                 FailureClass::Task | FailureClass::Config => ExecuteFailure::Failed,
                 FailureClass::Capacity | FailureClass::Infrastructure => ExecuteFailure::Unavailable,
+                FailureClass::Access => ExecuteFailure::AccessDenied,
             };
             Err(ExecuteError::new(failure, reason))
         }

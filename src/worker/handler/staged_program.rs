@@ -12,7 +12,8 @@
 //! | `JOURNEYMAN_EXIT_INTERNAL`, a signal, a timeout | no answer: start it again | no answer: look again later |
 //! | any other | the task has failed | the task has failed |
 //!
-//! `start` is called again if its answer was lost, so it has to find work of the same key and launch that runs already.
+//! `start` is called again if its answer was lost, so it has to find work of the same key and launch that runs already. If it sent a
+//! `work` message before, it is told the handle of that. One that sent a message and failed is followed by `cancel`.
 //! `cancel` ends the work, if it runs, and removes it; status 0 says that it is gone. It is called after the end too, unless the source
 //! schedules messages.
 
@@ -40,8 +41,8 @@ pub(super) struct ProgramWork {
 }
 
 impl ProgramWork {
-    /// `None` if nothing can be said of the work.
-    async fn call(&self, phase: &str, work: &Work<'_, Value>, context: &Context) -> Option<(i32, Option<WorkMessage>)> {
+    /// Returns the exit status, `None` if it says nothing of the work, and what the program said last.
+    async fn call(&self, phase: &str, work: &Work<'_, Value>, context: &Context) -> (Option<i32>, Option<WorkMessage>) {
         let limits = RunLimits {
             run_time: Some(STAGED_CALL_TIMEOUT - Duration::from_secs(5)),
             termination_grace: Duration::from_secs(2),
@@ -49,15 +50,15 @@ impl ProgramWork {
         let run = self.program.run_work_phase(phase, work, limits, context).await;
         match run {
             Ok(ProgramRun { end, report }) => match (end.cause, end.status) {
-                (EndCause::Exited, ProcessStatus::Code(code)) if code != status::INTERNAL => Some((code, report.work)),
+                (EndCause::Exited, ProcessStatus::Code(code)) if code != status::INTERNAL => (Some(code), report.work),
                 _ => {
                     context.log().write_note(&format!("{phase}: {}", end.describe()));
-                    None
+                    (None, report.work)
                 }
             },
             Err(error) => {
                 context.log().write_note(&format!("{phase}: cannot run the program: {error}"));
-                None
+                (None, None)
             }
         }
     }
@@ -102,38 +103,45 @@ impl StagedHandler for ProgramWork {
     async fn start(&self, work: Work<'_, Value>) -> StagedAnswer {
         // A start that is killed halfway says nothing; what it started is canceled afterwards.
         let context = work.context.without_cancellation();
-        match self.call("start", &work, &context).await {
-            None => StagedAnswer::Unknown,
-            Some((0, Some(message))) => {
-                let handle = message.handle.as_deref().unwrap_or_default().into();
-                StagedAnswer::Started { handle, progress: Self::progress(&message) }
+        let (code, message) = self.call("start", &work, &context).await;
+        let handle = message.as_ref().and_then(|message| message.handle.as_deref());
+        let answer = match (code, &message) {
+            (None, _) => StagedAnswer::Unknown,
+            (Some(0), Some(message)) => {
+                let (handle, progress) = (handle.unwrap_or_default().into(), Self::progress(message));
+                return StagedAnswer::Started { handle, progress };
             }
-            Some((0, None)) => StagedAnswer::Done,
-            Some((code @ (status::RETRY | status::UNAVAILABLE), message)) => {
-                let after = message.and_then(|message| message.check_in).map_or(START_RETRY, Duration::from_secs_f64);
+            (Some(0), None) => StagedAnswer::Done,
+            (Some(code @ (status::RETRY | status::UNAVAILABLE)), message) => {
+                let check_in = message.as_ref().and_then(|message| message.check_in);
+                let after = check_in.map_or(START_RETRY, Duration::from_secs_f64);
                 let reason = format!("start: exit status {code}").into();
                 StagedAnswer::Retry { after, class: FailureClass::Capacity, reason }
             }
-            Some((code, _)) => Self::failed("start", code),
+            (Some(code), _) => Self::failed("start", code),
+        };
+        match handle {
+            Some(handle) => StagedAnswer::Announced { handle: handle.into(), answer: Box::new(answer) },
+            None => answer,
         }
     }
 
     async fn verify(&self, work: Work<'_, Value>) -> StagedAnswer {
         match self.call("verify", &work, work.context).await {
-            None | Some((status::RETRY, _)) => StagedAnswer::Unknown,
-            Some((0, Some(message))) => StagedAnswer::Progress(Self::progress(&message)),
-            Some((0, None)) => StagedAnswer::Done,
-            Some((status::UNAVAILABLE, _)) => StagedAnswer::Lost { reason: "the program says that it is gone".into() },
-            Some((code, _)) => Self::failed("verify", code),
+            (None | Some(status::RETRY), _) => StagedAnswer::Unknown,
+            (Some(0), Some(message)) => StagedAnswer::Progress(Self::progress(&message)),
+            (Some(0), None) => StagedAnswer::Done,
+            (Some(status::UNAVAILABLE), _) => StagedAnswer::Lost { reason: "the program says that it is gone".into() },
+            (Some(code), _) => Self::failed("verify", code),
         }
     }
 
     async fn cancel(&self, work: Work<'_, Value>) -> StagedAnswer {
         let context = work.context.without_cancellation();
         match self.call("cancel", &work, &context).await {
-            Some((0, None)) => StagedAnswer::Canceled,
-            Some((0, Some(message))) => StagedAnswer::Progress(Self::progress(&message)),
-            Some(_) | None => StagedAnswer::Unknown,
+            (Some(0), None) => StagedAnswer::Canceled,
+            (Some(0), Some(message)) => StagedAnswer::Progress(Self::progress(&message)),
+            (Some(_) | None, _) => StagedAnswer::Unknown,
         }
     }
 }

@@ -4,6 +4,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use super::strict_json::find_refused;
 use journeyman_domain::limits::{NOTIFIER_DATA_BYTES_MAX, NOTIFIER_NAME_BYTES_MAX};
 
 /// The beginning of the types of the notifier's own events, which no `*` alone stands for.
@@ -36,8 +37,10 @@ pub enum InvalidEvent {
     Name(&'static str),
     #[error("type is not made of names with letters, digits, `_` and `-` that dots separate")]
     Type,
-    #[error("data has more than {NOTIFIER_DATA_BYTES_MAX} bytes")]
-    Data,
+    #[error("data has more than {0} bytes")]
+    Data(usize),
+    #[error("data has {0} at its byte {1}, which many parsers refuse")]
+    Refused(&'static str, usize),
 }
 
 impl Event {
@@ -48,8 +51,17 @@ impl Event {
 
     /// # Errors
     ///
-    /// Fails if it cannot be stored, or be sent in a header.
+    /// Fails if it cannot be stored, be sent in a header, or be parsed by a receiver.
     pub fn check(&self) -> Result<(), InvalidEvent> {
+        self.check_with(NOTIFIER_DATA_BYTES_MAX)
+    }
+
+    /// The same with another limit of its data.
+    ///
+    /// # Errors
+    ///
+    /// As [`Event::check`].
+    pub fn check_with(&self, data_bytes_max: usize) -> Result<(), InvalidEvent> {
         for (field, text) in [("source", &self.source), ("id", &self.id), ("type", &self.r#type), ("key", &self.key)] {
             let is_good = (1..=NOTIFIER_NAME_BYTES_MAX).contains(&text.len()) && !text.contains(char::is_control);
             if !is_good {
@@ -62,6 +74,9 @@ impl Event {
         if !self.r#type.split('.').all(is_part) {
             return Err(InvalidEvent::Type);
         }
-        if self.data.get().len() > NOTIFIER_DATA_BYTES_MAX { Err(InvalidEvent::Data) } else { Ok(()) }
+        if self.data.get().len() > data_bytes_max {
+            return Err(InvalidEvent::Data(data_bytes_max));
+        }
+        find_refused(self.data.get()).map_or(Ok(()), |(what, at)| Err(InvalidEvent::Refused(what, at)))
     }
 }

@@ -5,6 +5,7 @@ mod config;
 mod event;
 mod pattern;
 mod publisher;
+mod strict_json;
 
 pub use announcer::{Announcement, Announcer, Announcing, NotifyConfig, hand_over};
 pub use config::Notify;

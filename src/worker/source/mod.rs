@@ -15,9 +15,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use tokio::sync::{Mutex, mpsc};
+use tokio::sync::{Mutex, mpsc, watch};
 
-use journeyman_domain::id::{PriorityQueue, Run};
+use journeyman_domain::id::{PriorityQueue, Run, TaskId};
 use journeyman_domain::outcome::Outcome;
 
 pub use crate::task::{Artifact, ArtifactBody, Deferral, Definition, Results};
@@ -117,6 +117,29 @@ async fn next_of(events: &Mutex<mpsc::Receiver<SourceEvent>>) -> SourceEvent {
     }
 }
 
+/// Whether a source is paused. It is a state, so a poll finds it whenever it looks.
+struct PauseSwitch(watch::Sender<bool>);
+
+impl PauseSwitch {
+    fn new() -> Self {
+        Self(watch::Sender::new(false))
+    }
+
+    fn set(&self, is_paused: bool) {
+        self.0.send_replace(is_paused);
+    }
+
+    fn is_paused(&self) -> bool {
+        *self.0.borrow()
+    }
+
+    /// Resolves while it is paused. Cancel safe.
+    async fn paused(&self) {
+        // The sender is here.
+        self.0.subscribe().wait_for(|is_paused| *is_paused).await.ok();
+    }
+}
+
 /// An event that a source reports without being asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SourceEvent {
@@ -146,6 +169,12 @@ pub trait Claim: Send + Sync {
 
     /// Uploads an artifact of the run. Repeating it is safe.
     fn upload<'a>(&'a self, artifact: &'a Artifact) -> SourceFuture<'a, ()>;
+
+    /// How many runs of the task have an outcome that is final, counted from the first to the last of them. Their work elsewhere is
+    /// not gone on with.
+    fn reported_runs(&self) -> u32 {
+        0
+    }
 
     /// Why the claim is known to be over already. A source sets it before it sends [`SourceEvent::Lost`] or
     /// [`SourceEvent::CancelRequested`], which may arrive before the grant does.
@@ -247,9 +276,12 @@ pub trait Source: Send + Sync + 'static {
         None
     }
 
-    /// No claims are wanted until the next poll: a poll in flight may be answered if nothing is lost by it, and work
-    /// received ahead of polls may be returned.
+    /// No claims are wanted until [`Source::resume`]: a poll in flight, and one that is yet to be called, may be
+    /// answered if nothing is lost by it, and work received ahead of polls may be returned.
     fn pause(&self) {}
+
+    /// Claims are wanted again. Called before each poll, and never during one.
+    fn resume(&self) {}
 
     /// The worker exits and holds no claim: tells the service where needed. Called once; bounded by the adapter.
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
@@ -276,4 +308,10 @@ pub trait Recovery: Send + Sync {
     /// Takes over a run that a previous process of this worker has claimed, in order to report it, with a lease from
     /// this request. [`Refusal::Gone`] if the service counts the run as another worker's, or as resolved.
     fn take_over<'a>(&'a self, run: &'a Run) -> SourceFuture<'a, Grant>;
+
+    /// Whether the task has ended, so that no run of it is pending or running; `false` if the service does not tell.
+    fn is_resolved<'a>(&'a self, task: &'a TaskId) -> SourceFuture<'a, bool> {
+        _ = task;
+        Box::pin(std::future::ready(Ok(false)))
+    }
 }

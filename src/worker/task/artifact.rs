@@ -1,7 +1,6 @@
 //! An artifact as a handler produces it and a source uploads it.
 
-use std::fs::File;
-use std::sync::Arc;
+use super::file::TaskFile;
 
 /// An artifact to upload.
 #[derive(Debug)]
@@ -20,7 +19,7 @@ pub enum ArtifactBody {
     /// An open regular file, from offset 0, read with positioned reads.
     File {
         /// The file.
-        file: Arc<File>,
+        file: TaskFile,
         /// Bytes to send.
         bytes: u64,
         /// The media type.

@@ -2,12 +2,14 @@
 
 pub mod artifact;
 pub mod definition;
+pub mod file;
 pub mod formats;
 pub mod request;
 pub mod results;
 
 pub use artifact::{Artifact, ArtifactBody, ArtifactErrorReason};
 pub use definition::{Definition, RequestMessage};
+pub use file::TaskFile;
 pub use request::Request;
 pub(crate) use results::cannot_pause;
 pub use results::{

@@ -1,11 +1,13 @@
 //! The worker-runner protocol as a pure state machine: lines in, lines out.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use crate::source::taskcluster::ClientCredentials;
+use journeyman_domain::limits::RUNNER_ALERT_INTERVAL;
 use journeyman_platform::settings::values::Secret;
 
 /// The capabilities that this worker implements.
@@ -15,6 +17,8 @@ const CAPABILITIES: [&str; 5] = ["graceful-termination", "new-credentials", "err
 pub struct RunnerProtocol {
     agreed_capabilities: Option<BTreeSet<String>>,
     hello_sent: bool,
+    /// When each kind of alert was reported last.
+    reported: BTreeMap<String, Instant>,
 }
 
 #[derive(Debug)]
@@ -50,7 +54,7 @@ enum RunnerMessage {
 
 impl RunnerProtocol {
     /// Before `welcome`.
-    pub const INITIAL: Self = Self { agreed_capabilities: None, hello_sent: false };
+    pub const INITIAL: Self = Self { agreed_capabilities: None, hello_sent: false, reported: BTreeMap::new() };
 
     /// Handles a line from the runner, without its line break.
     pub fn receive(&mut self, line: &[u8]) -> RunnerRequest {
@@ -102,6 +106,20 @@ impl RunnerProtocol {
         let text = entry.remove("message").unwrap_or_else(|| Value::from(""));
         entry.insert("textPayload".to_owned(), text);
         self.supports("log").then(|| encode_line(&json!({"type": "log", "body": entry})))
+    }
+
+    /// The report of a line of the log that is an alert. Errors of a pool are listed for its owners, so one of a kind is enough for
+    /// a while.
+    pub fn alert_line(&mut self, entry: &serde_json::Map<String, Value>, now: Instant) -> Option<String> {
+        let alert =
+            entry.get("alert")?.as_str().filter(|_| entry.get("level").is_some_and(|level| level == "ERROR"))?;
+        let is_recent = |at: &Instant| now.duration_since(*at) < RUNNER_ALERT_INTERVAL;
+        if self.reported.get(alert).is_some_and(is_recent) {
+            return None;
+        }
+        let line = self.error_report_line(alert, entry.get("message")?.as_str()?)?;
+        self.reported.insert(alert.to_owned(), now);
+        Some(line)
     }
 
     /// `None` if the runner does not accept error reports.
@@ -192,6 +210,27 @@ mod tests {
             assert_eq!(new.certificate.as_ref().map(Secret::reveal), Some(r#"{"version":1}"#));
             assert!(!format!("{new:?}").contains("canary"));
         }
+    }
+
+    #[test]
+    fn b9_an_alert_is_reported_once_in_a_while() {
+        let mut protocol = agreed("[\"error-report\"]");
+        let entry = |alert: Value| {
+            let entry = json!({"level": "ERROR", "message": "denied", "alert": alert});
+            serde_json::from_value(entry).unwrap()
+        };
+        let mut now = Instant::now();
+        assert!(protocol.alert_line(&entry(Value::Null), now).is_none(), "no alert");
+        let report = protocol.alert_line(&entry("auth-denied".into()), now).unwrap();
+        assert!(
+            report.contains(r#""title":"auth-denied""#) && report.contains(r#""description":"denied""#),
+            "{report}"
+        );
+        assert!(protocol.alert_line(&entry("auth-denied".into()), now).is_none());
+        assert!(protocol.alert_line(&entry("other".into()), now).is_some());
+        now += RUNNER_ALERT_INTERVAL;
+        assert!(protocol.alert_line(&entry("auth-denied".into()), now).is_some());
+        assert!(agreed("[]").alert_line(&entry("auth-denied".into()), now).is_none());
     }
 
     #[test]

@@ -1,14 +1,29 @@
 //! The configuration file that a worker-runner writes: JSON with the worker's identity and credentials, merged with the
 //! configuration of the worker pool.
 
+use std::collections::BTreeMap;
+
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 
 use super::protocol::certificate;
-use crate::source::taskcluster::ClientCredentials;
+use crate::source::taskcluster::{ClientCredentials, INSTANCE_TYPE_VARIABLE, LOCATION_VARIABLE};
 use journeyman_platform::settings::values::{Secret, merge_json};
 
 pub const SOURCE_NAME: &str = "taskcluster";
+
+/// What a runner tells of the host, which this worker finds out by itself or needs not to know.
+const OF_HOST: [&str; 8] = [
+    "availabilityZone",
+    "instanceID",
+    "privateIP",
+    "publicHostname",
+    "publicIP",
+    "region",
+    "workerTypeMetadata",
+    "wstAudience",
+];
 
 #[derive(Debug, thiserror::Error)]
 pub enum RunnerConfigError {
@@ -20,7 +35,7 @@ pub enum RunnerConfigError {
     Toml(#[from] toml::ser::Error),
 }
 
-/// Unknown keys, such as those of generic-worker, are ignored.
+/// Unknown keys, such as those of generic-worker, have no effect.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RunnerConfig {
@@ -38,9 +53,15 @@ pub struct RunnerConfig {
     idle_timeout_secs: Option<u64>,
     number_of_tasks_to_run: Option<u32>,
     tasks_dir: Option<String>,
+    capacity: Option<u32>,
+    max_task_run_time: Option<u64>,
+    worker_location: Option<String>,
+    instance_type: Option<String>,
     /// Sections of a journeyman configuration.
     #[serde(default)]
     journeyman: Value,
+    #[serde(flatten)]
+    others: BTreeMap<String, IgnoredAny>,
 }
 
 impl RunnerConfig {
@@ -59,6 +80,17 @@ impl RunnerConfig {
         }
     }
 
+    /// The keys that have no effect, of which the configuration of the pool may expect one.
+    pub fn unknown_keys(&self) -> impl Iterator<Item = &str> {
+        self.others.keys().map(String::as_str).filter(|key| !OF_HOST.contains(key))
+    }
+
+    /// What tasks learn of the host, in the variables of generic-worker.
+    pub fn variables(&self) -> impl Iterator<Item = (&str, &str)> {
+        let variables = [(LOCATION_VARIABLE, &self.worker_location), (INSTANCE_TYPE_VARIABLE, &self.instance_type)];
+        variables.into_iter().filter_map(|(name, value)| Some((name, value.as_deref()?)))
+    }
+
     /// The resulting configuration as TOML, without credentials. The pool's `journeyman` object takes precedence over
     /// generic-worker's keys, and the runner's identity over both.
     ///
@@ -72,10 +104,15 @@ impl RunnerConfig {
             ("exit_when_idle", seconds.map(Value::from)),
             ("max_tasks", self.number_of_tasks_to_run.map(Value::from)),
             ("work_dir", self.tasks_dir.clone().map(Value::from)),
+            ("capacity", self.capacity.map(Value::from)),
         ];
         let worker: Map<String, Value> =
             worker.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect();
         merge_json(&mut config, json!({"worker": worker}));
+        if let Some(seconds) = self.max_task_run_time {
+            let command = json!({"kind": "command", "max_run_time": format!("{seconds}s")});
+            merge_json(&mut config, json!({"handler": {"command": command}}));
+        }
         match &self.journeyman {
             Value::Null => {}
             Value::Object(_) => merge_json(&mut config, self.journeyman.clone()),
@@ -121,6 +158,27 @@ mod tests {
         let source = &config["source"][SOURCE_NAME];
         assert_eq!((source["task_queue"].as_str(), source["dialect"].as_str()), (Some("build/linux"), Some("azure")));
         assert_eq!(runner_config.credentials().access_token.reveal(), "runner-file-canary");
+    }
+
+    #[test]
+    fn b9_keys_of_generic_worker_are_used_or_named() {
+        let mut file: Value = serde_json::from_str(FILE).unwrap();
+        merge_json(
+            &mut file,
+            json!({"capacity": 2, "maxTaskRunTime": 7200, "instanceType": "m5.large", "livelogExecutable": "/canary"}),
+        );
+        let runner_config = RunnerConfig::parse(&file.to_string()).unwrap();
+        let unknown: Vec<_> = runner_config.unknown_keys().collect();
+        assert_eq!(unknown, ["livelogExecutable", "shutdownMachineOnIdle"]);
+        assert!(!format!("{runner_config:?}").contains("canary"));
+        let variables: Vec<_> = runner_config.variables().collect();
+        let location = ("TASKCLUSTER_WORKER_LOCATION", r#"{"cloud":"aws"}"#);
+        assert_eq!(variables, [location, ("TASKCLUSTER_INSTANCE_TYPE", "m5.large")]);
+        file["journeyman"] = Value::Null;
+        let text = RunnerConfig::parse(&file.to_string()).unwrap().to_toml().unwrap();
+        let config: toml::Value = toml::from_str(&text).unwrap();
+        assert_eq!(config["worker"]["capacity"].as_integer(), Some(2));
+        assert_eq!(config["handler"]["command"]["max_run_time"].as_str(), Some("7200s"));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Workers of a pool for the tasks of a Taskcluster queue, or of a ZooKeeper, by what is counted there.
 
 use std::path::Path;
+use std::process::Stdio;
 
 use journeyman::source::zookeeper::Dialect;
 use journeyman_platform::zookeeper::job_queue::JobQueue;
@@ -10,6 +11,7 @@ use serde_json::{Value, json};
 use super::seen::{status, until};
 use super::{Pool, assert_includes};
 use crate::amqp::support::within;
+use crate::support::process::Process;
 use crate::support::task_queue::{TaskQueue, client};
 use crate::support::wire::{Way, Wire};
 use crate::zookeeper::support::Tree;
@@ -170,6 +172,47 @@ async fn workers_are_started_for_the_tasks_of_a_zookeeper_and_stopped_afterwards
     until(&socket, "its group is removed", |seen| seen["groups"] == json!([])).await;
     let left = tasks.tree.session.children("/builds/requests").await.expect("it is answered");
     assert_eq!(left, Some(Vec::new()));
+}
+
+/// The broker of its configuration does not exist.
+#[tokio::test(flavor = "multi_thread")]
+async fn d4_a_pool_that_follows_a_zookeeper_alone_needs_no_broker() {
+    let Some((tasks, servers)) = Tasks::start().await else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let (here, socket) = (folder.path(), folder.path().join("control"));
+    let go = here.join("go");
+    let handler = format!(
+        "handler = \"wait\"\n[handler.wait]\nkind = \"program\"\nexec = [\"/bin/sh\", \"-c\", \"{}\"]\n",
+        until_there(&go)
+    );
+    let command = workers(here, &format!("{}{handler}", tasks.source(&servers)));
+    let config = format!(
+        "[control]\nsocket = \"{}\"\n[pool.zk]\nqueue_type = \"none\"\nstate_dir = \"{}\"\n\
+         unbind_delay = \"8s\"\nstop_delay = \"4s\"\nmin = 0\nmax = 4\n{command}\
+         [demand.zk]\nsource = \"builds\"\npool = \"zk\"\nkey = \"builds\"\n{}",
+        socket.display(),
+        here.join("workers").display(),
+        tasks.source(&servers)
+    );
+    std::fs::write(here.join("controller.toml"), config).expect("it is written");
+    let controller = || {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_journeyman"));
+        command.args(["controller", "--config"]).arg(here.join("controller.toml")).env_clear();
+        command.env("PATH", std::env::var_os("PATH").unwrap_or_default()).stdin(Stdio::null());
+        command.env("WORKER_AMQP_URI", "amqp://127.0.0.1:1");
+        command.stdout(Stdio::null()).stderr(Stdio::piped());
+        Process::of(command)
+    };
+    tasks.submit().await;
+    tasks.submit().await;
+    let mut active = controller();
+    active.says("this controller is active").await;
+    let mut standby = controller();
+    standby.says("standing by").await;
+    let both = |seen: &Value| seen["external_demands"][0]["claimed"] == 2 && seen["counters"]["workers_started"] == 2;
+    until(&socket, "two workers hold the two tasks", both).await;
+    std::fs::write(&go, "").expect("it is written");
+    until(&socket, "its group is removed", |seen| seen["groups"] == json!([])).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -29,12 +29,12 @@ pub async fn wait_larger_than(dir: PathBuf, bytes: u64, interval: Duration) {
 }
 
 pub async fn is_larger_than(dir: PathBuf, bytes: u64) -> bool {
-    // The usual case takes a microsecond: a directory cannot be larger than what its disk holds.
+    // The usual case takes a microsecond: a directory cannot be larger than what its disk holds. A disk that hangs answers
+    // no such question either.
     let on_disk = |stat: StatVfs| stat.f_blocks.saturating_sub(stat.f_bfree).saturating_mul(stat.f_frsize);
-    if statvfs(&dir).is_ok_and(|stat| on_disk(stat) <= bytes) {
-        return false;
-    }
-    tokio::task::spawn_blocking(move || disk_usage_up_to(dir, bytes) > bytes).await.unwrap_or(false)
+    let measure =
+        move || statvfs(&dir).map_or(true, |stat| on_disk(stat) > bytes) && disk_usage_up_to(dir, bytes) > bytes;
+    tokio::task::spawn_blocking(measure).await.unwrap_or(false)
 }
 
 /// Stops counting above `limit`. Unreadable entries count as 0.

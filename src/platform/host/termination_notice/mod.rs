@@ -22,9 +22,9 @@ use metadata_service::MetadataClient;
 
 pub use journeyman_domain::termination_notice::NoticeOrigin;
 
-/// Before each search for a metadata service; the network of a freshly started host may not be up at first.
-const SEARCH_DELAYS: [Duration; 4] =
-    [Duration::ZERO, Duration::from_secs(2), Duration::from_secs(8), Duration::from_secs(30)];
+/// For the search for a metadata service at the start, and between two attempts: the network may not be up at first.
+const SEARCH_TIMEOUT: Duration = Duration::from_secs(5);
+const SEARCH_RETRY: Duration = Duration::from_secs(1);
 /// The error of a watch until the first answer.
 pub const NO_ANSWER_YET: &str = "no answer yet";
 /// How many notices may wait to be handled.
@@ -159,11 +159,16 @@ impl NoticeWatch {
     }
 
     async fn find_provider(&self) -> Option<NoticeOrigin> {
-        for delay in SEARCH_DELAYS {
-            tokio::time::sleep(delay).await;
-            if let Some(found) = self.responding_providers().await.first() {
-                return Some(*found);
+        let searching = async {
+            loop {
+                if let Some(found) = self.responding_providers().await.first() {
+                    return *found;
+                }
+                tokio::time::sleep(SEARCH_RETRY).await;
             }
+        };
+        if let Ok(found) = tokio::time::timeout(SEARCH_TIMEOUT, searching).await {
+            return Some(found);
         }
         tracing::info!(
             "no metadata service answered; not watching for termination notices (set `host.metadata_service` to name one, or \
@@ -222,4 +227,20 @@ impl NoticeWatch {
 /// The time from `now` until `until`, both on the clock of the service if it states its time: ours may be wrong.
 fn time_left(until: jiff::Timestamp, now: jiff::Timestamp) -> Duration {
     Duration::try_from(until.duration_since(now)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn e8_a_metadata_service_that_says_nothing_is_searched_for_5_s() {
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = Some(format!("http://{}", silent.local_addr().unwrap()));
+        let (cloud, clock) = (MetadataProvider::Auto, Clock::tokio());
+        let watch = NoticeWatch::new(NoticeConfig { cloud, endpoint, file: None, schedule: None, clock }).unwrap();
+        let (began, (sender, _receiver)) = (tokio::time::Instant::now(), mpsc::channel(1));
+        watch.run(sender).await;
+        assert_eq!(began.elapsed(), Duration::from_secs(5));
+    }
 }

@@ -13,9 +13,11 @@ use super::jute::{Malformed, Reader};
 use super::records::{self, Operation, xid};
 use super::session::SessionState;
 use super::watches::{Subscription, Watches};
+use crate::host::clock::Clock;
 use journeyman_domain::limits::{
     ZOOKEEPER_ANSWER_BYTES_MAX, ZOOKEEPER_CALLS_IN_FLIGHT_MAX, ZOOKEEPER_REQUEST_BYTES_MAX,
 };
+use journeyman_domain::time as boot;
 
 /// Why a connection is over.
 #[derive(Debug)]
@@ -72,22 +74,30 @@ impl<T: Send> Caller for Waiting<T> {
     }
 }
 
+/// The number of a call, when it was sent, and who waits for its answer.
+type InFlight = (i32, boot::Instant, Option<Box<dyn Caller>>);
+
 pub(super) struct Connection {
     output: BytesMut,
     is_unflushed: bool,
     /// The calls in flight, by their numbers.
-    in_flight: VecDeque<(i32, Option<Box<dyn Caller>>)>,
+    in_flight: VecDeque<InFlight>,
+    ping_in_flight: Option<boot::Instant>,
+    /// When the last frame was sent that the server has answered.
+    proved_at: boot::Instant,
     next_xid: i32,
     sent_at: Instant,
     is_closing: bool,
 }
 
 impl Connection {
-    pub(super) fn new(now: Instant) -> Self {
+    pub(super) fn new(now: Instant, proved_at: boot::Instant) -> Self {
         Self {
             output: BytesMut::new(),
             is_unflushed: false,
             in_flight: VecDeque::new(),
+            ping_in_flight: None,
+            proved_at,
             next_xid: 1,
             sent_at: now,
             is_closing: false,
@@ -110,6 +120,10 @@ impl Connection {
         self.sent_at
     }
 
+    pub(super) const fn proved_at(&self) -> boot::Instant {
+        self.proved_at
+    }
+
     pub(super) const fn is_closing(&self) -> bool {
         self.is_closing
     }
@@ -125,6 +139,8 @@ impl Connection {
 
     pub(super) fn ping(&mut self, now: Instant) {
         self.put(xid::PING, &records::request(Operation::Ping));
+        // Of several the first: the next answer may be its.
+        self.ping_in_flight.get_or_insert_with(boot_now);
         self.sent_at = now;
     }
 
@@ -149,7 +165,7 @@ impl Connection {
         let number = self.next_xid;
         self.next_xid = number.checked_add(1).unwrap_or(1);
         self.put(number, body);
-        self.in_flight.push_back((number, caller));
+        self.in_flight.push_back((number, boot_now(), caller));
         self.sent_at = now;
     }
 
@@ -186,7 +202,7 @@ impl Connection {
                 watches.on_event(kind, &path, (zxid > 0).then_some(zxid));
                 return Ok(Some(0));
             }
-            xid::PING => {}
+            xid::PING => self.proved_at = self.ping_in_flight.take().unwrap_or(self.proved_at).max(self.proved_at),
             xid::AUTH if code != 0 => return Err(Loss::Session(SessionState::AuthFailed)),
             xid::SET_WATCHES if code != 0 => {
                 return Err(Loss::Connection(format!("cannot set watches again: {}", Error::from_code(code))));
@@ -198,9 +214,10 @@ impl Connection {
     }
 
     fn on_answer(&mut self, number: i32, code: i32, record: Reader<'_>) -> Result<(), Loss> {
-        let Some((_, caller)) = self.in_flight.pop_front().filter(|(expected, _)| *expected == number) else {
+        let Some((_, sent_at, caller)) = self.in_flight.pop_front().filter(|(expected, ..)| *expected == number) else {
             return Err(Loss::Connection(format!("an answer to call {number} is not the next one")));
         };
+        self.proved_at = self.proved_at.max(sent_at);
         let answer = if code == 0 { Ok(record) } else { Err(Error::from_code(code)) };
         let ended = match &answer {
             Err(Error::SessionExpired) => Some(SessionState::Expired),
@@ -213,6 +230,11 @@ impl Connection {
         }
         ended.map_or(Ok(()), |state| Err(Loss::Session(state)))
     }
+}
+
+/// As leases are measured, also through suspend.
+pub(super) fn boot_now() -> boot::Instant {
+    Clock::boot().now()
 }
 
 /// `None` if a part of it is missing. The announced length costs nothing before the bytes are there.

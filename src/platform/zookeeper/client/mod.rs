@@ -118,6 +118,11 @@ impl Client {
         self.status.borrow().timeout
     }
 
+    /// When the last request was sent that was answered, on the boot clock: the session lasts for its timeout from then on.
+    pub fn proved_at(&self) -> journeyman_domain::time::Instant {
+        self.status.borrow().proved_at
+    }
+
     /// The state of the session.
     pub fn state(&self) -> SessionState {
         self.status.borrow().state

@@ -7,7 +7,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
-use super::connection::{Connection, Loss, Request};
+use super::connection::{Connection, Loss, Request, boot_now};
 use super::jute::Reader;
 use super::records::{self, Granted};
 use super::transport::{Stream, Transport};
@@ -18,6 +18,7 @@ use journeyman_domain::limits::{
     ZOOKEEPER_CONNECT_ATTEMPT_MAX, ZOOKEEPER_CONNECT_ATTEMPT_MIN, ZOOKEEPER_CONNECT_TIMEOUT,
     ZOOKEEPER_HANDSHAKE_BYTES_MAX, ZOOKEEPER_READ_BYTES, ZOOKEEPER_RECONNECT_DELAY_MAX, ZOOKEEPER_RECONNECT_DELAY_MIN,
 };
+use journeyman_domain::time as boot;
 
 /// The stages of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,6 +48,8 @@ pub(super) struct Status {
     pub(super) state: SessionState,
     pub(super) id: i64,
     pub(super) timeout: Duration,
+    /// The server counts the timeout from then on, or from later.
+    pub(super) proved_at: boot::Instant,
 }
 
 pub(super) struct Session {
@@ -74,7 +77,12 @@ impl Session {
         let mut session = Self {
             transport: Transport::new(&options.servers, options.tls.clone(), &mut jitter)?,
             requests,
-            status: watch::Sender::new(Status { state: SessionState::Disconnected, id: 0, timeout: asked_timeout }),
+            status: watch::Sender::new(Status {
+                state: SessionState::Disconnected,
+                id: 0,
+                timeout: asked_timeout,
+                proved_at: boot_now(),
+            }),
             asked_timeout,
             auth: options.auth.as_ref().map(|(scheme, credentials)| records::auth(scheme, credentials)),
             password: vec![0; 16],
@@ -103,7 +111,8 @@ impl Session {
     /// Serves the calls until the session has ended, or its client is dropped and the server has closed it.
     pub(super) async fn run(mut self, mut stream: Stream) {
         loop {
-            let mut connection = Connection::new(Instant::now());
+            let proved_at = self.status.borrow().proved_at;
+            let mut connection = Connection::new(Instant::now(), proved_at);
             connection.start(self.auth.as_deref(), self.last_zxid, &mut self.watches);
             self.watches.on_reconnected();
             let Err(loss) = self.serve(stream, &mut connection).await;
@@ -139,9 +148,10 @@ impl Session {
         loop {
             let longest = (self.timeout() / 3).clamp(ZOOKEEPER_CONNECT_ATTEMPT_MIN, ZOOKEEPER_CONNECT_ATTEMPT_MAX);
             let attempt_ends_at = ends_at.min(Instant::now() + longest);
+            let sent_at = boot_now();
             let why = match timeout_at(attempt_ends_at, self.try_server()).await {
                 Ok(Ok((stream, granted))) => {
-                    self.on_granted(granted);
+                    self.on_granted(granted, sent_at);
                     return Ok(stream);
                 }
                 Ok(Err(Loss::Connection(why))) => why,
@@ -178,18 +188,19 @@ impl Session {
         }
     }
 
-    fn on_granted(&mut self, granted: Granted) {
+    fn on_granted(&mut self, granted: Granted, proved_at: boot::Instant) {
         self.heard_at = Instant::now();
         self.password = granted.password;
         let (state, id, timeout) = (SessionState::Connected, granted.id, granted.timeout);
         tracing::debug!(session = format!("{id:#x}"), ?timeout, "connected to ZooKeeper");
-        self.status.send_replace(Status { state, id, timeout });
+        self.status.send_replace(Status { state, id, timeout, proved_at });
     }
 
     /// Serves one connection. Each branch can be dropped without loss: what was read or written is in the connection.
     async fn serve(&mut self, stream: Stream, connection: &mut Connection) -> Result<Infallible, Loss> {
         let (mut reader, mut writer) = tokio::io::split(stream);
-        let (ping_after, leave_after) = (self.timeout() / 3, self.timeout() * 2 / 3);
+        // A lease counts from the last answer: the younger that is, the longer an outage may last.
+        let (ping_after, leave_after) = (self.timeout() / 10, self.timeout() * 2 / 3);
         let mut input = bytes::BytesMut::new();
         loop {
             let now = Instant::now();
@@ -218,6 +229,10 @@ impl Session {
                         self.delay = ZOOKEEPER_RECONNECT_DELAY_MIN;
                     }
                     self.heard_at = Instant::now();
+                    self.status.send_if_modified(|status| {
+                        status.proved_at = connection.proved_at();
+                        false
+                    });
                 }
                 request = self.requests.recv(), if connection.has_room() => match request {
                     Some(request) => connection.send(request, &mut self.watches, Instant::now()),

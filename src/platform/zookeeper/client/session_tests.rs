@@ -198,6 +198,31 @@ async fn an_idle_session_is_kept_alive() {
     assert_eq!(client.state(), SessionState::Connected);
 }
 
+/// A lease counts from there: not from when an answer came, and not from a later request.
+#[tokio::test]
+async fn d2_an_answer_proves_that_the_session_stood_when_its_request_was_sent() {
+    let server = Server::start(long()).await;
+    let (client, mut line) = server.client().await;
+    let granted = client.proved_at();
+    let call = client.children("/a");
+    let serving = async {
+        let request = line.request().await.expect("a call");
+        let seen_at = connection::boot_now();
+        line.answer(request.number, 0, &[0; 72]).await;
+        seen_at
+    };
+    let (children, seen_at) = within(async { tokio::join!(call, serving) }).await;
+    assert_eq!(children, Ok((Vec::new(), Stat::default())));
+    // The answer to a call wakes its caller before the session has noted the proof.
+    within(async {
+        while client.proved_at() == granted {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    assert!(granted < client.proved_at() && client.proved_at() <= seen_at);
+}
+
 #[tokio::test]
 async fn recursive_watches_are_set_again_and_their_readers_read_again() {
     let server = Server::start(long()).await;

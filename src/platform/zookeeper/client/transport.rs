@@ -6,12 +6,14 @@ use std::sync::Arc;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
+use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_util::either::Either;
 
 use super::Error;
 use journeyman_domain::jitter::Jitter;
+use journeyman_domain::limits::ZOOKEEPER_RECONNECT_DELAY_MAX;
 
 pub(super) type Stream = Either<TcpStream, TlsStream<TcpStream>>;
 
@@ -43,7 +45,9 @@ impl Transport {
     pub(super) async fn connect(&mut self) -> io::Result<Stream> {
         let server = &self.servers[self.next % self.servers.len()];
         self.next += 1;
-        let stream = TcpStream::connect((server.host.as_str(), server.port)).await?;
+        // One that is down may not answer at all.
+        let connecting = TcpStream::connect((server.host.as_str(), server.port));
+        let stream = timeout(ZOOKEEPER_RECONNECT_DELAY_MAX, connecting).await??;
         stream.set_nodelay(true)?;
         let Some(tls) = &self.tls else { return Ok(Either::Left(stream)) };
         let name = ServerName::try_from(server.host.clone()).map_err(io::Error::other)?;

@@ -512,6 +512,29 @@ mod real {
         assert!(!is_there(&format!("/proc/{}/stat", started.process.expect("a process").pid)));
     }
 
+    /// On one thread, which gives the lock up only if the driver leaves it.
+    #[tokio::test]
+    async fn a7_a_state_that_does_not_answer_holds_up_nothing_else() {
+        let place = Fixture::new();
+        let script = place.path().join("ends");
+        std::fs::write(&script, "exit 0\n").expect("it is written");
+        let pool = place.processes("core", &script.display().to_string());
+        let mut site = DriverUnderTest::new(&pool);
+        assert_eq!(site.list_changes().await, []);
+        let lock = rusqlite::Connection::open(pool.folder().join("state.db")).expect("it is opened");
+        lock.execute_batch("BEGIN IMMEDIATE").expect("it is locked");
+        let unlocking = async {
+            for _ in 0..1000 {
+                tokio::task::yield_now().await;
+            }
+            lock.execute_batch("COMMIT").expect("it is unlocked");
+        };
+        let worker = worker_spec(&place, "a");
+        let (started, ()) = tokio::join!(site.start(worker.clone()), unlocking);
+        started.expect("it waits for the lock");
+        site.wait_for_exit(&worker.id, false).await;
+    }
+
     #[tokio::test(flavor = "multi_thread")]
     async fn c6_the_directory_of_a_worker_is_its_own_and_is_removed_when_it_has_ended() {
         let place = Fixture::new();

@@ -137,38 +137,64 @@ trait Driver: Send + Sync + 'static {
 }
 
 enum DriverCall {
-    List,
+    /// These stop requests are of workers that are gone.
+    List {
+        forgotten: Vec<String>,
+    },
     Start(WorkerSpec),
     Stop(String, Key, StopMode),
     Update(WorkerSpec),
 }
 
 enum DriverCallResult {
-    Listed(Result<Vec<ListedWorker>, DriverError>),
+    Listed(Result<WorkerList, DriverError>),
     Started { id: String, result: Result<(), StartError> },
-    Stopped { id: String, mode: StopMode, result: Result<(), DriverError> },
+    Stopped { id: String, mode: StopMode, result: Result<(), DriverError>, recorded: Result<(), DriverError> },
     Updated { spec: WorkerSpec, result: Result<(), DriverError> },
+}
+
+struct WorkerList {
+    workers: Vec<ListedWorker>,
+    stop_requests: BTreeSet<String>,
 }
 
 /// A [`Driver`] of any kind.
 trait AnyDriver: Send + Sync {
-    fn call(self: Arc<Self>, call: DriverCall) -> BoxFuture<'static, DriverCallResult>;
+    fn call(self: Arc<Self>, call: DriverCall, store: Arc<StateStore>) -> BoxFuture<'static, DriverCallResult>;
 
     fn changed(&self) -> BoxFuture<'_, ()>;
 }
 
 impl<D: Driver> AnyDriver for D {
-    fn call(self: Arc<Self>, call: DriverCall) -> BoxFuture<'static, DriverCallResult> {
+    fn call(self: Arc<Self>, call: DriverCall, store: Arc<StateStore>) -> BoxFuture<'static, DriverCallResult> {
         Box::pin(async move {
             match call {
-                DriverCall::List => DriverCallResult::Listed(with_timeout(self.list()).await),
+                DriverCall::List { forgotten } => {
+                    let listing = async {
+                        let workers = self.list().await?;
+                        let update = move |store: &StateStore| {
+                            forgotten.iter().try_for_each(|id| store.remove_stop_request(id))?;
+                            store.stop_requests()
+                        };
+                        Ok(WorkerList { workers, stop_requests: store.run(update).await? })
+                    };
+                    DriverCallResult::Listed(with_timeout(listing).await)
+                }
                 DriverCall::Start(spec) => {
                     let id = spec.id.clone();
                     DriverCallResult::Started { id, result: with_timeout(self.start(spec)).await }
                 }
                 DriverCall::Stop(id, key, mode) => {
                     let result = with_timeout(self.stop(id.clone(), key, mode)).await;
-                    DriverCallResult::Stopped { id, mode, result }
+                    // A second TERM makes a worker release what it runs, so the next controller must not repeat it.
+                    let recorded = if mode == StopMode::Terminate && result.is_ok() {
+                        let id = id.clone();
+                        let record = store.run(move |store| store.add_stop_request(&id));
+                        with_timeout(async { Ok(record.await?) }).await
+                    } else {
+                        Ok(())
+                    };
+                    DriverCallResult::Stopped { id, mode, result, recorded }
                 }
                 DriverCall::Update(spec) => {
                     let result = with_timeout(self.update(spec.clone())).await;
@@ -220,6 +246,8 @@ pub(super) struct DriverHandle {
     clock: Clock,
     list_interval: Duration,
     pub(super) reconciler: Reconciler,
+    /// Stop requests that the next list removes.
+    forgotten: Vec<String>,
     active: Option<ActiveDriver>,
 }
 
@@ -273,10 +301,10 @@ impl DriverHandle {
         let is_local = pool.driver == PoolDriver::Subprocess;
         let list_interval = if is_local { CONTROLLER_RECONCILE_INTERVAL } else { DRIVER_POLL_INTERVAL };
         let reconciler = Reconciler::new(pool.termination_grace.0, id_source);
-        Ok(Some(Self { driver, store, clock, list_interval, reconciler, active: None }))
+        Ok(Some(Self { driver, store, clock, list_interval, reconciler, forgotten: Vec::new(), active: None }))
     }
 
-    pub(super) fn store(&self) -> &StateStore {
+    pub(super) const fn store(&self) -> &Arc<StateStore> {
         &self.store
     }
 
@@ -353,7 +381,9 @@ impl DriverHandle {
                     // Lists that are always slow are reported once.
                     active.slow_at = Some(now.plus(DRIVER_LIST_SLOW.max(active.last_list_duration * 2)));
                     self.reconciler.on_list_started();
-                    active.calls.spawn(supervised(DRIVER, Arc::clone(&self.driver).call(DriverCall::List)));
+                    let call = DriverCall::List { forgotten: std::mem::take(&mut self.forgotten) };
+                    let calling = Arc::clone(&self.driver).call(call, Arc::clone(&self.store));
+                    active.calls.spawn(supervised(DRIVER, calling));
                 }
             }
         }
@@ -373,7 +403,8 @@ impl DriverHandle {
             } else {
                 break;
             };
-            active.calls.spawn(supervised(DRIVER, Arc::clone(&self.driver).call(call)));
+            let calling = Arc::clone(&self.driver).call(call, Arc::clone(&self.store));
+            active.calls.spawn(supervised(DRIVER, calling));
         }
     }
 
@@ -385,12 +416,11 @@ impl DriverHandle {
                 active.last_list_duration = since.map_or(Duration::ZERO, |at| self.clock.now().since(at));
                 active.slow_at = None;
                 active.is_update_due = found.is_ok();
-                let changes = found.and_then(|found| {
-                    let changes = self.reconciler.on_listed(found, &self.store.stop_requests()?, self.clock.now());
-                    for id in self.store.stop_requests()?.iter().filter(|id| self.reconciler.worker(id).is_none()) {
-                        self.store.remove_stop_request(id)?;
-                    }
-                    Ok(changes)
+                let changes = found.map(|WorkerList { workers, stop_requests }| {
+                    let changes = self.reconciler.on_listed(workers, &stop_requests, self.clock.now());
+                    let is_gone = |id: &String| self.reconciler.worker(id).is_none();
+                    self.forgotten = stop_requests.into_iter().filter(is_gone).collect();
+                    changes
                 });
                 Some(DriverEvent::Listed(changes))
             }
@@ -410,14 +440,9 @@ impl DriverHandle {
                 }
                 None
             }
-            DriverCallResult::Stopped { id, mode, result } => {
+            DriverCallResult::Stopped { id, mode, result, recorded } => {
                 let is_new = self.reconciler.on_stopped(&id, mode, result.is_ok(), self.clock.now());
-                // A second TERM makes a worker release what it runs, so the next controller must not repeat it.
-                let result = result.and_then(|()| match mode {
-                    StopMode::Terminate => Ok(self.store.add_stop_request(&id)?),
-                    StopMode::Kill | StopMode::Remove => Ok(()),
-                });
-                match (mode, result) {
+                match (mode, result.and(recorded)) {
                     (_, Err(DriverError(why))) if is_new => {
                         tracing::warn!(worker = id, "cannot stop the worker, retrying: {why}");
                     }

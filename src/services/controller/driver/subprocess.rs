@@ -22,7 +22,10 @@ use journeyman_platform::host::process::{self, ProcessStat};
 use journeyman_platform::host::program_path::find_program;
 use journeyman_platform::host::work_dir::remove_tree;
 
-pub(super) struct SubprocessDriver {
+/// Everything that it does reads or writes files, of `/proc` too, and so is off the controller's threads.
+pub(super) struct SubprocessDriver(Arc<Processes>);
+
+struct Processes {
     /// Program and arguments.
     command: Vec<String>,
     store: Arc<StateStore>,
@@ -44,9 +47,20 @@ impl SubprocessDriver {
                 "no cgroups, so processes that leave a worker's process group may outlive it: {why}"
             ),
         }
-        Self { command, store, logs: WorkerLogs { folder }, cgroups: cgroups.ok(), children: Mutex::default() }
+        let (logs, cgroups, children) = (WorkerLogs { folder }, cgroups.ok(), Mutex::default());
+        Self(Arc::new(Processes { command, store, logs, cgroups, children }))
     }
 
+    async fn run<T: Send + 'static, E: From<io::Error> + Send + 'static>(
+        &self,
+        work: impl FnOnce(&Processes) -> Result<T, E> + Send + 'static,
+    ) -> Result<T, E> {
+        let processes = Arc::clone(&self.0);
+        self.0.store.run(move |_| Ok(work(&processes))).await?
+    }
+}
+
+impl Processes {
     fn list_workers(&self) -> io::Result<Vec<ListedWorker>> {
         let mut children = self.children.lock();
         let (records, stop_requests) = (self.store.workers()?, self.store.stop_requests()?);
@@ -173,22 +187,23 @@ impl SubprocessDriver {
 
 impl Driver for SubprocessDriver {
     async fn list(&self) -> Result<Vec<ListedWorker>, DriverError> {
-        Ok(self.list_workers()?)
+        self.run(|processes| Ok(processes.list_workers()?)).await
     }
 
     async fn start(&self, spec: WorkerSpec) -> Result<(), StartError> {
-        self.start_worker(spec)
+        self.run(|processes| processes.start_worker(spec)).await
     }
 
     async fn stop(&self, id: String, _key: Key, mode: StopMode) -> Result<(), DriverError> {
         if mode == StopMode::Remove {
-            let dir = self.worker_dir(&id);
+            let dir = self.0.worker_dir(&id);
+            // It may have many files, and other calls do not wait for them.
             let removed = tokio::task::spawn_blocking(move || remove_tree(&dir)).await;
             removed.map_err(io::Error::other)?.map_err(|error| {
-                DriverError(format!("cannot remove its directory {}: {error}", self.worker_dir(&id).display()))
+                DriverError(format!("cannot remove its directory {}: {error}", self.0.worker_dir(&id).display()))
             })?;
         }
-        Ok(self.stop_worker(&id, mode)?)
+        self.run(move |processes| Ok(processes.stop_worker(&id, mode)?)).await
     }
 }
 

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::io;
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::Deserialize;
@@ -54,8 +54,8 @@ impl SystemdDriver {
     }
 
     /// The records by the names of their instances.
-    fn records(&self) -> io::Result<BTreeMap<String, (WorkerRecord, Key)>> {
-        let records = self.store.workers()?.into_iter().filter_map(|record| {
+    async fn records(&self) -> io::Result<BTreeMap<String, (WorkerRecord, Key)>> {
+        let records = self.store.run(StateStore::workers).await?.into_iter().filter_map(|record| {
             let key = Key::new(&record.key)?;
             Some((self.instance_name(&record.id, &key), (record, key)))
         });
@@ -90,32 +90,26 @@ impl SystemdDriver {
         })
     }
 
-    /// Contains the password of the broker, so only its owner may read it.
-    fn write_environment(&self, instance: &str, variables: &BTreeMap<String, String>) -> io::Result<()> {
-        let path = self.environment_path(instance);
-        let new = path.with_extension("env.new");
-        let mut options = std::fs::OpenOptions::new();
-        let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-        file.write_all(environment_file(variables).as_bytes())?;
-        std::fs::rename(new, path)
-    }
-
     fn environment_path(&self, instance: &str) -> PathBuf {
         self.folder.join(format!("{instance}.env"))
     }
 
-    fn remove(&self, id: &str, instance: &str) -> io::Result<()> {
-        match std::fs::remove_file(self.environment_path(instance)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            Ok(()) | Err(_) => {}
-        }
-        self.store.remove_worker(id)
+    async fn remove(&self, id: &str, instance: &str) -> io::Result<()> {
+        let (id, environment) = (id.to_owned(), self.environment_path(instance));
+        let remove = move |store: &StateStore| {
+            match std::fs::remove_file(environment) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                Ok(()) | Err(_) => {}
+            }
+            store.remove_worker(&id)
+        };
+        self.store.run(remove).await
     }
 }
 
 impl Driver for SystemdDriver {
     async fn list(&self) -> Result<Vec<ListedWorker>, DriverError> {
-        let mut records = self.records()?;
+        let mut records = self.records().await?;
         let pattern = self.unit_name("*");
         let said = self.call(&["list-units", "--all", "--full", "--no-pager", "--output=json", &pattern]).await?;
         let units: Vec<ListedUnit> = serde_json::from_slice(said.as_bytes())
@@ -144,9 +138,11 @@ impl Driver for SystemdDriver {
     async fn start(&self, spec: WorkerSpec) -> Result<(), StartError> {
         let WorkerSpec { id, key, variables } = spec;
         let instance = self.instance_name(&id, &key);
-        self.store.put_worker(&WorkerRecord::new(&id, &key, None))?;
+        let record = WorkerRecord::new(&id, &key, None);
+        self.store.run(move |store| store.put_worker(&record)).await?;
+        let environment = self.environment_path(&instance);
         let start = async {
-            self.write_environment(&instance, &variables)?;
+            self.store.run(move |_| write_environment(&environment, &variables)).await?;
             let ran = run(&self.systemctl(&["start", "--no-block", &self.unit_name(&instance)]), b"").await?;
             match ran.status.code() {
                 Some(0) => Ok(()),
@@ -156,7 +152,7 @@ impl Driver for SystemdDriver {
         };
         let started = start.await;
         if started.is_err() {
-            self.remove(&id, &instance)?;
+            self.remove(&id, &instance).await?;
         }
         started
     }
@@ -170,10 +166,19 @@ impl Driver for SystemdDriver {
             StopMode::Remove => {
                 // Fails for a unit that did not fail.
                 run(&self.systemctl(&["reset-failed", &unit]), b"").await?;
-                Ok(self.remove(&id, &instance)?)
+                Ok(self.remove(&id, &instance).await?)
             }
         }
     }
+}
+
+/// Contains the password of the broker, so only its owner may read it.
+fn write_environment(path: &Path, variables: &BTreeMap<String, String>) -> io::Result<()> {
+    let new = path.with_extension("env.new");
+    let mut options = std::fs::OpenOptions::new();
+    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+    file.write_all(environment_file(variables).as_bytes())?;
+    std::fs::rename(new, path)
 }
 
 fn environment_file(variables: &BTreeMap<String, String>) -> String {

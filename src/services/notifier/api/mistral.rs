@@ -12,7 +12,7 @@ use journeyman_platform::host::clock::stamp;
 
 /// Those that get nothing, and those whose last attempt has failed. A URL may be a secret, so readers do not see them.
 pub(super) async fn unavailable(Writer(api): Writer) -> Result<Json<Value>, Refused> {
-    let states = api.store.endpoints().await?;
+    let states = api.store.endpoints().await?.states;
     let mut urls = Vec::new();
     for (name, entry) in api.intake.endpoints().iter().filter(|(name, _)| is_target(name)) {
         let Some(state) = states.get(&**name) else { continue };

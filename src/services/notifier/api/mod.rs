@@ -21,7 +21,7 @@ use tokio::sync::Semaphore;
 use super::intake::{EndpointError, Intake};
 use super::registry::InvalidEndpoint;
 use super::store::{Store, StoreFailure};
-use journeyman_domain::limits::{NOTIFIER_BODY_BYTES_MAX, NOTIFIER_CALLS_MAX};
+use journeyman_domain::limits::{NOTIFIER_BODIES_BYTES_MAX, NOTIFIER_SMALL_BODY_BYTES_MAX};
 use journeyman_platform::http::{BearerToken, add_headers};
 
 pub use self::shown::{Console, Shown};
@@ -31,7 +31,8 @@ pub(super) struct Api {
     intake: Arc<Intake>,
     store: Store,
     tokens: Tokens,
-    calls: Semaphore,
+    /// Bytes of events in memory that are not stored yet.
+    bodies: Semaphore,
     console: Console,
 }
 
@@ -40,6 +41,8 @@ pub struct Tokens {
     pub write: BearerToken,
     /// The token that may only read.
     pub read: Option<BearerToken>,
+    /// The token that may only send events.
+    pub publish: Option<BearerToken>,
 }
 
 const OPENAPI: &str = include_str!("openapi.json");
@@ -73,7 +76,7 @@ impl From<StoreFailure> for Refused {
     fn from(failure: StoreFailure) -> Self {
         let status = match failure {
             StoreFailure::DiskFull => StatusCode::INSUFFICIENT_STORAGE,
-            StoreFailure::Unreachable(_) => StatusCode::SERVICE_UNAVAILABLE,
+            StoreFailure::Unreachable(_) | StoreFailure::Changed(_) => StatusCode::SERVICE_UNAVAILABLE,
             StoreFailure::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
         };
         Self(status, failure.to_string())
@@ -95,7 +98,7 @@ impl From<EndpointError> for Refused {
 
 impl Api {
     pub(super) fn new(intake: Arc<Intake>, store: Store, tokens: Tokens, console: Console) -> Self {
-        Self { intake, store, tokens, calls: Semaphore::new(NOTIFIER_CALLS_MAX), console }
+        Self { intake, store, tokens, bodies: Semaphore::new(NOTIFIER_BODIES_BYTES_MAX), console }
     }
 
     pub(super) fn routes(self) -> Router {
@@ -113,18 +116,21 @@ impl Api {
             .route("/v1/replay", post(operators::replay))
             .route("/unavailable", get(mistral::unavailable))
             .route("/redeliver", post(mistral::redeliver))
-            .layer(DefaultBodyLimit::max(NOTIFIER_BODY_BYTES_MAX))
+            .layer(DefaultBodyLimit::max(NOTIFIER_SMALL_BODY_BYTES_MAX))
             .layer(middleware::map_response(add_headers))
             .with_state(Arc::new(self))
     }
 
     fn may_write(&self, headers: &HeaderMap) -> Result<(), Refused> {
+        let has = |token: Option<BearerToken>| token.is_some_and(|token| token.is_in(headers) == Some(true));
+        let forbidden = |what: &str| {
+            let message = format!("this token may {what} only: use that of `notifier.token_file`");
+            Err(Refused(StatusCode::FORBIDDEN, message))
+        };
         match self.tokens.write.is_in(headers) {
             Some(true) => Ok(()),
-            Some(false) if self.tokens.read.is_some_and(|token| token.is_in(headers) == Some(true)) => {
-                let message = "this token may read only: use that of `notifier.token_file`".to_owned();
-                Err(Refused(StatusCode::FORBIDDEN, message))
-            }
+            Some(false) if has(self.tokens.read) => forbidden("read"),
+            Some(false) if has(self.tokens.publish) => forbidden("send events"),
             Some(false) => Err(unauthorized("wrong token: expected that of `notifier.token_file`")),
             None => {
                 Err(unauthorized("token required: `Authorization: Bearer TOKEN` with that of `notifier.token_file`"))
@@ -135,6 +141,19 @@ impl Api {
     fn may_read(&self, headers: &HeaderMap) -> Result<(), Refused> {
         let is_reader = self.tokens.read.is_some_and(|token| token.is_in(headers) == Some(true));
         if is_reader { Ok(()) } else { self.may_write(headers) }
+    }
+}
+
+/// A caller that may send events.
+struct Publisher(Arc<Api>);
+
+impl FromRequestParts<Arc<Api>> for Publisher {
+    type Rejection = Refused;
+
+    async fn from_request_parts(call: &mut Parts, api: &Arc<Api>) -> Result<Self, Refused> {
+        let is_publisher = api.tokens.publish.is_some_and(|token| token.is_in(&call.headers) == Some(true));
+        let may = if is_publisher { Ok(()) } else { api.may_write(&call.headers) };
+        may.map(|()| Self(Arc::clone(api)))
     }
 }
 

@@ -113,6 +113,8 @@ pub(super) struct Rows {
     endpoint: Option<String>,
     key: Option<String>,
     lane: Option<i64>,
+    /// The last attempt of the page before.
+    before: Option<String>,
     limit: Option<usize>,
 }
 
@@ -129,7 +131,9 @@ pub(super) async fn lanes(Reader(api): Reader, Query(rows): Query<Rows>) -> Answ
 
 pub(super) async fn attempts(Reader(api): Reader, Query(rows): Query<Rows>) -> Answer<Vec<AttemptRow>> {
     let max = rows.max();
-    Ok(Json(api.store.attempts(rows.endpoint, rows.lane, max).await?))
+    let before = rows.before.map(|text| text.parse()).transpose();
+    let before = before.map_err(|why| Refused::bad_request(format!("before: {why}")))?;
+    Ok(Json(api.store.attempts(rows.endpoint, rows.lane, before, max).await?))
 }
 
 pub(super) async fn change_lane(

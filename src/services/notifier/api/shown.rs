@@ -39,7 +39,7 @@ pub(super) async fn page(State(api): State<Arc<Api>>, headers: HeaderMap) -> Res
         api.may_read(&headers)?;
         shown.is_read = true;
         shown.lanes = api.store.lanes(None, None, NOTIFIER_ROWS_SHOWN).await?;
-        shown.attempts = api.store.attempts(None, None, NOTIFIER_ROWS_SHOWN).await?;
+        shown.attempts = api.store.attempts(None, None, None, NOTIFIER_ROWS_SHOWN).await?;
     }
     Ok((api.console.page)(&shown))
 }

@@ -112,11 +112,12 @@ impl EndpointStatus {
 
 impl Api {
     pub(super) async fn status(&self) -> Result<Status, StoreFailure> {
-        let mut states = self.store.endpoints().await?;
+        let mut states = self.store.endpoints().await?.states;
+        let mut counts = self.store.counts().await?;
         let mut endpoints = BTreeMap::new();
         let now = stamp();
         for name in self.intake.endpoints().keys() {
-            let (counts, failure) = self.store.counts(name).await?;
+            let (counts, failure) = counts.remove(&**name).unwrap_or_default();
             let known = states.remove(&**name).unwrap_or_default();
             let probe_at = self.intake.counters.probe_at(name);
             let status = EndpointStatus::new(name, known, counts, failure, probe_at, now);

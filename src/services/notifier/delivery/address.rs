@@ -6,35 +6,45 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use journeyman_platform::http::address::{Range, classify, destination};
+use journeyman_platform::http::address::{Class, HostPolicy, Range};
 
 /// Allows public addresses, and those of the listed networks.
 #[derive(Debug, Clone)]
-pub(super) struct AddressPolicy {
-    allowed: Vec<IpNet>,
-}
+pub(super) struct AddressPolicy(HostPolicy);
 
 impl AddressPolicy {
-    pub(super) const fn new(allowed: Vec<IpNet>) -> Self {
-        Self { allowed }
+    pub(super) fn new(allowed: Vec<IpNet>) -> Self {
+        Self(HostPolicy::new([], allowed))
     }
 
     /// # Errors
     ///
     /// Why it is denied.
     pub(super) fn judge(&self, address: IpAddr) -> Result<(), String> {
-        let class = classify(address);
-        let inner = destination(address);
-        let advice = match class.range {
-            Range::Public => return Ok(()),
-            Range::Private | Range::Unusable if self.allowed.iter().any(|network| network.contains(&inner)) => {
-                return Ok(());
-            }
-            Range::Private | Range::Unusable => "add its network to the allowed ones if webhooks may reach it",
-            Range::Metadata => "webhooks never reach it",
-        };
-        Err(format!("the host's address {address} is {}; {advice}", class.kind))
+        self.0.judge("", address).map_err(|class| denied(&format!("the host's address {address}"), class))
     }
+
+    /// A proxy would resolve it.
+    ///
+    /// # Errors
+    ///
+    /// Why it is denied.
+    pub(super) fn judge_name(&self, name: &str) -> Result<(), String> {
+        match self.0.judge_name(name) {
+            Err(class) if class.range == Range::Metadata => Err(denied("the host", class)),
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+}
+
+fn denied(what: &str, class: Class) -> String {
+    let advice = match class.range {
+        Range::Public | Range::Private | Range::Unusable => {
+            "add its network to the allowed ones if webhooks may reach it"
+        }
+        Range::Metadata => "webhooks never reach it",
+    };
+    format!("{what} is {}; {advice}", class.kind)
 }
 
 #[cfg(test)]

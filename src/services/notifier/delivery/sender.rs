@@ -3,6 +3,7 @@
 //! Without a proxy, every address is judged before the client connects to it. An egress proxy resolves names itself, so there only
 //! the addresses in URLs are judged: the proxy has to judge the rest, as smokescreen does.
 
+use std::borrow::Cow;
 use std::error::Error;
 use std::fmt;
 use std::io;
@@ -26,12 +27,13 @@ use super::address::AddressPolicy;
 use super::signature::{SigningKey, WebhookId, sign};
 use journeyman_domain::lane::{Control, ErrorClass};
 use journeyman_domain::limits::{
-    WEBHOOK_ANSWER_BYTES_MAX, WEBHOOK_CONNECT_TIMEOUT, WEBHOOK_DNS_TIMEOUT, WEBHOOK_ERROR_CHARS_MAX,
-    WEBHOOK_IDLE_TIMEOUT,
+    REDACT_SECRET_CHARS_MIN, WEBHOOK_ANSWER_BYTES_MAX, WEBHOOK_CONNECT_TIMEOUT, WEBHOOK_DNS_TIMEOUT,
+    WEBHOOK_ERROR_CHARS_MAX, WEBHOOK_IDLE_TIMEOUT, WEBHOOK_SECRET_PATH_BYTES_MIN,
 };
 use journeyman_domain::staged::Stamp;
 use journeyman_platform::http::client::{client_builder, plain_port_hint, retry_after, root_cause};
 use journeyman_platform::http::resolver::{FilteringResolver, Lookup, ResolveError, system_lookup};
+use journeyman_platform::redact::{self, SecretSet};
 
 const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
 const WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");
@@ -205,7 +207,8 @@ impl Sender {
         let address: IpAddr = match url.host() {
             Some(Host::Ipv4(address)) => address.into(),
             Some(Host::Ipv6(address)) => address.into(),
-            Some(Host::Domain(_)) | None => return Ok(()),
+            Some(Host::Domain(name)) => return self.policy.judge_name(name),
+            None => return Ok(()),
         };
         self.policy.judge(address)
     }
@@ -225,7 +228,7 @@ impl Sender {
             status: response.status().as_u16(),
             retry_after: retry_after(response.headers(), now),
             control: control(response.headers()),
-            head: head.into(),
+            head: redacted(head, request),
         })
     }
 }
@@ -263,6 +266,38 @@ fn headers(request: &DeliveryRequest) -> Result<HeaderMap, reqwest::header::Inva
         headers.insert(WEBHOOK_SIGNATURE, sign(&request.keys, &request.webhook_id, request.at, &request.body)?);
     }
     Ok(headers)
+}
+
+/// A receiver may echo the request, and its answer is stored and shown.
+fn redacted(head: Vec<u8>, request: &DeliveryRequest) -> Bytes {
+    if head.len() < REDACT_SECRET_CHARS_MIN {
+        return head.into();
+    }
+    let mut secrets = SecretSet::default();
+    let mut add = |text: &str| {
+        if text.len() >= REDACT_SECRET_CHARS_MIN {
+            secrets.add(text);
+        }
+    };
+    let own = |name: &HeaderName| name.as_str().starts_with("journeyman-");
+    for (_, value) in request.headers.iter().filter(|(name, _)| !own(name)) {
+        if let Ok(text) = value.to_str() {
+            add(text);
+            text.split(' ').for_each(&mut add);
+        }
+    }
+    let url = &request.url;
+    url.path_segments()
+        .into_iter()
+        .flatten()
+        .filter(|part| part.len() >= WEBHOOK_SECRET_PATH_BYTES_MIN)
+        .for_each(&mut add);
+    url.query_pairs().for_each(|(_, value)| add(&value));
+    url.password().into_iter().for_each(&mut add);
+    match redact::bytes(&head, Some(&secrets)) {
+        Cow::Borrowed(_) => head.into(),
+        Cow::Owned(redacted) => redacted.into(),
+    }
 }
 
 async fn read_head(response: &mut Response, head: &mut Vec<u8>) {

@@ -340,6 +340,18 @@ async fn p6_p7_hostile_receivers_are_bounded_and_told_apart() {
 }
 
 #[tokio::test]
+async fn f6_a_receiver_that_echoes_the_request_puts_no_secret_into_the_record() {
+    let echo = "authorization: Bearer canary-token-7; /hook/canary-in-the-path?key=canary-query; canary-token-7";
+    let answer = format!("HTTP/1.1 500 X\r\ncontent-length: {}\r\n\r\n{echo}", echo.len());
+    let receiver = Receiver::answering(answer).await;
+    let mut request = request(&format!("{}/hook/canary-in-the-path?key=canary-query", receiver.url()), LONG);
+    request.headers.insert("authorization", "Bearer canary-token-7".parse().expect("a value"));
+    let answer = sender().send(&request).await.result.expect("an answer");
+    let head = String::from_utf8_lossy(&answer.head).into_owned();
+    assert!(head.starts_with("authorization: ") && head.contains("/hook/") && !head.contains("canary"), "{head}");
+}
+
+#[tokio::test]
 async fn p6_urls_of_private_addresses_are_denied_in_every_spelling() {
     let sender = Sender::new(SenderConfig::default()).expect("it is valid");
     let receiver = Receiver::start(|_| async {}).await;

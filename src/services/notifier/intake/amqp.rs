@@ -4,19 +4,22 @@
 
 use std::sync::Arc;
 
-use futures_util::future::try_join_all;
 use futures_util::{FutureExt as _, StreamExt as _};
 use lapin::message::Delivery;
 use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions, BasicRejectOptions};
 use lapin::types::ShortString;
 use lapin::{Channel, Connection, Consumer};
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::topology::Topology;
 use super::{Intake, parse_events};
-use journeyman_domain::limits::{AMQP_CLOSE_TIMEOUT, NOTIFIER_BATCH_MAX, NOTIFIER_BODY_BYTES_MAX, NOTIFIER_PREFETCH};
+use journeyman_domain::limits::{
+    AMQP_CLOSE_TIMEOUT, NOTIFIER_BATCH_MAX, NOTIFIER_BODY_BYTES_MAX, NOTIFIER_PREFETCH, NOTIFIER_UNACKED_MAX,
+};
 use journeyman_platform::amqp::{self, Broker};
 use journeyman_platform::retry::retry_sessions;
+use journeyman_platform::tasks::supervised;
 
 pub struct AmqpConfig {
     pub broker: Broker,
@@ -50,7 +53,15 @@ impl AmqpIntake {
         let connection = connection.map_err(|error| error.message)?;
         let ended = match stop.run_until_cancelled(self.open_shards(&connection)).await {
             Some(Ok(shards)) => {
-                try_join_all(shards.into_iter().map(|shard| self.run_shard(shard, stop))).await.map(drop)
+                let mut running = JoinSet::new();
+                for shard in shards {
+                    running.spawn(supervised("intake from a queue", shard.run(Arc::clone(&self.intake), stop.clone())));
+                }
+                let mut ended = Ok(());
+                while let (Ok(()), Some(one)) = (&ended, running.join_next().await) {
+                    ended = one.unwrap_or(Ok(()));
+                }
+                ended
             }
             Some(Err(why)) => Err(why),
             None => Ok(()),
@@ -73,7 +84,7 @@ impl AmqpIntake {
         for queue in &topology.shards {
             let opening = async {
                 let channel = connection.create_channel().await?;
-                channel.basic_qos(NOTIFIER_PREFETCH, BasicQosOptions::default()).await?;
+                channel.basic_qos(prefetch(topology.shards.len()), BasicQosOptions::default()).await?;
                 let options = BasicConsumeOptions::default();
                 let consumer = amqp::consume(&channel, queue.clone(), ShortString::default(), options).await?;
                 lapin::Result::Ok(Shard { queue: queue.clone(), channel, consumer })
@@ -84,10 +95,12 @@ impl AmqpIntake {
         tracing::info!(broker = broker.display_url(), "taking events from {} queues of RabbitMQ", shards.len());
         Ok(shards)
     }
+}
 
-    async fn run_shard(&self, mut shard: Shard, stop: &CancellationToken) -> Result<(), String> {
-        while let Some(next) = stop.run_until_cancelled(shard.consumer.next()).await {
-            let mut next = next.ok_or_else(|| format!("the broker ended the consumer of {}", shard.queue))?;
+impl Shard {
+    async fn run(mut self, intake: Arc<Intake>, stop: CancellationToken) -> Result<(), String> {
+        while let Some(next) = stop.run_until_cancelled(self.consumer.next()).await {
+            let mut next = next.ok_or_else(|| format!("the broker ended the consumer of {}", self.queue))?;
             let (mut events, mut last) = (Vec::new(), None);
             // Whatever has arrived becomes one transaction.
             loop {
@@ -98,30 +111,34 @@ impl AmqpIntake {
                         last = Some(delivery.delivery_tag);
                     }
                     Err(why) => {
-                        self.intake.counters.on_refused("amqp");
-                        shard.reject(&delivery, &why);
+                        intake.counters.on_refused("amqp");
+                        self.reject(&delivery, &why);
                     }
                 }
                 if events.len() >= NOTIFIER_BATCH_MAX {
                     break;
                 }
-                let Some(Some(more)) = shard.consumer.next().now_or_never() else { break };
+                let Some(Some(more)) = self.consumer.next().now_or_never() else { break };
                 next = more;
             }
             if let Some(last) = last {
-                self.intake.take("amqp", events).await.map_err(|error| error.to_string())?;
-                amqp::poll_once(shard.channel.basic_ack(last, BasicAckOptions { multiple: true }));
+                intake.take("amqp", events).await.map_err(|error| error.to_string())?;
+                amqp::poll_once(self.channel.basic_ack(last, BasicAckOptions { multiple: true }));
             }
         }
         Ok(())
     }
-}
 
-impl Shard {
     fn reject(&self, delivery: &Delivery, why: &str) {
         tracing::warn!(queue = self.queue.as_str(), "a message is no event, so it becomes a dead letter: {why}");
         amqp::poll_once(self.channel.basic_reject(delivery.delivery_tag, BasicRejectOptions { requeue: false }));
     }
+}
+
+/// The share of a shard of the messages that may be in memory.
+fn prefetch(shards: usize) -> u16 {
+    let shards = u16::try_from(shards).unwrap_or(u16::MAX).max(1);
+    (NOTIFIER_UNACKED_MAX / shards).clamp(1, NOTIFIER_PREFETCH)
 }
 
 fn parse(delivery: &Delivery) -> Result<Vec<journeyman_worker::notify::Event>, String> {
@@ -130,4 +147,19 @@ fn parse(delivery: &Delivery) -> Result<Vec<journeyman_worker::notify::Event>, S
         return Err(format!("it has {bytes} bytes, and at most {NOTIFIER_BODY_BYTES_MAX} are taken"));
     }
     parse_events(&delivery.data)
+}
+
+#[cfg(test)]
+mod tests {
+    use journeyman_domain::limits::NOTIFIER_SHARDS_MAX;
+
+    use super::*;
+
+    #[test]
+    fn f11_the_messages_in_memory_have_one_bound_for_all_shards() {
+        for shards in 1..=NOTIFIER_SHARDS_MAX {
+            let all = prefetch(shards.into()) * shards;
+            assert!(all <= NOTIFIER_UNACKED_MAX.max(shards), "{shards} shards, {all} messages");
+        }
+    }
 }

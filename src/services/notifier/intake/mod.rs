@@ -7,9 +7,9 @@ pub(super) mod topology;
 use std::sync::Arc;
 
 use super::counters::Counters;
-use super::registry::{EndpointSettings, Entry, InvalidEndpoint, Registered, Registry};
-use super::store::{Added, Store, StoreFailure};
-use journeyman_domain::limits::NOTIFIER_BATCH_MAX;
+use super::registry::{Current, EndpointSettings, Entry, InvalidEndpoint, Registered, Registry};
+use super::store::{Added, NewEvents, Store, StoreFailure};
+use journeyman_domain::limits::{NOTIFIER_BATCH_MAX, NOTIFIER_CHOICES_MAX};
 use journeyman_platform::host::clock::stamp;
 use journeyman_platform::host::crash_points::crash_point;
 use journeyman_worker::notify::Event;
@@ -26,20 +26,21 @@ impl Intake {
     }
 
     /// Stores events that were checked, all or none. They are on disk when it returns.
-    async fn accept(&self, events: Vec<Event>) -> Result<Vec<Added>, StoreFailure> {
-        let endpoints = self.registry.current();
-        let events = events.into_iter().map(|event| {
-            let is_told = |name: &str, entry: &Entry| entry.wants(&event.r#type) && !event.is_about(name);
-            let wanting = endpoints.iter().filter(|(name, entry)| is_told(name, entry));
-            let names = wanting.map(|(name, _)| Arc::clone(name)).collect();
-            (event, names)
-        });
-        self.store(events.collect()).await
+    async fn accept(&self, events: Vec<Arc<Event>>) -> Result<Vec<Added>, StoreFailure> {
+        let choose = |endpoints: &Registered| {
+            let events = events.iter().map(|event| {
+                let is_told = |name: &str, entry: &Entry| entry.wants(&event.r#type) && !event.is_about(name);
+                let wanting = endpoints.iter().filter(|(name, entry)| is_told(name, entry));
+                (Arc::clone(event), wanting.map(|(name, _)| Arc::clone(name)).collect())
+            });
+            Ok(events.collect())
+        };
+        self.store(choose).await
     }
 
     /// As [`Intake::accept`], and counts them. Returns how many are new, and how many are not.
     pub(super) async fn take(&self, source: &'static str, events: Vec<Event>) -> Result<(usize, usize), StoreFailure> {
-        let added = self.accept(events).await?;
+        let added = self.accept(events.into_iter().map(Arc::new).collect()).await?;
         let duplicates = added.iter().filter(|one| **one == Added::Duplicate).count();
         let accepted = added.len() - duplicates;
         self.counters.on_taken(source, accepted, duplicates);
@@ -47,7 +48,7 @@ impl Intake {
     }
 
     /// Stores events of the notifier itself. If it cannot, the log has them only.
-    pub(super) async fn accept_own(&self, events: Vec<Event>) {
+    pub(super) async fn accept_own(&self, events: Vec<Arc<Event>>) {
         if events.is_empty() {
             return;
         }
@@ -58,16 +59,40 @@ impl Intake {
 
     /// Stores events that were checked, each for one endpoint, whatever types it wants: all or none.
     pub(super) async fn accept_each(&self, events: Vec<(Event, Arc<str>)>) -> Result<Vec<Added>, StoreFailure> {
-        self.store(events.into_iter().map(|(event, endpoint)| (event, vec![endpoint])).collect()).await
+        let events: Vec<_> = events.into_iter().map(|(event, endpoint)| (Arc::new(event), endpoint)).collect();
+        let choose = |endpoints: &Registered| {
+            if let Some((_, gone)) = events.iter().find(|(_, endpoint)| !endpoints.contains_key(endpoint)) {
+                return Err(StoreFailure::Changed(gone.to_string()));
+            }
+            Ok(events.iter().map(|(event, endpoint)| (Arc::clone(event), vec![Arc::clone(endpoint)])).collect())
+        };
+        self.store(choose).await
     }
 
-    async fn store(&self, events: Vec<(Event, Vec<Arc<str>>)>) -> Result<Vec<Added>, StoreFailure> {
-        if events.is_empty() {
-            return Ok(Vec::new());
+    /// The endpoints are chosen again if the store has others: an endpoint gets each event that comes after it was made.
+    async fn store(
+        &self,
+        choose: impl Fn(&Registered) -> Result<Vec<(Arc<Event>, Vec<Arc<str>>)>, StoreFailure>,
+    ) -> Result<Vec<Added>, StoreFailure> {
+        for _ in 0..NOTIFIER_CHOICES_MAX {
+            let Current { endpoints, generation } = self.registry.with_generation();
+            let events = choose(&endpoints)?;
+            if events.is_empty() {
+                return Ok(Vec::new());
+            }
+            if let Some(added) = self.store.add(NewEvents { events, generation }, stamp()).await? {
+                crash_point("notifier-stored");
+                return Ok(added);
+            }
+            self.refresh().await?;
         }
-        let added = self.store.add(events, stamp()).await?;
-        crash_point("notifier-stored");
-        Ok(added)
+        Err(StoreFailure::Changed("of an event".to_owned()))
+    }
+
+    /// Reads the endpoints of the store.
+    async fn refresh(&self) -> Result<(), StoreFailure> {
+        self.registry.refresh(&self.store.endpoints().await?);
+        Ok(())
     }
 
     pub(super) fn endpoints(&self) -> Arc<Registered> {
@@ -89,9 +114,7 @@ impl Intake {
     /// This node knows of it when it returns.
     async fn set_endpoint(&self, name: &str, sealed: Option<Vec<u8>>) -> Result<(), EndpointError> {
         self.store.set_settings(name, sealed).await?;
-        let read = self.registry.begin_read();
-        self.registry.refresh(read, &self.store.endpoints().await?);
-        Ok(())
+        Ok(self.refresh().await?)
     }
 }
 
@@ -126,4 +149,26 @@ pub(super) fn parse_events(body: &[u8]) -> Result<Vec<Event>, String> {
         event.check().map_err(|error| format!("event {index}: {error}"))?;
     }
     Ok(events)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn f9_data_that_receivers_cannot_parse_is_refused_with_its_place() {
+        let parse = |data: &str| {
+            let event = format!(r#"{{"source":"a","id":"1","type":"t","key":"k","data":{data}}}"#);
+            parse_events(format!("[{event}]").as_bytes())
+        };
+        assert!(parse(r#"{"a":1e308}"#).is_ok());
+        for (data, place) in [
+            (r#"{"a":1e999999}"#.to_owned(), "at its byte 5,"),
+            (r#"{"a":"\ud800"}"#.to_owned(), "at its byte 6,"),
+            (format!("{}{}", "[".repeat(100_000), "]".repeat(100_000)), "at its byte 62,"),
+        ] {
+            let error = parse(&data).unwrap_err();
+            assert!(error.starts_with("event 0: data has ") && error.contains(place), "{error}");
+        }
+    }
 }

@@ -30,7 +30,7 @@ impl Outbox {
         if table.is_empty() || table.split('.').count() > 2 || !table.split('.').all(is_word) {
             return Err(PostgresError::Unusable("a table's name has letters, digits and `_`".to_owned()));
         }
-        Ok(Self { pool: PostgresPool::new(url, ca, "")?, table: table.to_owned() })
+        Ok(Self { pool: PostgresPool::new(url, ca, "", 1)?, table: table.to_owned() })
     }
 
     /// Makes the table if it is missing.

@@ -7,10 +7,12 @@ use std::collections::BTreeMap;
 
 use lapin::BasicProperties;
 use serde::Deserialize;
+use serde_json::Value;
 use serde_json::value::RawValue;
-use sha2::{Digest as _, Sha256};
+use uuid::Uuid;
 
 use super::targets::{KEY_BYTES, Target, UrlKey};
+use journeyman_domain::limits::{NOTIFIER_MISTRAL_BODY_BYTES_MAX, NOTIFIER_RETRY_SECONDS_MAX};
 use journeyman_worker::notify::Event;
 
 /// The execution of a queue, if it is one of Mistral's, and the key of its URL.
@@ -38,10 +40,11 @@ pub(super) enum Message {
 struct Wire {
     #[serde(default)]
     end: bool,
-    #[serde(default)]
-    restart_count: u32,
+    restart_count: Option<u32>,
+    /// Seconds.
+    polling_time: Option<f64>,
     url: Option<String>,
-    headers: Option<BTreeMap<String, String>>,
+    headers: Option<BTreeMap<String, Value>>,
     body: Option<Box<RawValue>>,
 }
 
@@ -57,7 +60,7 @@ pub(super) fn parse(queue: &str, key: &UrlKey, properties: &BasicProperties, dat
     let Some((execution, url_key)) = parse_queue(queue) else { return Err("its queue has no key of a URL".to_owned()) };
     let place = |error: serde_json::Error| format!("invalid JSON at line {}, column {}", error.line(), error.column());
     let wire: Wire = serde_json::from_slice(data).map_err(place)?;
-    let epoch = wire.restart_count;
+    let epoch = wire.restart_count.unwrap_or(0);
     if wire.end {
         return Ok(Message::End { epoch });
     }
@@ -67,17 +70,30 @@ pub(super) fn parse(queue: &str, key: &UrlKey, properties: &BasicProperties, dat
             "its URL is not that of its queue, or `notifier.mistral.url_key_file` is not the publisher's".to_owned()
         );
     }
-    let target = Target::new(url, &wire.headers.unwrap_or_default())?;
+    let headers = wire.headers.unwrap_or_default().into_iter().filter_map(|(name, value)| match value {
+        Value::Null => None,
+        Value::String(text) => Some(Ok((name, text))),
+        Value::Number(_) | Value::Bool(_) => Some(Ok((name, value.to_string()))),
+        Value::Array(_) | Value::Object(_) => Some(Err("one of its headers is none of HTTP")),
+    });
+    let retry_seconds = wire.polling_time.filter(|seconds| *seconds > 0.0).map(retry_seconds);
+    let target = Target::new(url, &headers.collect::<Result<_, _>>()?, retry_seconds)?;
     let Body { event } = serde_json::from_slice(body.get().as_bytes()).map_err(place)?;
     let Some(r#type) = event else { return Ok(Message::Nameless) };
     let id = match properties.message_id() {
         Some(id) => id.to_string(),
-        None => hex::encode(Sha256::digest(data)),
+        // Mistral may say the same twice. What RabbitMQ delivers again is then two as well, and lost is none.
+        None => Uuid::new_v4().to_string(),
     };
     let (source, key) = (format!("mistral {queue}"), execution.to_owned());
     let event = Box::new(Event { source, id, r#type, key, epoch: Some(epoch), time: None, last: false, data: body });
-    event.check().map_err(|error| error.to_string())?;
+    event.check_with(NOTIFIER_MISTRAL_BODY_BYTES_MAX).map_err(|error| error.to_string())?;
     Ok(Message::Event { event, target })
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is clamped")]
+fn retry_seconds(seconds: f64) -> u64 {
+    seconds.clamp(1.0, NOTIFIER_RETRY_SECONDS_MAX).ceil() as u64
 }
 
 #[cfg(test)]
@@ -119,9 +135,38 @@ mod tests {
         assert_eq!((event.data.get(), event.epoch, event.key.as_str()), (body, Some(3), EXECUTION));
         assert_eq!(
             (event.r#type.as_str(), target),
-            ("TASK_FAILED", Target::new(URL.to_owned(), &BTreeMap::new()).unwrap())
+            ("TASK_FAILED", Target::new(URL.to_owned(), &BTreeMap::new(), Some(5)).unwrap())
         );
-        assert_eq!(event.id.len(), 64, "of the message, without an id of its own");
+    }
+
+    #[test]
+    fn f5_what_publishers_send_is_taken_and_equal_messages_are_two() {
+        let event = |fields: &str| {
+            let message = parsed(&format!(r#"{{"url": "{URL}", {fields}, "body": {{"event": "A"}}}}"#));
+            let Ok(Message::Event { event, target }) = message else { panic!("{message:?}") };
+            (event, target)
+        };
+        let target = |headers: &[(&str, &str)], seconds| {
+            let headers = headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+            Target::new(URL.to_owned(), &headers.collect(), seconds).unwrap()
+        };
+        let (first, found) = event(r#""restart_count": null, "headers": {"X-Try": 5, "X-Dry": true, "X-No": null}"#);
+        assert_eq!((first.epoch, found), (Some(0), target(&[("X-Try", "5"), ("X-Dry", "true")], None)));
+        for (polling_time, seconds) in
+            [("null", None), ("0", None), ("0.2", Some(1)), ("30", Some(30)), ("1e300", Some(86_400))]
+        {
+            let (second, found) = event(&format!(r#""polling_time": {polling_time}"#));
+            assert_eq!(found, target(&[], seconds), "{polling_time}");
+            assert_ne!(first.id, second.id);
+        }
+        let (one, _) = event(r#""restart_count": 1"#);
+        let (other, _) = event(r#""restart_count": 1"#);
+        assert_ne!(one.id, other.id);
+        let large = |bytes: usize| {
+            parsed(&format!(r#"{{"url": "{URL}", "body": {{"event": "A", "x": "{}"}}}}"#, "y".repeat(bytes)))
+        };
+        assert!(large(NOTIFIER_MISTRAL_BODY_BYTES_MAX - 100).is_ok());
+        assert!(large(NOTIFIER_MISTRAL_BODY_BYTES_MAX).unwrap_err().contains("more than 1048576 bytes"));
     }
 
     #[test]

@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::queues::QueueConsumer;
 pub use self::targets::UrlKey;
-pub(super) use self::targets::is_target;
+pub(super) use self::targets::{is_target, name_pattern};
 use super::intake::Intake;
 use journeyman_domain::limits::{
     AMQP_CLOSE_TIMEOUT, NOTIFIER_DELIVERY_LIMIT, NOTIFIER_MISTRAL_DISCOVERY_INTERVAL, NOTIFIER_MISTRAL_PREFETCH,

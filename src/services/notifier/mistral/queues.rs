@@ -143,7 +143,9 @@ impl QueueConsumer<'_> {
     }
 
     fn reject(&self, tag: DeliveryTag, why: &str) {
-        tracing::warn!(queue = self.queue.as_str(), "a message is no event, so it becomes a dead letter: {why}");
+        let queue = self.queue.as_str();
+        let text = "a message is not delivered and becomes a dead letter; those after it are delivered without it";
+        tracing::error!(alert = "message-rejected", queue, "[alert operator] {text}: {why}");
         amqp::poll_once(self.channel.basic_reject(tag, BasicRejectOptions { requeue: false }));
     }
 

@@ -20,6 +20,11 @@ pub(crate) fn is_target(endpoint: &str) -> bool {
     endpoint.starts_with(PREFIX)
 }
 
+/// What the names of such endpoints are like, for the store.
+pub(crate) fn name_pattern() -> String {
+    format!("{PREFIX}{}", "_".repeat(2 * KEY_BYTES))
+}
+
 /// The bytes that are kept of the HMAC, so that the queue of any URL has a short name.
 pub(super) const KEY_BYTES: usize = 16;
 
@@ -57,6 +62,7 @@ pub(super) struct Target {
     url: String,
     /// One in a line.
     headers: String,
+    retry_seconds: Option<u64>,
 }
 
 impl std::fmt::Debug for Target {
@@ -75,7 +81,11 @@ impl Target {
     /// # Errors
     ///
     /// Fails if a header would become two.
-    pub(super) fn new(url: String, headers: &BTreeMap<String, String>) -> Result<Self, &'static str> {
+    pub(super) fn new(
+        url: String,
+        headers: &BTreeMap<String, String>,
+        retry_seconds: Option<u64>,
+    ) -> Result<Self, &'static str> {
         let line = |(name, value): (&String, &String)| format!("{name}: {value}\n");
         if headers
             .iter()
@@ -83,20 +93,23 @@ impl Target {
         {
             return Err("one of its headers is none of HTTP");
         }
-        Ok(Self { url, headers: headers.iter().map(line).collect() })
+        Ok(Self { url, headers: headers.iter().map(line).collect(), retry_seconds })
     }
 
     /// The name of its endpoint, which is made before its first event.
     pub(super) async fn endpoint(self, key: &UrlKey, intake: &Intake) -> Result<Arc<str>, TargetError> {
-        let name = format!("{PREFIX}{}", key.of(&[&self.url, &self.headers]));
+        let retry = self.retry_seconds.map(|seconds| seconds.to_string());
+        let parts = [Some(self.url.as_str()), Some(&self.headers), retry.as_deref()];
+        let name = format!("{PREFIX}{}", key.of(&parts.into_iter().flatten().collect::<Vec<_>>()));
         let known = intake.endpoints();
         if let Some((name, _)) = known.get_key_value(name.as_str()) {
             return Ok(Arc::clone(name));
         }
         if known.keys().filter(|name| is_target(name)).count() >= NOTIFIER_TARGETS_MAX {
-            let message =
-                format!("{NOTIFIER_TARGETS_MAX} URLs with headers are known: remove endpoints that are not used");
-            return Err(TargetError::Failed(message));
+            let message = format!(
+                "{NOTIFIER_TARGETS_MAX} URLs with headers are known, and this one is not among them: remove endpoints that are not used"
+            );
+            return Err(TargetError::Invalid(message));
         }
         let settings = EndpointSettings {
             url: self.url,
@@ -106,11 +119,38 @@ impl Target {
             format: Format::Mistral,
             on_exhausted: OnExhausted::Block,
             timeout_seconds: NOTIFIER_TARGET_TIMEOUT.as_secs(),
+            retry_seconds: self.retry_seconds,
         };
         match intake.put_endpoint(&name, &settings).await {
             Ok(()) => Ok(name.into()),
             Err(EndpointError::Invalid(InvalidEndpoint::Settings(why))) => Err(TargetError::Invalid(why)),
             Err(error) => Err(TargetError::Failed(error.to_string())),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use journeyman_platform::sqlite::Db;
+
+    use super::*;
+    use crate::notifier::registry::Registry;
+    use crate::notifier::seal::SealKeys;
+    use crate::notifier::store::Store;
+
+    #[tokio::test]
+    async fn f2_a_full_table_refuses_the_message_of_a_new_target_alone() {
+        let key = UrlKey::new("secret").unwrap();
+        let target = |url: &str| Target::new(url.to_owned(), &BTreeMap::new(), None).unwrap();
+        let known = format!("{PREFIX}{}", key.of(&["https://known.example", ""]));
+        let settings: EndpointSettings = serde_json::from_str(r#"{ "url": "https://a.example" }"#).unwrap();
+        let names = (1..NOTIFIER_TARGETS_MAX).map(|number| format!("{PREFIX}{number}")).chain([known.clone()]);
+        let endpoints = names.map(|name| (name.into(), settings.build().unwrap())).collect();
+        let (store, _status) = Store::open(&Db::Memory).unwrap();
+        let intake = Intake::new(store, Arc::new(Registry::new(endpoints, SealKeys(Vec::new()))));
+        let new = target("https://new.example").endpoint(&key, &intake).await;
+        assert!(matches!(new, Err(TargetError::Invalid(why)) if why.contains("10000 URLs")));
+        let found = target("https://known.example").endpoint(&key, &intake).await;
+        assert!(found.is_ok_and(|name| *name == *known));
     }
 }

@@ -12,31 +12,34 @@ mod tests;
 mod transaction;
 mod upkeep;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use rusqlite::Connection;
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use uuid::Uuid;
 
+pub(super) use self::operators::AttemptPlace;
 pub use self::operators::{AttemptRow, LaneRow};
-pub(super) use self::operators::{Counts, EndpointChange, EndpointState, LaneChange, LastFailure, ReplayFilter};
-use self::postgres::Hints;
+pub(super) use self::operators::{
+    Counts, EndpointChange, EndpointState, LaneChange, LastFailure, ReplayFilter, StoredEndpoints,
+};
+use self::postgres::{Hints, Use};
 pub(super) use self::postgres::{Postgres, PostgresError, PostgresPool};
 pub(super) use self::sql::{StoreFailure, words as postgres_words};
 use self::sqlite::Tables;
-pub(super) use self::statements::{Added, AttemptRecord, Committed, DueLane, Head, Lease};
+pub(super) use self::statements::{
+    Added, AttemptRecord, Committed, DueLane, DueLanes, EndedAttempt, Head, Lease, NewEvents,
+};
 use self::transaction::Tx;
 use journeyman_domain::lane::dispatcher::LaneId;
 use journeyman_domain::lane::endpoint::EndpointHealth;
 use journeyman_domain::lane::partitions::Partition;
-use journeyman_domain::lane::retry::{HeadState, HeadVerdict};
 use journeyman_domain::limits::NOTIFIER_LEASE;
 use journeyman_domain::staged::Stamp;
 use journeyman_platform::sqlite::{Database, Db, OpenError, StoreStatus};
-use journeyman_worker::notify::Event;
 
 /// A handle. What it stores is on disk when it returns.
 #[derive(Clone)]
@@ -53,21 +56,27 @@ enum Kind {
     Postgres(Postgres),
 }
 
-/// Runs statements in one transaction of either database.
+/// Runs statements in one transaction of either database, on connections of its use.
 macro_rules! transaction {
-    ($store:expr, move |$db:ident| $work:expr) => {
+    (Pages, $store:expr, move |$db:ident| $work:expr) => {
+        transaction!(Pages, $store, read, &mut Connection, move |$db| $work)
+    };
+    ($use:ident, $store:expr, move |$db:ident| $work:expr) => {
+        transaction!($use, $store, execute, &mut &mut Connection, move |$db| $work)
+    };
+    ($use:ident, $store:expr, $run:ident, $conn:ty, move |$db:ident| $work:expr) => {
         match &$store.database {
             Kind::Sqlite(sqlite) => {
-                let run = move |conn: &mut &mut Connection| {
+                let run = move |conn: $conn| {
                     let $db = &mut Tx::Sqlite(conn);
                     sqlite::run($work)
                 };
-                sqlite.execute(run).await
+                sqlite.$run(run).await
             }
             Kind::Postgres(postgres) => {
                 let mut tries = 0;
                 loop {
-                    let mut tx = postgres.begin().await?;
+                    let mut tx = postgres.begin(Use::$use).await?;
                     let $db = &mut Tx::Postgres(&mut tx);
                     let result = $work.await;
                     if let Some(ended) = tx.end(result, &mut tries).await {
@@ -95,9 +104,9 @@ impl Store {
         Self { database: Kind::Postgres(postgres), node, hints: Arc::default() }
     }
 
-    /// Waits until there may be something new to deliver.
-    pub(crate) async fn stored(&self) {
-        self.hints.stored.notified().await;
+    /// Waits until there may be something new to deliver. Returns the endpoints that have it; `None` is each.
+    pub(crate) async fn stored(&self) -> Option<BTreeSet<Arc<str>>> {
+        self.hints.stored().await
     }
 
     /// Waits until an endpoint may have changed, or a lane by an operator.
@@ -105,11 +114,16 @@ impl Store {
         self.hints.changed.notified().await;
     }
 
-    fn tell(&self, of: fn(&Hints) -> &Notify) {
-        of(&self.hints).notify_one();
+    /// Tells this node and the others.
+    fn tell(&self, tell: impl Fn(&Hints)) {
+        tell(&self.hints);
         if let Kind::Postgres(postgres) = &self.database {
-            of(&postgres.told).notify_one();
+            tell(&postgres.told);
         }
+    }
+
+    fn tell_changed(&self) {
+        self.tell(|hints| hints.changed.notify_one());
     }
 
     /// Passes on what other nodes tell. Runs until it is dropped.
@@ -120,25 +134,28 @@ impl Store {
         }
     }
 
-    /// Appends events to the lanes of the endpoints that want them: all or none.
-    pub(crate) async fn add(
-        &self,
-        events: Vec<(Event, Vec<Arc<str>>)>,
-        now: Stamp,
-    ) -> Result<Vec<Added>, StoreFailure> {
-        transaction!(self, move |db| statements::add(db, &events, now)).inspect(|_| self.tell(|hints| &hints.stored))
+    /// Appends events to the lanes of the endpoints that want them: all or none. Returns nothing, and stores nothing, if the endpoints
+    /// have changed since they were chosen.
+    pub(crate) async fn add(&self, new: NewEvents, now: Stamp) -> Result<Option<Vec<Added>>, StoreFailure> {
+        let endpoints = new.events.iter().flat_map(|(_, endpoints)| endpoints).cloned().collect();
+        let added = transaction!(Intake, self, move |db| statements::add(db, &new, now))?;
+        if added.is_some() {
+            let endpoints: BTreeSet<Arc<str>> = endpoints;
+            self.tell(|hints| hints.tell_stored(Some(endpoints.clone())));
+        }
+        Ok(added)
     }
 
     /// Closes the lanes of these endpoints, unless a later epoch has begun.
     pub(crate) async fn close_lanes(&self, endpoints: &str, key: &str, epoch: u32) -> Result<(), StoreFailure> {
         let (endpoints, key) = (format!("{endpoints}%"), key.to_owned());
-        transaction!(self, move |db| statements::close_lanes(db, &endpoints, &key, epoch))
+        transaction!(Intake, self, move |db| statements::close_lanes(db, &endpoints, &key, epoch))
     }
 
     /// Returns what this node has, and for how long from the call on; for ever in a database of its own.
     pub(crate) async fn keep_lease(&self, let_go: Vec<Partition>) -> Result<(Lease, Option<Duration>), StoreFailure> {
         let node = Arc::clone(&self.node);
-        let lease = transaction!(self, move |db| statements::keep_lease(db, &node, &let_go))?;
+        let lease = transaction!(Lease, self, move |db| statements::keep_lease(db, &node, &let_go))?;
         let lasts = match &self.database {
             Kind::Sqlite(_) => None,
             Kind::Postgres(_) => Some(NOTIFIER_LEASE),
@@ -148,45 +165,48 @@ impl Store {
 
     pub(crate) async fn end_lease(&self) -> Result<(), StoreFailure> {
         let node = Arc::clone(&self.node);
-        transaction!(self, move |db| statements::end_lease(db, &node))
+        transaction!(Lease, self, move |db| statements::end_lease(db, &node))
     }
 
-    /// The lanes whose heads are due, and when another one is.
+    /// The endpoints that have waiting lanes, with the time at which the first head of each is due.
+    pub(crate) async fn waiting(&self) -> Result<Vec<(String, Stamp)>, StoreFailure> {
+        transaction!(Delivery, self, move |db| statements::waiting(db))
+    }
+
+    /// The due lanes of endpoints, so many at most of each.
     pub(crate) async fn due(
         &self,
-        endpoint: &Arc<str>,
+        endpoints: Vec<(Arc<str>, usize)>,
         now: Stamp,
-        max: usize,
-    ) -> Result<(Vec<DueLane>, Option<Stamp>), StoreFailure> {
-        let (node, endpoint) = (Arc::clone(&self.node), Arc::clone(endpoint));
-        transaction!(self, move |db| statements::due(db, &node, &endpoint, now, max))
+    ) -> Result<Vec<DueLanes>, StoreFailure> {
+        let node = Arc::clone(&self.node);
+        transaction!(Delivery, self, move |db| statements::due(db, &node, &endpoints, now))
     }
 
-    /// What the lane sends next; `None` if nothing, or if another node has the lane.
-    pub(crate) async fn head(&self, lane: LaneId) -> Result<Option<Head>, StoreFailure> {
+    /// The clock was set back by so much: heads that wait for a time are due earlier by it.
+    pub(crate) async fn set_back(&self, by_ms: i64, now: Stamp) -> Result<(), StoreFailure> {
         let node = Arc::clone(&self.node);
-        transaction!(self, move |db| statements::head(db, &node, lane))
+        transaction!(Delivery, self, move |db| statements::set_back(db, &node, by_ms, now))
     }
 
-    pub(crate) async fn end_attempt(
-        &self,
-        head: Head,
-        state: HeadState,
-        attempt: AttemptRecord,
-        verdict: HeadVerdict,
-        now: Stamp,
-    ) -> Result<Committed, StoreFailure> {
+    /// What the lane sends next; `None` if nothing is due, or if another node has the lane.
+    pub(crate) async fn head(&self, lane: LaneId, now: Stamp) -> Result<Option<Head>, StoreFailure> {
         let node = Arc::clone(&self.node);
-        transaction!(self, move |db| statements::end_attempt(db, &node, &head, state, &attempt, verdict, now))
+        transaction!(Delivery, self, move |db| statements::head(db, &node, lane, now))
+    }
+
+    pub(crate) async fn end_attempt(&self, ended: Arc<EndedAttempt>) -> Result<Committed, StoreFailure> {
+        let node = Arc::clone(&self.node);
+        transaction!(Delivery, self, move |db| statements::end_attempt(db, &node, &ended))
     }
 
     pub(crate) async fn set_health(&self, endpoint: &Arc<str>, health: EndpointHealth) -> Result<(), StoreFailure> {
         let endpoint = Arc::clone(endpoint);
-        transaction!(self, move |db| statements::set_health(db, &endpoint, &health))
+        transaction!(Delivery, self, move |db| statements::set_health(db, &endpoint, &health))
     }
 
-    pub(crate) async fn endpoints(&self) -> Result<BTreeMap<String, EndpointState>, StoreFailure> {
-        transaction!(self, move |db| operators::endpoints(db))
+    pub(crate) async fn endpoints(&self) -> Result<StoredEndpoints, StoreFailure> {
+        transaction!(Intake, self, move |db| operators::endpoints(db))
     }
 
     pub(crate) async fn change_endpoint(
@@ -197,21 +217,20 @@ impl Store {
         now: Stamp,
     ) -> Result<(), StoreFailure> {
         let endpoint = endpoint.to_owned();
-        transaction!(self, move |db| operators::change_endpoint(db, &endpoint, change, note.as_deref(), now))
-            .inspect(|()| self.tell(|hints| &hints.changed))
+        transaction!(Operators, self, move |db| operators::change_endpoint(db, &endpoint, change, note.as_deref(), now))
+            .inspect(|()| self.tell_changed())
     }
 
     /// `None` removes an endpoint that is in no configuration; its lanes stay.
     pub(crate) async fn set_settings(&self, endpoint: &str, settings: Option<Vec<u8>>) -> Result<(), StoreFailure> {
         let endpoint = endpoint.to_owned();
-        transaction!(self, move |db| operators::set_settings(db, &endpoint, settings.as_deref()))
-            .inspect(|()| self.tell(|hints| &hints.changed))
+        transaction!(Intake, self, move |db| operators::set_settings(db, &endpoint, settings.as_deref()))
+            .inspect(|()| self.tell_changed())
     }
 
-    /// What waits, and the last failure of the heads.
-    pub(crate) async fn counts(&self, endpoint: &str) -> Result<(Counts, Option<LastFailure>), StoreFailure> {
-        let endpoint = endpoint.to_owned();
-        transaction!(self, move |db| operators::counts(db, &endpoint))
+    /// What waits at the endpoints that have any, and the last failure of their heads.
+    pub(crate) async fn counts(&self) -> Result<BTreeMap<String, (Counts, Option<LastFailure>)>, StoreFailure> {
+        transaction!(Pages, self, move |db| operators::counts(db))
     }
 
     /// The lanes that have messages or are stopped, those with the oldest heads first; or the lanes of one key.
@@ -221,17 +240,18 @@ impl Store {
         key: Option<String>,
         max: usize,
     ) -> Result<Vec<LaneRow>, StoreFailure> {
-        transaction!(self, move |db| operators::lanes(db, endpoint.as_deref(), key.as_deref(), max))
+        transaction!(Pages, self, move |db| operators::lanes(db, endpoint.as_deref(), key.as_deref(), max))
     }
 
-    /// The latest first.
+    /// The attempts before one, the latest first; those of a lane by its messages, the last one first.
     pub(crate) async fn attempts(
         &self,
         endpoint: Option<String>,
         lane: Option<i64>,
+        before: Option<AttemptPlace>,
         max: usize,
     ) -> Result<Vec<AttemptRow>, StoreFailure> {
-        transaction!(self, move |db| operators::attempts(db, endpoint.as_deref(), lane, max))
+        transaction!(Pages, self, move |db| operators::attempts(db, endpoint.as_deref(), lane, before, max))
     }
 
     /// Returns whether there is such a lane, whose head is that message.
@@ -242,22 +262,27 @@ impl Store {
         note: Option<String>,
         now: Stamp,
     ) -> Result<bool, StoreFailure> {
-        transaction!(self, move |db| operators::change_lane(db, lane, change, note.as_deref(), now))
-            .inspect(|_| self.tell(|hints| &hints.changed))
+        transaction!(Operators, self, move |db| operators::change_lane(db, lane, change, note.as_deref(), now))
+            .inspect(|_| self.tell_changed())
     }
 
-    pub(crate) async fn end_pauses(&self, now: Stamp) -> Result<u64, StoreFailure> {
-        transaction!(self, move |db| operators::end_pauses(db, now))
+    /// Opens the lanes whose pause has ended. Returns when the next one ends.
+    pub(crate) async fn end_pauses(&self, now: Stamp) -> Result<Option<Stamp>, StoreFailure> {
+        transaction!(Delivery, self, move |db| operators::end_pauses(db, now))
     }
 
     /// How many messages that have ended the filter is true for. They are sent once more, each lane's in their order, unless it is a
     /// dry run.
     pub(crate) async fn replay(&self, filter: ReplayFilter, now: Stamp) -> Result<i64, StoreFailure> {
-        transaction!(self, move |db| operators::replay(db, &filter, now)).inspect(|_| self.tell(|hints| &hints.changed))
+        if filter.dry_run {
+            return transaction!(Pages, self, move |db| operators::replay(db, &filter, now));
+        }
+        transaction!(Operators, self, move |db| operators::replay(db, &filter, now)).inspect(|_| self.tell_changed())
     }
 
-    /// Removes some of what ended before this time. Returns how many rows.
-    pub(crate) async fn clean_up(&self, before: Stamp) -> Result<u64, StoreFailure> {
-        transaction!(self, move |db| upkeep::clean_up(db, before))
+    /// Removes some of what ended before this time, and the endpoints of this pattern that have no lane. Returns how many rows.
+    pub(crate) async fn clean_up(&self, before: Stamp, targets: &str) -> Result<u64, StoreFailure> {
+        let targets = targets.to_owned();
+        transaction!(Operators, self, move |db| upkeep::clean_up(db, before, &targets))
     }
 }

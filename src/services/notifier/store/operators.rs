@@ -1,11 +1,13 @@
 //! The statements of operators: the state of endpoints, what is in the lanes, and what is changed by hand.
 
 use std::collections::BTreeMap;
+use std::str::FromStr;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::sql::{SqlError, read, values};
+use super::statements::generation;
 use super::transaction::Tx;
 use journeyman_domain::lane::dispatcher::LaneId;
 use journeyman_domain::lane::endpoint::{DisableReason, EndpointHealth};
@@ -117,6 +119,27 @@ pub struct AttemptRow {
     pub detail: String,
 }
 
+/// An attempt, as a page names it that follows: `STARTED_AT,LANE,POSITION,NUMBER`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct AttemptPlace {
+    at: i64,
+    lane: i64,
+    position: i64,
+    number: i64,
+}
+
+impl FromStr for AttemptPlace {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
+        let parts: Vec<i64> = text.split(',').map_while(|part| part.parse().ok()).collect();
+        match parts[..] {
+            [at, lane, position, number] => Ok(Self { at, lane, position, number }),
+            _ => Err("expected the `started_at,lane,position,number` of an attempt"),
+        }
+    }
+}
+
 /// Messages that have ended, by what they are.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -135,7 +158,16 @@ pub(crate) struct ReplayFilter {
     pub(crate) dry_run: bool,
 }
 
-pub(super) async fn endpoints(db: &mut Tx<'_>) -> Result<BTreeMap<String, EndpointState>> {
+/// What the store knows of its endpoints.
+#[derive(Debug, Default)]
+pub(crate) struct StoredEndpoints {
+    /// Or a later one.
+    pub(crate) generation: i64,
+    pub(crate) states: BTreeMap<String, EndpointState>,
+}
+
+pub(super) async fn endpoints(db: &mut Tx<'_>) -> Result<StoredEndpoints> {
+    let generation = generation(db).await?;
     let select = "SELECT name, health, disabled, paused_until, note, settings FROM endpoint";
     let mut all = BTreeMap::new();
     for mut row in db.query(select, values![]).await? {
@@ -149,7 +181,7 @@ pub(super) async fn endpoints(db: &mut Tx<'_>) -> Result<BTreeMap<String, Endpoi
         };
         all.insert(name, state);
     }
-    Ok(all)
+    Ok(StoredEndpoints { generation, states: all })
 }
 
 fn parse<T: serde::de::DeserializeOwned>(text: &str) -> Result<T> {
@@ -196,47 +228,56 @@ pub(super) async fn set_settings(db: &mut Tx<'_>, endpoint: &str, settings: Opti
         "INSERT INTO endpoint (name, settings) VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET settings = $2",
         values![endpoint, settings],
     )
-    .await
-    .map(drop)
+    .await?;
+    begin_generation(db).await
 }
 
-pub(super) async fn counts(db: &mut Tx<'_>, endpoint: &str) -> Result<(Counts, Option<LastFailure>)> {
-    let row = db
-        .first(
-            "SELECT count(*), CAST(coalesce(sum(CASE WHEN state = 'parked' THEN 1 ELSE 0 END), 0) AS BIGINT),
+pub(super) async fn begin_generation(db: &mut Tx<'_>) -> Result<()> {
+    db.execute("UPDATE registry SET generation = generation + 1", values![]).await.map(drop)
+}
+
+pub(super) const COUNTS: &str =
+    "SELECT endpoint, count(*), CAST(coalesce(sum(CASE WHEN state = 'parked' THEN 1 ELSE 0 END), 0) AS BIGINT),
                     CAST(coalesce(sum(CASE WHEN state = 'paused' THEN 1 ELSE 0 END), 0) AS BIGINT),
                     CAST(coalesce(sum(tail - head + 1 + (SELECT count(*) FROM replay WHERE replay.lane = lane.id)), 0) AS BIGINT),
                     min((SELECT event.received_at FROM message JOIN event ON event.id = message.event
                          WHERE message.lane = lane.id AND message.position = lane.head)),
                     min(due_at)
-             FROM lane WHERE endpoint = $1
-                 AND (head <= tail OR EXISTS (SELECT 1 FROM replay WHERE replay.lane = lane.id))",
-            values![endpoint],
-        )
-        .await?;
-    let read = read!(Counts => lanes, parked, paused, messages, oldest, next_due);
-    let counts = row.map_or_else(|| Ok(Counts::default()), read)?;
-    let failed = db
-        .first(
-            "SELECT attempt.started_at, attempt.status, attempt.error, attempt.detail
-             FROM lane JOIN attempt ON attempt.lane = lane.id AND attempt.position = lane.head
-             WHERE lane.endpoint = $1 AND lane.head <= lane.tail
-             ORDER BY attempt.started_at DESC LIMIT 1",
-            values![endpoint],
-        )
-        .await?;
-    Ok((counts, failed.map(read!(LastFailure => at, status, error, detail)).transpose()?))
+             FROM lane WHERE id IN (SELECT id FROM lane WHERE head <= tail AND endpoint > '' UNION ALL SELECT lane FROM replay) GROUP BY endpoint";
+
+/// The failures of the heads.
+pub(super) const LAST_FAILURES: &str =
+    "SELECT last.endpoint, attempt.started_at, attempt.status, attempt.error, attempt.detail
+             FROM (SELECT lane.endpoint, attempt.lane, attempt.position, attempt.number,
+                       row_number() OVER (PARTITION BY lane.endpoint ORDER BY attempt.started_at DESC) AS place
+                   FROM lane JOIN attempt ON attempt.lane = lane.id AND attempt.position = lane.head
+                   WHERE lane.head <= lane.tail AND lane.endpoint > '') AS last
+             JOIN attempt ON attempt.lane = last.lane AND attempt.position = last.position AND attempt.number = last.number
+             WHERE last.place = 1";
+
+/// What waits at the endpoints that have any, and the last failure of their heads.
+pub(super) async fn counts(db: &mut Tx<'_>) -> Result<BTreeMap<String, (Counts, Option<LastFailure>)>> {
+    let rows = db.query(COUNTS, values![]).await?;
+    let mut all = BTreeMap::new();
+    for mut row in rows {
+        let endpoint = row.take()?;
+        let read = read!(Counts => lanes, parked, paused, messages, oldest, next_due);
+        all.insert(endpoint, (read(row)?, None));
+    }
+    let failed = db.query(LAST_FAILURES, values![]).await?;
+    for mut row in failed {
+        if let Some((_, failure)) = all.get_mut(&row.take::<String>()?) {
+            let read = read!(LastFailure => at, status, error, detail);
+            *failure = Some(read(row)?);
+        }
+    }
+    Ok(all)
 }
 
-/// The lanes of an endpoint that have messages or are stopped, those with the oldest heads first; or the lanes of one key.
-pub(super) async fn lanes(
-    db: &mut Tx<'_>,
-    endpoint: Option<&str>,
-    key: Option<&str>,
-    max: usize,
-) -> Result<Vec<LaneRow>> {
-    let rows = db
-        .query(
+/// The lanes where a condition holds.
+macro_rules! lanes {
+    ($condition:expr) => {
+        concat!(
             "SELECT lane.id, lane.endpoint, lane.key, lane.state, lane.note, lane.epoch, lane.seq,
                     coalesce(replay.position, lane.head),
                     lane.tail - lane.head + 1 + (SELECT count(*) FROM replay WHERE replay.lane = lane.id),
@@ -247,39 +288,90 @@ pub(super) async fn lanes(
                  AND replay.position = (SELECT min(one.position) FROM replay AS one WHERE one.lane = lane.id)
              LEFT JOIN message ON message.lane = lane.id AND message.position = coalesce(replay.position, lane.head)
              LEFT JOIN event ON event.id = message.event
-             WHERE (CAST($1 AS TEXT) IS NULL OR lane.endpoint = $1)
-                 AND (CAST($2 AS TEXT) IS NOT NULL OR lane.head <= lane.tail OR lane.state <> 'open'
-                     OR replay.position IS NOT NULL)
-                 AND (CAST($2 AS TEXT) IS NULL OR lane.key = $2)
-             ORDER BY coalesce(event.received_at, CAST(9223372036854775807 AS BIGINT)), lane.id LIMIT $3",
-            values![endpoint, key, max],
+             WHERE ",
+            $condition,
+            " ORDER BY coalesce(event.received_at, CAST(9223372036854775807 AS BIGINT)), lane.id LIMIT $1"
         )
-        .await?;
+    };
+}
+
+pub(super) const LANES: &str = lanes!(
+    "lane.id IN (SELECT id FROM lane WHERE head <= tail AND endpoint > '' UNION ALL SELECT id FROM lane WHERE state <> 'open'
+         UNION ALL SELECT lane FROM replay)"
+);
+pub(super) const LANES_OF_ENDPOINT: &str = lanes!(
+    "lane.id IN (SELECT id FROM lane WHERE head <= tail AND endpoint = $2 UNION ALL SELECT id FROM lane WHERE state <> 'open'
+         UNION ALL SELECT lane FROM replay) AND lane.endpoint || '' = $2"
+);
+pub(super) const LANES_OF_KEY: &str = lanes!("lane.key = $3 AND lane.endpoint = coalesce($2, lane.endpoint)");
+
+/// The lanes that have messages or are stopped, those with the oldest heads first; or the lanes of one key.
+pub(super) async fn lanes(
+    db: &mut Tx<'_>,
+    endpoint: Option<&str>,
+    key: Option<&str>,
+    max: usize,
+) -> Result<Vec<LaneRow>> {
+    let rows = match (endpoint, key) {
+        (_, Some(key)) => db.query(LANES_OF_KEY, values![max, endpoint, key]).await?,
+        (Some(endpoint), None) => db.query(LANES_OF_ENDPOINT, values![max, endpoint]).await?,
+        (None, None) => db.query(LANES, values![max]).await?,
+    };
     let read = read!(LaneRow => id, endpoint, key, state, note, epoch, seq, head, waiting, attempts, due_at, head_since, head_type);
     rows.into_iter().map(read).collect()
 }
 
-/// The last attempts of an endpoint or a lane, the latest first.
+/// The last attempts where a condition holds, in an order that has an index.
+macro_rules! attempts {
+    ($condition:expr, $order:expr) => {
+        concat!(
+            "SELECT attempt.endpoint, lane.key, attempt.lane, attempt.position, message.epoch, message.seq, event.source_id, event.type,
+                    attempt.number, attempt.started_at, attempt.took_ms, attempt.status, attempt.error, attempt.detail
+             FROM (SELECT * FROM attempt WHERE ",
+            $condition,
+            " ORDER BY ",
+            $order,
+            " LIMIT $1) AS attempt
+             JOIN lane ON lane.id = attempt.lane
+             JOIN message ON message.lane = attempt.lane AND message.position = attempt.position
+             JOIN event ON event.id = message.event
+             ORDER BY ",
+            $order
+        )
+    };
+}
+
+/// The place of an attempt in the order.
+macro_rules! by_time {
+    () => {
+        "attempt.started_at DESC, attempt.lane DESC, attempt.position DESC, attempt.number DESC"
+    };
+}
+
+pub(super) const ATTEMPTS: &str = attempts!("(started_at, lane, position, number) < ($2, $3, $4, $5)", by_time!());
+pub(super) const ATTEMPTS_OF_ENDPOINT: &str =
+    attempts!("endpoint = $6 AND (started_at, lane, position, number) < ($2, $3, $4, $5)", by_time!());
+pub(super) const ATTEMPTS_OF_LANE: &str =
+    attempts!("lane = $2 AND (position, number) < ($3, $4)", "attempt.position DESC, attempt.number DESC");
+
+/// The attempts before one, the latest first; those of a lane by its messages, the last one first.
 pub(super) async fn attempts(
     db: &mut Tx<'_>,
     endpoint: Option<&str>,
     lane: Option<i64>,
+    before: Option<AttemptPlace>,
     max: usize,
 ) -> Result<Vec<AttemptRow>> {
-    let rows = db
-        .query(
-            "SELECT lane.endpoint, lane.key, attempt.lane, attempt.position, message.epoch, message.seq, event.source_id, event.type,
-                    attempt.number, attempt.started_at, attempt.took_ms, attempt.status, attempt.error, attempt.detail
-             FROM attempt
-             JOIN lane ON lane.id = attempt.lane
-             JOIN message ON message.lane = attempt.lane AND message.position = attempt.position
-             JOIN event ON event.id = message.event
-             WHERE (CAST($1 AS TEXT) IS NULL OR lane.endpoint = $1)
-                 AND (CAST($2 AS BIGINT) IS NULL OR attempt.lane = $2)
-             ORDER BY attempt.started_at DESC LIMIT $3",
-            values![endpoint, lane, max],
-        )
-        .await?;
+    const LAST: AttemptPlace = AttemptPlace { at: i64::MAX, lane: i64::MAX, position: i64::MAX, number: i64::MAX };
+    let place = before.unwrap_or(LAST);
+    let AttemptPlace { at, position, number, .. } = place;
+    let rows = match (endpoint, lane) {
+        (_, Some(lane)) => db.query(ATTEMPTS_OF_LANE, values![max, lane, position, number]).await?,
+        (Some(endpoint), None) => {
+            db.query(ATTEMPTS_OF_ENDPOINT, values![max, at, place.lane, position, number, endpoint]).await?
+        }
+        (None, None) => db.query(ATTEMPTS, values![max, at, place.lane, position, number]).await?,
+    };
     let read = read!(AttemptRow =>
         endpoint, key, lane, position, epoch, seq, event_id, r#type, number,
         started_at, took_ms, status, error, detail);
@@ -310,6 +402,8 @@ pub(super) async fn change_lane(
             let delete = "DELETE FROM replay WHERE lane = $1 AND position = $2
                      AND position = (SELECT min(position) FROM replay WHERE lane = $1)";
             if db.execute(delete, values![lane, position]).await? > 0 {
+                let update = "UPDATE message SET note = $3 WHERE lane = $1 AND position = $2";
+                db.execute(update, values![lane, position, note]).await?;
                 let update = "UPDATE lane SET state = CASE WHEN state = 'parked' THEN 'open' ELSE state END,
                          due_at = CASE WHEN state <> 'paused' AND (head <= tail
                              OR EXISTS (SELECT 1 FROM replay WHERE replay.lane = lane.id)) THEN CAST($2 AS BIGINT) END
@@ -332,11 +426,23 @@ pub(super) async fn change_lane(
             updated
         }
     };
+    if updated == 0
+        && let LaneChange::SkipHead { position } = change
+    {
+        return was_skipped(db, lane, position, note).await;
+    }
     Ok(updated > 0)
 }
 
-/// Opens the lanes whose pause has ended.
-pub(super) async fn end_pauses(db: &mut Tx<'_>, now: Stamp) -> Result<u64> {
+/// The answer of an earlier call may be lost: its words are with the message.
+async fn was_skipped(db: &mut Tx<'_>, lane: i64, position: i64, note: Option<&str>) -> Result<bool> {
+    let select = "SELECT position FROM message WHERE lane = $1 AND position = $2 AND note = $3 AND outcome IS NOT NULL
+                      AND NOT EXISTS (SELECT 1 FROM replay WHERE replay.lane = $1 AND replay.position = $2)";
+    Ok(db.first(select, values![lane, position, note]).await?.is_some())
+}
+
+/// Opens the lanes whose pause has ended. Returns when the next one ends.
+pub(super) async fn end_pauses(db: &mut Tx<'_>, now: Stamp) -> Result<Option<Stamp>> {
     db.execute(
         "UPDATE lane SET state = 'open', paused_until = NULL, note = NULL,
              due_at = CASE WHEN head <= tail OR EXISTS (SELECT 1 FROM replay WHERE replay.lane = lane.id)
@@ -344,7 +450,9 @@ pub(super) async fn end_pauses(db: &mut Tx<'_>, now: Stamp) -> Result<u64> {
          WHERE state = 'paused' AND paused_until <= $1",
         values![now],
     )
-    .await
+    .await?;
+    let next = db.first("SELECT min(paused_until) FROM lane WHERE state = 'paused'", values![]).await?;
+    next.map_or(Ok(None), |mut row| row.take())
 }
 
 /// Counts rows from these tables where these conditions hold.
@@ -373,18 +481,20 @@ pub(super) async fn replay(db: &mut Tx<'_>, filter: &ReplayFilter, now: Stamp) -
         filter.event_id.as_ref(),
         filter.outcome.as_ref(),
     ];
+    let row = db.first(concat!("SELECT count(*) FROM ", matching!()), condition).await?;
+    let count = row.map_or(Ok(0), |mut row| row.take())?;
     if filter.dry_run {
-        let row = db.first(concat!("SELECT count(*) FROM ", matching!()), condition).await?;
-        return row.map_or(Ok(0), |mut row| row.take());
+        return Ok(count);
     }
     let insert = concat!(
         "INSERT INTO replay (lane, position) SELECT message.lane, message.position FROM ",
         matching!(),
         " ON CONFLICT DO NOTHING"
     );
-    let inserted = db.execute(insert, condition).await?;
+    db.execute(insert, condition).await?;
     let update = "UPDATE lane SET due_at = $2 WHERE endpoint = $1 AND state = 'open'
                       AND EXISTS (SELECT 1 FROM replay WHERE replay.lane = lane.id)";
     db.execute(update, values![&filter.endpoint, now]).await?;
-    Ok(i64::try_from(inserted).unwrap_or(i64::MAX))
+    // Not the number of rows: after a lost answer it would be 0.
+    Ok(count)
 }

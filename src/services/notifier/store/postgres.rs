@@ -1,11 +1,14 @@
 //! The store in PostgreSQL, for several nodes: a pool of connections, and one that listens for what other nodes have stored.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::str::FromStr as _;
 use std::sync::Arc;
+use std::task::Poll;
 
 use deadpool_postgres::{Manager, Object, Pool, PoolError, Runtime};
-use futures_util::future::poll_fn;
+use futures_util::future::{maybe_done, poll_fn};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio_postgres::config::SslMode;
 use tokio_postgres::error::SqlState;
@@ -17,13 +20,14 @@ use uuid::Uuid;
 
 use super::sql::{Row, SqlError, StoreFailure, Value, words};
 use journeyman_domain::limits::{
-    POSTGRES_CONNECTIONS_MAX, POSTGRES_HINT_RETRY, POSTGRES_IDLE_TRANSACTION_TIMEOUT, POSTGRES_STATEMENT_TIMEOUT,
-    POSTGRES_TRIES_MAX, POSTGRES_WAIT_TIMEOUT,
+    POSTGRES_DELIVERY_CONNECTIONS, POSTGRES_HINT_RETRY, POSTGRES_IDLE_TRANSACTION_TIMEOUT, POSTGRES_INTAKE_CONNECTIONS,
+    POSTGRES_PAGE_CONNECTIONS, POSTGRES_PIPELINE_MAX, POSTGRES_STATEMENT_TIMEOUT, POSTGRES_TRIES_MAX,
+    POSTGRES_WAIT_TIMEOUT,
 };
 use journeyman_domain::staged::Stamp;
 use journeyman_platform::host::tls_config::{InvalidTls, client_config};
 
-const FORMAT: i64 = 1;
+const FORMAT: i64 = 2;
 /// Of the locks that nodes take for the schema and for their leases.
 const LOCK: i64 = 0x6a72_6e6e;
 
@@ -48,13 +52,48 @@ const CHANGED: &str = "journeyman_notifier_changed";
 /// Holds the tables of the notifier.
 const SCHEMA: &str = "journeyman_notifier";
 
+/// The bytes of one hint; PostgreSQL takes less than 8,000.
+const HINT_BYTES_MAX: usize = 7_000;
+
 /// What whoever delivers has to look at.
 #[derive(Default)]
 pub(super) struct Hints {
-    /// Messages.
-    pub(super) stored: Notify,
+    /// The endpoints that have new messages; `None` if there may be some of each.
+    stored_for: Mutex<Option<BTreeSet<Arc<str>>>>,
+    is_stored: Notify,
     /// Endpoints and lanes.
     pub(super) changed: Notify,
+}
+
+impl Hints {
+    /// `None` is each endpoint.
+    pub(super) fn tell_stored(&self, endpoints: Option<BTreeSet<Arc<str>>>) {
+        let mut stored_for = self.stored_for.lock();
+        *stored_for = endpoints.zip(stored_for.take()).map(|(mut one, other)| {
+            one.extend(other);
+            one
+        });
+        self.is_stored.notify_one();
+    }
+
+    /// Waits for new messages. Returns their endpoints; `None` is each.
+    pub(super) async fn stored(&self) -> Option<BTreeSet<Arc<str>>> {
+        self.is_stored.notified().await;
+        self.stored_for.lock().replace(BTreeSet::new())
+    }
+}
+
+/// Each use has connections of its own, so that none waits for the others.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Use {
+    Lease,
+    /// The heads of lanes, and what their attempts have brought.
+    Delivery,
+    Intake,
+    /// What operators change.
+    Operators,
+    /// What operators read, however long it takes.
+    Pages,
 }
 
 /// Connections to a database.
@@ -67,7 +106,10 @@ pub(crate) struct PostgresPool {
 
 #[derive(Clone)]
 pub(crate) struct Postgres {
-    connections: PostgresPool,
+    leases: PostgresPool,
+    deliveries: PostgresPool,
+    intake: PostgresPool,
+    pages: PostgresPool,
     /// What other nodes have to look at. They would find it without a word, a little later.
     pub(super) told: Arc<Hints>,
 }
@@ -78,7 +120,7 @@ impl PostgresPool {
     /// # Errors
     ///
     /// Fails if the URL or the certificates cannot be used.
-    pub(crate) fn new(url: &str, ca: Option<&Path>, options: &str) -> Result<Self, PostgresError> {
+    pub(crate) fn new(url: &str, ca: Option<&Path>, options: &str, size: usize) -> Result<Self, PostgresError> {
         // The error of the parser may quote the URL.
         let invalid =
             |_| PostgresError::Url("see https://www.postgresql.org/docs/current/libpq-connect.html".to_owned());
@@ -97,7 +139,7 @@ impl PostgresPool {
         let tls = MakeRustlsConnect::new(client_config(ca, None)?);
         let manager = Manager::new(config.clone(), tls.clone());
         let pool = Pool::builder(manager)
-            .max_size(POSTGRES_CONNECTIONS_MAX)
+            .max_size(size)
             .runtime(Runtime::Tokio1)
             .wait_timeout(Some(POSTGRES_WAIT_TIMEOUT))
             .create_timeout(Some(POSTGRES_WAIT_TIMEOUT))
@@ -122,14 +164,16 @@ impl Postgres {
     ///
     /// Fails if the URL, the certificates or the database cannot be used.
     pub(crate) async fn open(url: &str, ca: Option<&Path>) -> Result<Self, PostgresError> {
-        let connections = PostgresPool::new(url, ca, &format!("-c search_path={SCHEMA}"))?;
-        let postgres = Self { connections, told: Arc::default() };
+        let pool = |size| PostgresPool::new(url, ca, &format!("-c search_path={SCHEMA}"), size);
+        let (leases, deliveries) = (pool(1)?, pool(POSTGRES_DELIVERY_CONNECTIONS)?);
+        let (intake, pages) = (pool(POSTGRES_INTAKE_CONNECTIONS)?, pool(POSTGRES_PAGE_CONNECTIONS)?);
+        let postgres = Self { leases, deliveries, intake, pages, told: Arc::default() };
         postgres.create_tables().await?;
         Ok(postgres)
     }
 
     async fn create_tables(&self) -> Result<(), PostgresError> {
-        let mut client = self.connections.get().await.map_err(PostgresError::Unusable)?;
+        let mut client = self.leases.get().await.map_err(PostgresError::Unusable)?;
         let failed = |error| PostgresError::Unusable(words(&error));
         let tx = client.transaction().await.map_err(failed)?;
         tx.execute("SELECT pg_advisory_xact_lock($1)", &[&LOCK]).await.map_err(failed)?;
@@ -140,20 +184,37 @@ impl Postgres {
             .map_err(failed)?;
         if exists {
             let row = tx.query_one("SELECT version FROM format", &[]).await.map_err(failed)?;
-            let found = row.try_get(0).map_err(failed)?;
-            return if found == FORMAT { Ok(()) } else { Err(PostgresError::Format { found }) };
+            match row.try_get(0).map_err(failed)? {
+                FORMAT => return Ok(()),
+                1 => {
+                    let migrate = format!(
+                        "SET LOCAL statement_timeout = 0; UPDATE format SET version = {FORMAT}; {}",
+                        tables(FORMAT_2)
+                    );
+                    tx.batch_execute(&migrate).await.map_err(failed)?;
+                }
+                found => return Err(PostgresError::Format { found }),
+            }
+        } else {
+            let create = format!(
+                "CREATE SCHEMA IF NOT EXISTS {SCHEMA}; CREATE TABLE format (version BIGINT NOT NULL);
+                 INSERT INTO format VALUES ({FORMAT}); {} {}",
+                tables(FORMAT_1),
+                tables(FORMAT_2)
+            );
+            tx.batch_execute(&create).await.map_err(failed)?;
         }
-        let create = format!(
-            "CREATE SCHEMA IF NOT EXISTS {SCHEMA}; CREATE TABLE format (version BIGINT NOT NULL);
-             INSERT INTO format VALUES ({FORMAT}); {}",
-            tables()
-        );
-        tx.batch_execute(&create).await.map_err(failed)?;
         tx.commit().await.map_err(failed)
     }
 
-    pub(super) async fn begin(&self) -> Result<PostgresTx, StoreFailure> {
-        let client = self.connections.get().await.map_err(StoreFailure::Unreachable)?;
+    pub(super) async fn begin(&self, of: Use) -> Result<PostgresTx, StoreFailure> {
+        let pool = match of {
+            Use::Lease => &self.leases,
+            Use::Delivery => &self.deliveries,
+            Use::Intake => &self.intake,
+            Use::Operators | Use::Pages => &self.pages,
+        };
+        let client = pool.get().await.map_err(StoreFailure::Unreachable)?;
         client.batch_execute("BEGIN").await.map_err(|error| StoreFailure::Unreachable(words(&error)))?;
         Ok(PostgresTx(Some(client)))
     }
@@ -169,23 +230,33 @@ impl Postgres {
     }
 
     async fn exchange_hints(&self, hints: &Hints) -> Result<(), tokio_postgres::Error> {
-        let (client, mut connection) = self.connections.config.connect(self.connections.tls.clone()).await?;
+        let (client, mut connection) = self.leases.config.connect(self.leases.tls.clone()).await?;
         let listening = async {
             while let Some(message) = poll_fn(|context| connection.poll_message(context)).await {
                 if let AsyncMessage::Notification(hint) = message? {
-                    if hint.channel() == CHANGED { hints.changed.notify_one() } else { hints.stored.notify_one() }
+                    let names = Some(hint.payload()).filter(|names| !names.is_empty());
+                    match hint.channel() {
+                        CHANGED => hints.changed.notify_one(),
+                        _ => hints.tell_stored(names.map(|names| names.split('\n').map(Arc::from).collect())),
+                    }
                 }
             }
             Ok(())
         };
         let telling = async {
             client.batch_execute(&format!("LISTEN {STORED}; LISTEN {CHANGED}")).await?;
+            // What was told before is not known here.
+            hints.tell_stored(None);
+            hints.changed.notify_one();
             loop {
-                let channel = tokio::select! {
-                    () = self.told.stored.notified() => STORED,
-                    () = self.told.changed.notified() => CHANGED,
+                let (channel, names) = tokio::select! {
+                    endpoints = self.told.stored() => {
+                        let names = Vec::from_iter(endpoints.unwrap_or_default()).join("\n");
+                        (STORED, Some(names).filter(|names| names.len() <= HINT_BYTES_MAX).unwrap_or_default())
+                    }
+                    () = self.told.changed.notified() => (CHANGED, String::new()),
                 };
-                client.batch_execute(&format!("NOTIFY {channel}")).await?;
+                client.execute("SELECT pg_notify($1, $2)", &[&channel, &names]).await?;
             }
         };
         tokio::select! {
@@ -195,9 +266,12 @@ impl Postgres {
     }
 }
 
-/// The tables of SQLite, with the types of PostgreSQL.
-fn tables() -> String {
-    include_str!("schema.sql")
+const FORMAT_1: &str = include_str!("schema.sql");
+const FORMAT_2: &str = include_str!("schema_2.sql");
+
+/// The statements of SQLite, with the types of PostgreSQL.
+fn tables(statements: &str) -> String {
+    statements
         .replace("INTEGER PRIMARY KEY", "BIGINT GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY")
         .replace("INTEGER", "BIGINT")
         .replace("BLOB", "BYTEA")
@@ -248,6 +322,10 @@ impl PostgresTx {
     }
 
     pub(super) async fn query(&mut self, sql: &'static str, values: &[Value]) -> Result<Vec<Row>, SqlError> {
+        self.rows(sql, values).await
+    }
+
+    async fn rows(&self, sql: &'static str, values: &[Value]) -> Result<Vec<Row>, SqlError> {
         let (client, statement) = self.statement(sql).await?;
         let parameters: Vec<_> = values.iter().map(|value| value as &(dyn ToSql + Sync)).collect();
         let rows = client.query(&statement, &parameters).await?;
@@ -256,6 +334,29 @@ impl PostgresTx {
             fields.map(Row::new)
         };
         Ok(rows.iter().map(read).collect::<Result<_, tokio_postgres::Error>>()?)
+    }
+
+    pub(super) async fn query_each(
+        &mut self,
+        sql: &'static str,
+        values: &[Vec<Value>],
+    ) -> Result<Vec<Vec<Row>>, SqlError> {
+        let mut all = Vec::with_capacity(values.len());
+        for values in values.chunks(POSTGRES_PIPELINE_MAX) {
+            let mut calls: Vec<_> = values.iter().map(|values| Box::pin(maybe_done(self.rows(sql, values)))).collect();
+            // Each is sent when it is polled first, so the server runs them in this order.
+            poll_fn(|context| {
+                let waiting =
+                    calls.iter_mut().filter_map(|call| call.as_mut().poll(context).is_pending().then_some(()));
+                if waiting.count() == 0 { Poll::Ready(()) } else { Poll::Pending }
+            })
+            .await;
+            for mut call in calls {
+                let rows = call.as_mut().take_output();
+                all.push(rows.ok_or_else(|| SqlError::Unexpected("a statement has no result".into()))??);
+            }
+        }
+        Ok(all)
     }
 
     pub(super) async fn execute(&mut self, sql: &'static str, values: &[Value]) -> Result<u64, SqlError> {

@@ -1,4 +1,4 @@
--- Format 1. PostgreSQL has the same tables: its types take the place of INTEGER and BLOB.
+-- Format 1, which schema_2.sql changes. PostgreSQL has the same tables: its types take the place of INTEGER and BLOB.
 CREATE TABLE event (
     id INTEGER PRIMARY KEY,
     source TEXT NOT NULL,

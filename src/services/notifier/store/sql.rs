@@ -22,6 +22,9 @@ pub(super) enum Value {
 pub enum StoreFailure {
     #[error("disk full: the notifier cannot write its database")]
     DiskFull,
+    /// Nothing was stored.
+    #[error("the endpoint {0} was removed or changed at the same time; try again")]
+    Changed(String),
     #[error("the database cannot be reached: {0}")]
     Unreachable(String),
     #[error("the database failed; the log has the reason under {0}")]
@@ -152,6 +155,12 @@ macro_rules! values {
     ($($value:expr),* $(,)?) => { &[$($crate::notifier::store::sql::Value::from($value)),*] };
 }
 pub(super) use values;
+
+/// The parameters of a statement that runs for several.
+macro_rules! parameters {
+    ($($value:expr),* $(,)?) => { vec![$($crate::notifier::store::sql::Value::from($value)),*] };
+}
+pub(super) use parameters;
 
 /// Reads a row as a struct, in the order of these fields.
 macro_rules! read {

@@ -11,9 +11,9 @@ use journeyman_platform::sqlite::{Batch, JobError, Owner, Schema, Writer};
 pub(super) const SCHEMA: Schema = Schema {
     // `jrnn`.
     application_id: 0x6a72_6e6e,
-    format: 1,
-    sql: include_str!("schema.sql"),
-    migrations: &[],
+    format: 2,
+    sql: concat!(include_str!("schema.sql"), include_str!("schema_2.sql")),
+    migrations: &[(1, include_str!("schema_2.sql"))],
     owner: "notifier",
     key: "notifier.db",
 };

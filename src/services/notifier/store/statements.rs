@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
 
-use super::sql::{Row, SqlError, values};
+use super::sql::{Row, SqlError, parameters, values};
 use super::transaction::Tx;
 use journeyman_domain::lane::dispatcher::LaneId;
 use journeyman_domain::lane::endpoint::EndpointHealth;
@@ -57,6 +57,16 @@ pub(crate) struct AttemptRecord {
     pub(crate) detail: Vec<u8>,
 }
 
+/// What an attempt means for the head of its lane.
+#[derive(Debug)]
+pub(crate) struct EndedAttempt {
+    pub(crate) head: Head,
+    pub(crate) state: HeadState,
+    pub(crate) attempt: AttemptRecord,
+    pub(crate) verdict: HeadVerdict,
+    pub(crate) at: Stamp,
+}
+
 /// What a lane does after an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Committed {
@@ -73,69 +83,81 @@ pub(crate) struct DueLane {
     pub(crate) partition: Partition,
 }
 
-/// Stores events and appends each to its lane of these endpoints. Returns what became of each, in their order.
-pub(super) async fn add(db: &mut Tx<'_>, events: &[(Event, Vec<Arc<str>>)], now: Stamp) -> Result<Vec<Added>> {
-    // All transactions change lanes in the same order, so that none waits for another one that waits for it.
-    let mut order: Vec<_> = (0..events.len()).collect();
-    order.sort_by_key(|&index| events.get(index).map(|(event, _)| &event.key));
-    let mut added = vec![Added::Duplicate; events.len()];
-    for index in order {
-        if let (Some((event, endpoints)), Some(result)) = (events.get(index), added.get_mut(index)) {
-            *result = add_one(db, event, endpoints, now).await?;
-        }
-    }
-    Ok(added)
+/// Events, each with the endpoints that it is for.
+#[derive(Debug)]
+pub(crate) struct NewEvents {
+    pub(crate) events: Vec<(Arc<Event>, Vec<Arc<str>>)>,
+    /// The generation of the endpoints among which they were chosen.
+    pub(crate) generation: i64,
 }
 
-async fn add_one(db: &mut Tx<'_>, event: &Event, endpoints: &[Arc<str>], now: Stamp) -> Result<Added> {
-    let occurred_at = event.time.map_or(now.0, jiff::Timestamp::as_millisecond);
-    let data = event.data.get().as_bytes();
-    let inserted = db
-        .first(
-            "INSERT INTO event (source, source_id, type, occurred_at, received_at, data)
-             VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING RETURNING id",
-            values![&event.source, &event.id, &event.r#type, occurred_at, now, data],
-        )
-        .await?;
-    let Some(mut row) = inserted else { return Ok(Added::Duplicate) };
-    let id: i64 = row.take()?;
-    for endpoint in endpoints {
-        append(db, endpoint, event, id, now).await?;
+/// Stores events and appends each to its lane of these endpoints. Returns what became of each, in their order; nothing if the
+/// endpoints have changed since they were chosen, and nothing is stored then.
+pub(super) async fn add(db: &mut Tx<'_>, new: &NewEvents, now: Stamp) -> Result<Option<Vec<Added>>> {
+    if generation(db).await? != new.generation {
+        return Ok(None);
     }
-    Ok(Added::Stored { lanes: endpoints.len() })
+    // All transactions change lanes in the same order, so that none waits for another one that waits for it.
+    let mut order: Vec<_> = new.events.iter().enumerate().collect();
+    order.sort_by_key(|(_, (event, _))| &event.key);
+    let rows = order.iter().map(|(_, (event, _))| {
+        let occurred_at = event.time.map_or(now.0, jiff::Timestamp::as_millisecond);
+        parameters![&event.source, &event.id, &event.r#type, occurred_at, now, event.data.get().as_bytes()]
+    });
+    let insert = "INSERT INTO event (source, source_id, type, occurred_at, received_at, data)
+                  VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING RETURNING id";
+    let inserted = db.query_each(insert, &Vec::from_iter(rows)).await?;
+    let mut added = vec![Added::Duplicate; new.events.len()];
+    let (mut ids, mut lanes) = (Vec::new(), Vec::new());
+    for ((index, (event, endpoints)), rows) in order.into_iter().zip(inserted) {
+        let Some(mut row) = rows.into_iter().next() else { continue };
+        let id: i64 = row.take()?;
+        for endpoint in endpoints {
+            let partition = i64::from(partition(endpoint, &event.key).0);
+            lanes.push(parameters![endpoint, &event.key, partition, event.epoch, now, i64::from(event.last)]);
+            ids.push(id);
+        }
+        if let Some(added) = added.get_mut(index) {
+            *added = Added::Stored { lanes: endpoints.len() };
+        }
+    }
+    let mut messages = Vec::with_capacity(ids.len());
+    for (id, rows) in ids.into_iter().zip(db.query_each(APPEND, &lanes).await?) {
+        let row = rows.into_iter().next();
+        let mut row = row.ok_or_else(|| SqlError::Unexpected("no lane after it was stored".into()))?;
+        let (lane, tail, epoch, seq): (i64, i64, i64, i64) = (row.take()?, row.take()?, row.take()?, row.take()?);
+        messages.push(parameters![lane, tail, epoch, seq, id]);
+    }
+    let insert = "INSERT INTO message (lane, position, epoch, seq, event) VALUES ($1, $2, $3, $4, $5)";
+    db.query_each(insert, &messages).await?;
+    Ok(Some(added))
 }
 
 /// An event of an earlier epoch is a late one: it follows in the epoch of the lane.
-async fn append(db: &mut Tx<'_>, endpoint: &str, event: &Event, id: i64, now: Stamp) -> Result<()> {
-    let partition = i64::from(partition(endpoint, &event.key).0);
-    let row = db
-        .first(
-            "INSERT INTO lane (endpoint, key, partition, epoch, seq, head, tail, due_at, last_at, closed_epoch)
-             VALUES ($1, $2, $3, coalesce($4, CAST(0 AS BIGINT)), 1, 1, 1, $5, $5,
-                     CASE WHEN CAST($6 AS BIGINT) = 1 THEN coalesce($4, CAST(0 AS BIGINT)) END)
-             ON CONFLICT (endpoint, key) DO UPDATE SET
-                 tail = lane.tail + 1,
-                 seq = CASE WHEN coalesce($4, lane.epoch) > lane.epoch THEN 1 ELSE lane.seq + 1 END,
-                 epoch = CASE WHEN coalesce($4, lane.epoch) > lane.epoch THEN $4 ELSE lane.epoch END,
-                 due_at = CASE WHEN lane.due_at IS NULL AND lane.state = 'open' THEN $5 ELSE lane.due_at END,
-                 last_at = $5,
-                 closed_epoch = CASE WHEN CAST($6 AS BIGINT) = 1 AND coalesce($4, lane.epoch) >= lane.epoch
-                     THEN coalesce($4, lane.epoch) ELSE lane.closed_epoch END
-             RETURNING id, tail, epoch, seq",
-            values![endpoint, &event.key, partition, event.epoch, now, i64::from(event.last)],
-        )
-        .await?;
-    let Some(mut row) = row else { return Err(SqlError::Unexpected("no lane after it was stored".into())) };
-    let (lane, tail, epoch, seq): (i64, i64, i64, i64) = (row.take()?, row.take()?, row.take()?, row.take()?);
-    let insert = "INSERT INTO message (lane, position, epoch, seq, event) VALUES ($1, $2, $3, $4, $5)";
-    db.execute(insert, values![lane, tail, epoch, seq, id]).await.map(drop)
+const APPEND: &str =
+    "INSERT INTO lane (endpoint, key, partition, epoch, seq, head, tail, due_at, last_at, closed_epoch)
+     VALUES ($1, $2, $3, coalesce($4, CAST(0 AS BIGINT)), 1, 1, 1, $5, $5,
+             CASE WHEN CAST($6 AS BIGINT) = 1 THEN coalesce($4, CAST(0 AS BIGINT)) END)
+     ON CONFLICT (endpoint, key) DO UPDATE SET
+         tail = lane.tail + 1,
+         seq = CASE WHEN coalesce($4, lane.epoch) > lane.epoch THEN 1 ELSE lane.seq + 1 END,
+         epoch = CASE WHEN coalesce($4, lane.epoch) > lane.epoch THEN $4 ELSE lane.epoch END,
+         due_at = CASE WHEN lane.due_at IS NULL AND lane.state = 'open' THEN $5 ELSE lane.due_at END,
+         last_at = $5,
+         closed_epoch = CASE WHEN CAST($6 AS BIGINT) = 1 AND coalesce($4, lane.epoch) >= lane.epoch
+             THEN coalesce($4, lane.epoch) ELSE lane.closed_epoch END
+     RETURNING id, tail, epoch, seq";
+
+/// Grows with each change of the endpoints that are stored.
+pub(super) async fn generation(db: &mut Tx<'_>) -> Result<i64> {
+    let row = db.first("SELECT generation FROM registry", values![]).await?;
+    row.map_or(Ok(0), |mut row| row.take())
 }
 
 /// Closes the lanes, unless a later epoch has begun.
 pub(super) async fn close_lanes(db: &mut Tx<'_>, endpoints: &str, key: &str, epoch: u32) -> Result<()> {
     db.execute(
-        "UPDATE lane SET closed_epoch = epoch WHERE key = $1 AND epoch <= $2
-             AND endpoint IN (SELECT name FROM endpoint WHERE name LIKE $3)",
+        "UPDATE lane SET closed_epoch = epoch WHERE key = $1 AND epoch <= $2 AND endpoint LIKE $3",
         values![key, epoch, endpoints],
     )
     .await
@@ -149,26 +171,67 @@ fn partition(endpoint: &str, key: &str) -> Partition {
     Partition(number % NOTIFIER_PARTITIONS)
 }
 
-/// The lanes of an endpoint and a node whose heads are due, the longest first, and when the next head of the endpoint is.
+/// The endpoints that have waiting lanes, with the time at which the first head of each is due. An idle endpoint costs nothing.
+pub(super) async fn waiting(db: &mut Tx<'_>) -> Result<Vec<(String, Stamp)>> {
+    let rows = db
+        .query(
+            "WITH RECURSIVE waiting (endpoint) AS (
+                 SELECT min(endpoint) FROM lane WHERE due_at IS NOT NULL
+                 UNION ALL
+                 SELECT (SELECT min(lane.endpoint) FROM lane WHERE lane.due_at IS NOT NULL AND lane.endpoint > waiting.endpoint)
+                 FROM waiting WHERE waiting.endpoint IS NOT NULL
+             )
+             SELECT endpoint, (SELECT min(lane.due_at) FROM lane WHERE lane.endpoint = waiting.endpoint AND lane.due_at IS NOT NULL)
+             FROM waiting WHERE endpoint IS NOT NULL",
+            values![],
+        )
+        .await?;
+    rows.into_iter().map(|mut row| Ok((row.take()?, row.take()?))).collect()
+}
+
+/// The due lanes of a node and an endpoint, the longest first.
+#[derive(Debug)]
+pub(crate) struct DueLanes {
+    pub(crate) endpoint: Arc<str>,
+    pub(crate) lanes: Vec<DueLane>,
+    /// The time at which its next head is due.
+    pub(crate) next: Option<Stamp>,
+}
+
+/// Those of endpoints, so many at most of each.
 pub(super) async fn due(
     db: &mut Tx<'_>,
     node: &str,
-    endpoint: &str,
+    endpoints: &[(Arc<str>, usize)],
     now: Stamp,
-    max: usize,
-) -> Result<(Vec<DueLane>, Option<Stamp>)> {
-    let rows = db
-        .query(
-            "SELECT lane.id, lane.partition FROM lane JOIN partition ON partition.number = lane.partition
-             WHERE lane.endpoint = $1 AND lane.due_at <= $2 AND partition.owner = $3 ORDER BY lane.due_at LIMIT $4",
-            values![endpoint, now, node, max],
-        )
-        .await?;
-    let due = |mut row: Row| Ok(DueLane { id: LaneId(row.take()?), partition: Partition(number(row.take()?)) });
-    let lanes = rows.into_iter().map(due).collect::<Result<_>>()?;
-    let select = "SELECT min(due_at) FROM lane WHERE endpoint = $1 AND due_at > $2";
-    let next = db.first(select, values![endpoint, now]).await?;
-    Ok((lanes, next.map_or(Ok(None), |mut row| row.take())?))
+) -> Result<Vec<DueLanes>> {
+    let mut all = Vec::with_capacity(endpoints.len());
+    for (endpoint, max) in endpoints {
+        let rows = db
+            .query(
+                "SELECT lane.id, lane.partition FROM lane JOIN partition ON partition.number = lane.partition
+                 WHERE lane.endpoint = $1 AND lane.due_at <= $2 AND partition.owner = $3 ORDER BY lane.due_at LIMIT $4",
+                values![endpoint, now, node, *max],
+            )
+            .await?;
+        let due = |mut row: Row| Ok(DueLane { id: LaneId(row.take()?), partition: Partition(number(row.take()?)) });
+        let lanes = rows.into_iter().map(due).collect::<Result<_>>()?;
+        let select = "SELECT min(due_at) FROM lane WHERE endpoint = $1 AND due_at > $2";
+        let next = db.first(select, values![endpoint, now]).await?.map_or(Ok(None), |mut row| row.take())?;
+        all.push(DueLanes { endpoint: Arc::clone(endpoint), lanes, next });
+    }
+    Ok(all)
+}
+
+/// The clock was set back by so much: what a node has waits as long as it was to wait.
+pub(super) async fn set_back(db: &mut Tx<'_>, node: &str, by_ms: i64, now: Stamp) -> Result<()> {
+    db.execute(
+        "UPDATE lane SET due_at = CASE WHEN due_at - $1 > $2 THEN due_at - $1 ELSE $2 END
+         WHERE due_at > $2 AND partition IN (SELECT number FROM partition WHERE owner = $3)",
+        values![by_ms, now, node],
+    )
+    .await
+    .map(drop)
 }
 
 fn number(partition: i64) -> u16 {
@@ -176,7 +239,7 @@ fn number(partition: i64) -> u16 {
 }
 
 /// `None` if nothing of the lane is to be delivered by this node.
-pub(super) async fn head(db: &mut Tx<'_>, node: &str, lane: LaneId) -> Result<Option<Head>> {
+pub(super) async fn head(db: &mut Tx<'_>, node: &str, lane: LaneId, now: Stamp) -> Result<Option<Head>> {
     let row = db
         .first(
             "SELECT partition.token, lane.key, message.position, coalesce(replay.position, CAST(0 AS BIGINT)),
@@ -190,8 +253,8 @@ pub(super) async fn head(db: &mut Tx<'_>, node: &str, lane: LaneId) -> Result<Op
                  AND replay.position = (SELECT min(position) FROM replay WHERE lane = $1)
              JOIN message ON message.lane = lane.id AND message.position = coalesce(replay.position, lane.head)
              JOIN event ON event.id = message.event
-             WHERE lane.id = $1 AND lane.due_at IS NOT NULL AND partition.owner = $2",
-            values![lane.0, node],
+             WHERE lane.id = $1 AND lane.due_at <= $3 AND partition.owner = $2",
+            values![lane.0, node, now],
         )
         .await?;
     let read = |mut row: Row| {
@@ -215,15 +278,9 @@ pub(super) async fn head(db: &mut Tx<'_>, node: &str, lane: LaneId) -> Result<Op
 }
 
 /// Stores an attempt and what it means for the lane.
-pub(super) async fn end_attempt(
-    db: &mut Tx<'_>,
-    node: &str,
-    head: &Head,
-    state: HeadState,
-    attempt: &AttemptRecord,
-    verdict: HeadVerdict,
-    now: Stamp,
-) -> Result<Committed> {
+pub(super) async fn end_attempt(db: &mut Tx<'_>, node: &str, ended: &EndedAttempt) -> Result<Committed> {
+    let EndedAttempt { head, state, attempt, verdict, at: now } = ended;
+    let (verdict, now) = (*verdict, *now);
     let (lane, position) = (head.lane.0, head.position);
     let (next_state, at) = match verdict {
         HeadVerdict::Ended(_) => ("open", now),
@@ -232,7 +289,7 @@ pub(super) async fn end_attempt(
     };
     let (has_ended, state) = match verdict {
         HeadVerdict::Ended(_) => (1_i64, HeadState::default()),
-        HeadVerdict::TryAgain { .. } | HeadVerdict::Park => (0, state),
+        HeadVerdict::TryAgain { .. } | HeadVerdict::Park => (0, *state),
     };
     let HeadState { attempts, first_attempt_at } = state;
     let updated = if head.is_replay {
@@ -263,9 +320,9 @@ pub(super) async fn end_attempt(
         .await?;
     }
     db.execute(
-        "INSERT INTO attempt (lane, position, number, started_at, took_ms, status, error, detail)
+        "INSERT INTO attempt (lane, position, number, started_at, took_ms, status, error, detail, endpoint)
          VALUES ($1, $2, (SELECT coalesce(max(number), 0) + 1 FROM attempt WHERE lane = $1 AND position = $2),
-                 $3, $4, $5, $6, $7)",
+                 $3, $4, $5, $6, $7, (SELECT lane.endpoint FROM lane WHERE lane.id = $1))",
         values![
             lane,
             position,

@@ -25,6 +25,18 @@ impl Tx<'_> {
         }
     }
 
+    /// Runs a statement once for each of these parameters, in their order. PostgreSQL has them all before it answers the first.
+    pub(super) async fn query_each(
+        &mut self,
+        sql: &'static str,
+        values: &[Vec<Value>],
+    ) -> Result<Vec<Vec<Row>>, SqlError> {
+        match self {
+            Self::Sqlite(conn) => values.iter().map(|values| sqlite::query(conn, sql, values)).collect(),
+            Self::Postgres(tx) => tx.query_each(sql, values).await,
+        }
+    }
+
     /// Returns how many rows the statement has changed.
     pub(super) async fn execute(&mut self, sql: &'static str, values: &[Value]) -> Result<u64, SqlError> {
         match self {

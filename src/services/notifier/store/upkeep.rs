@@ -1,5 +1,6 @@
 //! The statements that remove what is old.
 
+use super::operators::begin_generation;
 use super::sql::{SqlError, values};
 use super::transaction::Tx;
 use journeyman_domain::limits::NOTIFIER_UPKEEP_BATCH;
@@ -10,7 +11,9 @@ use journeyman_domain::staged::Stamp;
 ///
 /// Of lanes only those go whose last epoch has had its last event: another one would count again from 1, and receivers would take
 /// its events for old ones.
-pub(super) async fn clean_up(db: &mut Tx<'_>, before: Stamp) -> Result<u64, SqlError> {
+///
+/// An endpoint whose name is like `targets` was made for its lanes, and goes with the last one unless an operator has stopped it.
+pub(super) async fn clean_up(db: &mut Tx<'_>, before: Stamp, targets: &str) -> Result<u64, SqlError> {
     let mut removed = 0;
     let old = db
         .query(
@@ -47,5 +50,15 @@ pub(super) async fn clean_up(db: &mut Tx<'_>, before: Stamp) -> Result<u64, SqlE
             values![before, NOTIFIER_UPKEEP_BATCH],
         )
         .await?;
-    Ok(removed)
+    let expired = db
+        .execute(
+            "DELETE FROM endpoint WHERE name LIKE $1 AND disabled IS NULL AND paused_until IS NULL
+                 AND NOT EXISTS (SELECT 1 FROM lane WHERE lane.endpoint = endpoint.name)",
+            values![targets],
+        )
+        .await?;
+    if expired > 0 {
+        begin_generation(db).await?;
+    }
+    Ok(removed + expired)
 }

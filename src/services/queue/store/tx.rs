@@ -96,6 +96,13 @@ pub(crate) struct Tx<'a> {
 
 pub(super) type StoreResult<T> = Result<T, StoreError>;
 
+impl<'a> Tx<'a> {
+    pub(crate) fn new(conn: &'a Connection, config: &'a Config) -> Self {
+        let (queues_with_work, files_to_remove) = (Vec::new(), Vec::new());
+        Tx { conn, config, now: config.clock.now(), queues_with_work, files_to_remove, announced: 0 }
+    }
+}
+
 impl Tx<'_> {
     pub(crate) fn find_task(&self, task_id: &str) -> StoreResult<Option<TaskRow>> {
         Ok(self.tasks("WHERE task_id = ?1", [task_id])?.pop())

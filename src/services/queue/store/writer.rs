@@ -53,9 +53,7 @@ impl Owner for QueueStore {
     }
 
     fn begin<'a>(&'a self, conn: &'a mut Connection) -> Tx<'a> {
-        let (queues_with_work, files_to_remove) = (Vec::new(), Vec::new());
-        let now = self.config.clock.now();
-        Tx { conn, config: &self.config, now, queues_with_work, files_to_remove, announced: 0 }
+        Tx::new(conn, &self.config)
     }
 
     fn end(tx: Tx<'_>) -> Effects {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::super::calls::{self, Attachment, CallResult};
 use super::super::catch_panic::drop_guarded;
 use super::super::claim_runtime::{ClaimRuntime, PolledMessage, TraceRecording};
+use super::super::running_calls::UncleanedScope;
 use super::Engine;
 use crate::source::{Grant, PollBatch};
 use journeyman_domain::claim::ClaimEvent;
@@ -17,7 +18,12 @@ use journeyman_platform::host::crash_points::crash_point;
 impl Engine {
     pub(super) fn on_call_result(&mut self, result: CallResult) {
         match result {
-            CallResult::Event(event) => self.handle_event(event),
+            CallResult::Event(event) => {
+                if let Event::CleanupDone { claim } = event {
+                    self.calls.uncleaned.remove(&claim);
+                }
+                self.handle_event(event);
+            }
             CallResult::Done => {}
             CallResult::Claim { claim, event, attachment } => self.on_claim_call(claim, event, attachment),
             CallResult::Opened { source, sent_at, answer } => {
@@ -122,9 +128,10 @@ impl Engine {
     /// The slot stays taken until the processes are gone.
     fn on_cleanup_pending(&mut self, claim: LocalToken) {
         let live = self.calls.claim(claim);
-        let Some(context) = &live.context else { unreachable!("{claim:?} has processes and was never started") };
-        let wait = calls::wait_for_cleanup(claim, live.run.clone(), context.scope().clone());
-        self.calls.spawn(wait);
+        let Some(task) = &live.task else { unreachable!("{claim:?} has processes and was never started") };
+        let uncleaned = UncleanedScope { run: live.run.clone(), scope: task.scope().clone() };
+        self.calls.uncleaned.insert(claim, uncleaned.clone());
+        self.calls.spawn(calls::wait_for_cleanup(claim, uncleaned));
         self.handle_event(Event::CleanupPending { claim });
     }
 

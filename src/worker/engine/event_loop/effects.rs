@@ -11,6 +11,7 @@ use super::super::live_log::LiveLog;
 use super::super::uploads::Uploader;
 use super::Engine;
 use crate::handler::Context;
+use crate::handler::context::PublishedLogs;
 use crate::source;
 use journeyman_domain::claim::{CancelCause, ClaimAction, ClaimEvent, LossReason, UploadStatus};
 use journeyman_domain::id::{LocalToken, SourceId};
@@ -38,9 +39,14 @@ impl Engine {
             Effect::Open(id) => self.spawn_source_call(id, |source, clock| calls::open(source, id, clock)),
             Effect::Poll { source: id, queue, max } => {
                 self.control.liveness.mark_claiming();
+                // Claiming may have been disabled after the rules decided to poll.
+                if self.claiming_enabled[id.index()] {
+                    self.sources[id.index()].source.resume();
+                }
                 let recorded = self.journal_unread_poll(id);
                 self.spawn_source_call(id, |source, _| calls::poll(source, id, queue, max, recorded));
             }
+            Effect::ClosePoll(id) => self.sources[id.index()].source.pause(),
             Effect::Recover { source: id, known_runs, newer_than } => {
                 self.spawn_source_call(id, |source, _| calls::recover(source, id, known_runs, newer_than));
             }
@@ -89,15 +95,19 @@ impl Engine {
                 if cause == CancelCause::Shutdown {
                     crash_point("releasing");
                 }
+                let is_first = !live.is_kill_requested();
                 live.kill(cause, grace, now);
+                if let Some(task) = live.task.clone().filter(|_| is_first) {
+                    self.calls.spawn_claim_call(claim, |_| calls::kill_at_deadline(task));
+                }
             }
             ClaimAction::Upload => self.upload_results(claim),
             ClaimAction::Report { outcome, timeout } => {
                 live.mark_not_started();
                 self.journal_outcome(claim, outcome);
                 crash_point("before-report");
-                let context = self.calls.claim(claim).context.clone();
-                self.calls.spawn_claim_call(claim, |held| calls::report(claim, held, outcome, timeout, context));
+                let task = self.calls.claim(claim).task.clone();
+                self.calls.spawn_claim_call(claim, |held| calls::report(claim, held, outcome, timeout, task));
             }
             ClaimAction::Reclaim { timeout } => {
                 self.calls.spawn_claim_call(claim, |held| calls::reclaim(claim, held, timeout));
@@ -157,18 +167,21 @@ impl Engine {
 
     fn execute(&mut self, claim: LocalToken) {
         let live = self.calls.claim(claim);
-        let (Some(prepared), Some(context)) = (live.prepared.take(), &live.context) else {
+        let (Some(prepared), Some(task)) = (live.prepared.take(), &live.task) else {
             unreachable!("{claim:?} is executed without having been prepared")
         };
-        let call = calls::execute(prepared, claim, context.clone());
+        let call = calls::execute(prepared, claim, task.for_handler());
         self.calls.spawn_handler(call);
         self.serve_live_log(claim);
     }
 
     fn serve_live_log(&mut self, claim: LocalToken) {
         let live = self.calls.claim(claim);
-        let (Some(live_logs), Some(context)) = (&self.config.live_logs, &live.context) else { return };
-        let log = context.log().clone();
+        let (Some(live_logs), Some(task)) = (&self.config.live_logs, &live.task) else { return };
+        if task.published_logs() != PublishedLogs::LiveAndStored {
+            return;
+        }
+        let log = task.followed_log();
         let mut live_log = live_logs.serve(log.clone());
         let artifact = live_log.artifact();
         let upload = self.calls.spawn_claim_call(claim, |held| calls::publish_live_log(held, log, artifact));
@@ -180,7 +193,7 @@ impl Engine {
         self.journal_unprepared(claim);
         let live = self.calls.claim(claim);
         live.live_log.iter().for_each(LiveLog::stop_publishing);
-        if live.context.is_none()
+        if live.task.is_none()
             && let Some(command) = live.last_command.clone()
         {
             // Stopped before it was prepared: the log says why.
@@ -190,13 +203,11 @@ impl Engine {
         let is_stopped = self.calls.claim(claim).is_kill_requested();
         let view = is_stopped.then(|| self.rules.claims().find(|view| view.claim == claim)).flatten();
         let loss = view.and_then(|view| view.state.loss());
-        if let (Some(loss), Some(context)) = (loss, &self.calls.claim(claim).context) {
-            context.log().write_note(loss_note(loss));
+        if let (Some(loss), Some(task)) = (loss, &self.calls.claim(claim).task) {
+            task.write_note(loss_note(loss));
         }
-        let has_results =
-            |context: &Context| context.has_artifacts() || context.used_log().is_some_and(|log| !log.is_empty());
         let live = self.calls.claim(claim);
-        let Some(context) = live.context.clone().filter(has_results) else {
+        let Some(task) = live.task.clone().filter(|task| task.has_artifacts() || task.has_log()) else {
             let event = ClaimEvent::Uploaded(UploadStatus::Complete);
             live.timeline.on_event(&event, self.config.clock.now());
             return self.handle_event(Event::Claim(claim, event));
@@ -210,7 +221,7 @@ impl Engine {
         let source = self.source_name(source).to_owned();
         self.calls.spawn_claim_call(claim, |held| {
             let uploader = Uploader { claim: held, counters, seed, storage, source, lease, clock };
-            calls::upload_results(uploader, claim, context)
+            calls::upload_results(uploader, claim, task)
         });
     }
 }

@@ -88,7 +88,7 @@ impl Engine {
     pub(super) fn journal_unprepared(&mut self, claim: LocalToken) {
         let live = self.calls.claim(claim);
         let (source, run) = (live.source, live.run.clone());
-        if live.context.is_none() && !live.recovered && !self.is_connection_scoped(source) {
+        if live.task.is_none() && !live.recovered && !self.is_connection_scoped(source) {
             let record = self.journal.claim_record(source, run);
             self.journal.records.record(JournalRecord::Claimed { entry: EntryId(claim.0), claim: record });
         }

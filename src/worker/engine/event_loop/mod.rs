@@ -38,6 +38,7 @@ use super::restart_recovery::{self, PreviousProcess};
 use super::running_calls::RunningCalls;
 use super::sidecars::Sidecars;
 use super::status::Note;
+use super::task_view::TaskView;
 use super::{ClaimingState, Command, Control, ControlRequest, SourceBinding, Worker, WorkerConfig};
 
 pub(super) use journaling::ClaimJournal;
@@ -67,7 +68,9 @@ pub(super) struct Engine {
     measuring: Arc<Semaphore>,
     /// The rules want claims of each source.
     claiming_enabled: Vec<bool>,
-    seed: u64,
+    pub(super) seed: u64,
+    /// Work that another worker can go on with is left to it.
+    hands_over: bool,
     exit: Option<ExitReason>,
 }
 
@@ -122,6 +125,7 @@ impl Engine {
             host_probe: HostProbe::new(work_dir.tasks_dir()),
             measuring: Arc::new(Semaphore::new(1)),
             claiming_enabled: vec![true; sources.len()],
+            hands_over: false,
             exit: None,
             config,
             sources,
@@ -194,7 +198,10 @@ impl Engine {
             tokio::select! {
                 biased;
                 Some(request) = self.requests.recv() => request(&mut self),
-                Some(claim) = self.launched.recv() => self.handle_event(Event::Launched { claim }),
+                Some(claim) = self.launched.recv() => {
+                    self.handle_event(Event::Launched { claim });
+                    self.hand_over();
+                }
                 Some(result) = self.calls.next_result() => self.on_call_result(result),
                 () = or_pending(deadline.map(|at| clock.sleep_until(at))) => {}
             }
@@ -204,6 +211,9 @@ impl Engine {
     async fn shut_down(&mut self, exit: ExitReason) {
         tracing::info!(exit = exit.as_str(), "the worker exits: {}", self.control.counts());
         self.history.requests.log();
+        if exit != ExitReason::Aborted {
+            self.calls.finish_discards().await;
+        }
         self.calls.shut_down().await;
         self.journal.records.flush().await;
         if exit == ExitReason::Aborted {
@@ -242,9 +252,19 @@ impl Engine {
             Command::Abort => Event::Abort,
         };
         self.history.note = Some(note).filter(|_| command != Command::Resume);
+        self.hands_over |= matches!(command, Command::Drain { .. });
         self.handle_event(event);
+        self.hand_over();
         if let Some(message) = self.open_poll_message() {
             tracing::info!("no task is left; {message}");
+        }
+    }
+
+    fn hand_over(&mut self) {
+        if self.hands_over {
+            let is_left = |live: &ClaimRuntime| live.task.as_ref().is_some_and(TaskView::is_handed_over);
+            let claims = self.calls.claims.iter().filter(|(_, live)| is_left(live)).map(|(claim, _)| *claim);
+            self.handle_event(Event::HandOver(claims.collect()));
         }
     }
 

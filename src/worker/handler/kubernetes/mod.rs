@@ -36,7 +36,7 @@ use super::artifact::{ArtifactDeclaration, Artifacts};
 use super::command::{PayloadArtifact, validate_artifacts};
 use super::environment;
 use super::staged::{StagedHandler, Work};
-use super::{Context, HandlerConfigError, PrepareError};
+use super::{Context, EndedWork, HandlerConfigError, HandlerFuture, PrepareError};
 use held_pods::HeldPods;
 use pod_manifest::{HANDLER, PodName, TASK};
 
@@ -186,7 +186,9 @@ impl Kubernetes {
         let pod = match self.client.create(&PODS, &pod).await {
             Ok(pod) => pod,
             Err(KubernetesError::Conflict(_)) => {
-                let pod = self.client.get(&PODS, &name.pod()).await?;
+                let Some(pod) = existing(self.client.get(&PODS, &name.pod()).await)? else {
+                    return Ok(StagedAnswer::Unknown);
+                };
                 if !name.is_of(&pod) {
                     return Ok(invalid(format!("there is a pod {} that is not of this task", name.pod())));
                 }
@@ -196,10 +198,8 @@ impl Kubernetes {
                 let (after, class) = (QUOTA_RETRY, FailureClass::Capacity);
                 return Ok(StagedAnswer::Retry { after, class, reason: reason.into() });
             }
-            Err(
-                KubernetesError::Denied(reason) | KubernetesError::Rejected(reason) | KubernetesError::Gone(reason),
-            ) => return Ok(invalid(reason)),
-            Err(error @ KubernetesError::Retry(_)) => return Err(error),
+            Err(KubernetesError::Rejected(reason)) => return Ok(invalid(reason)),
+            Err(error) => return Err(error),
         };
         self.with_secret(&pod, work).await
     }
@@ -208,8 +208,9 @@ impl Kubernetes {
     async fn with_secret(&self, pod: &Pod, work: &Work<'_, PodPayload>) -> Result<StagedAnswer, KubernetesError> {
         match self.create_secret(pod, work.payload).await {
             Ok(()) => Ok(self.started(pod, work.context)),
-            Err(KubernetesError::Denied(reason) | KubernetesError::Rejected(reason)) => {
+            Err(error @ (KubernetesError::Denied(_) | KubernetesError::Rejected(_))) => {
                 self.delete(&pod.metadata.name).await?;
+                let KubernetesError::Rejected(reason) = error else { return Err(error) };
                 Ok(StagedAnswer::Failed { class: FailureClass::Config, reason: reason.into() })
             }
             Err(error) => Err(error),
@@ -223,9 +224,14 @@ impl Kubernetes {
         if is_deferred && pods.last().and_then(PodName::launch_of) > Some(name.launch) {
             return Ok(StagedAnswer::Superseded);
         }
-        // The worker that made it is gone, and the pod goes on.
-        let is_adopted =
-            |pod: &Pod| name.is_of(pod) || (work.record.launch == 0 && pod.metadata.deletion_timestamp.is_none());
+        let reported_runs = work.context.task().reported_runs;
+        // The worker that made it is gone, and the pod goes on, or has ended and nobody was told how.
+        let is_adopted = |pod: &Pod| {
+            let is_reported = PodName::launch_of(pod).is_none_or(|(attempt, _)| attempt < reported_runs);
+            let is_usable =
+                pod.metadata.deletion_timestamp.is_none() && !is_reported && self.is_handed_over(work.payload);
+            name.is_of(pod) || (work.record.launch == 0 && is_usable)
+        };
         let own = pods.pop_if(|pod| is_adopted(pod));
         let mut is_earlier_there = false;
         for earlier in &pods {
@@ -246,7 +252,10 @@ impl Kubernetes {
         let pod = handle(name, work);
         match existing(self.client.get(&PODS, &pod).await)? {
             Some(pod) if name.is_task_of(&pod) => Ok(self.observe(&pod, work).await),
-            Some(_) | None => Ok(StagedAnswer::Lost { reason: format!("pod {pod} is gone").into() }),
+            Some(_) | None => {
+                self.held.forget(&pod);
+                Ok(StagedAnswer::Lost { reason: format!("pod {pod} is gone").into() })
+            }
         }
     }
 
@@ -330,7 +339,8 @@ impl Kubernetes {
         }
     }
 
-    async fn remove(&self, name: &PodName, work: &Work<'_, PodPayload>) -> Result<StagedAnswer, KubernetesError> {
+    /// Deletes the pods of the task up to this launch. Returns whether one of them may still run.
+    async fn delete_all(&self, name: &PodName) -> Result<bool, KubernetesError> {
         let mut is_running = false;
         for pod in self.pods(name).await? {
             if PodName::launch_of(&pod).is_some_and(|launch| launch > name.launch) {
@@ -340,7 +350,11 @@ impl Kubernetes {
                 matches!(pod.status.as_ref().and_then(|status| status.phase.as_deref()), Some("Succeeded" | "Failed"));
             is_running |= self.delete(&pod.metadata.name).await? && !has_ended;
         }
-        if !is_running {
+        Ok(is_running)
+    }
+
+    async fn remove(&self, name: &PodName, work: &Work<'_, PodPayload>) -> Result<StagedAnswer, KubernetesError> {
+        if !self.delete_all(name).await? {
             self.held.forget(&handle(name, work));
             return Ok(StagedAnswer::Canceled);
         }
@@ -361,6 +375,16 @@ fn answer(called: Result<StagedAnswer, KubernetesError>, context: &Context) -> S
         context.set_progress(&error.to_string());
         StagedAnswer::Unknown
     })
+}
+
+/// A cluster that refuses this worker, or has no such namespace, refuses every task.
+fn start_answer(called: Result<StagedAnswer, KubernetesError>, context: &Context) -> StagedAnswer {
+    match called {
+        Err(KubernetesError::Denied(reason) | KubernetesError::Gone(reason)) => {
+            StagedAnswer::Failed { class: FailureClass::Access, reason: reason.into() }
+        }
+        called => answer(called, context),
+    }
 }
 
 impl StagedHandler for Kubernetes {
@@ -418,11 +442,11 @@ impl StagedHandler for Kubernetes {
 
     async fn adopt(&self, work: Work<'_, PodPayload>) -> StagedAnswer {
         self.start_tasks();
-        answer(self.find(&PodName::of(&work), &work).await, work.context)
+        start_answer(self.find(&PodName::of(&work), &work).await, work.context)
     }
 
     async fn start(&self, work: Work<'_, PodPayload>) -> StagedAnswer {
-        answer(self.create(&PodName::of(&work), &work).await, work.context)
+        start_answer(self.create(&PodName::of(&work), &work).await, work.context)
     }
 
     async fn verify(&self, work: Work<'_, PodPayload>) -> StagedAnswer {
@@ -434,8 +458,16 @@ impl StagedHandler for Kubernetes {
         answer(self.remove(&PodName::of(&work), &work).await, work.context)
     }
 
-    fn is_handed_over(&self) -> bool {
-        true
+    /// Files are left in the task directory of a claim, which ends with it.
+    fn is_handed_over(&self, payload: &PodPayload) -> bool {
+        payload.artifacts.is_empty()
+    }
+
+    fn discard<'a>(&'a self, work: &'a EndedWork) -> Option<HandlerFuture<'a, Result<(), String>>> {
+        Some(Box::pin(async move {
+            let deleted = self.delete_all(&PodName::new(work, u32::MAX)).await;
+            deleted.map(drop).map_err(|error| error.to_string())
+        }))
     }
 
     async fn wakeup(&self, work: Work<'_, PodPayload>) {

@@ -44,6 +44,7 @@ pub(super) async fn read(
     let pieces = response.bytes_stream().map_err(|error| io::Error::other(root_cause(&error)));
     let mut lines = StreamReader::new(Box::pin(pieces));
     loop {
+        log.ready().await;
         let mut line = Vec::new();
         let mut next = (&mut lines).take(POD_LOG_LINE_BYTES_MAX);
         if next.read_until(b'\n', &mut line).await.map_err(|error| error.to_string())? == 0 {

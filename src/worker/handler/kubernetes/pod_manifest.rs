@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::PodPayload;
+use crate::handler::EndedWork;
 use crate::handler::kubernetes::config::KubernetesHandler;
 use crate::handler::staged::Work;
-use crate::task::Results;
 use journeyman_platform::kubernetes::Pod;
 use journeyman_platform::settings::values::merge_json;
 
@@ -35,12 +35,15 @@ pub(super) struct PodName {
 
 impl PodName {
     pub(super) fn of(work: &Work<'_, PodPayload>) -> Self {
-        let task = work.context.task();
+        Self::new(&work.context.work_name(), work.record.launch)
+    }
+
+    pub(super) fn new(work: &EndedWork, launch: u32) -> Self {
+        let EndedWork { source, run, request } = work;
         // A request keeps its pod when it is delivered again.
-        let request = work.context.results().and_then(Results::work_key);
-        let (name, attempt) = request.map_or_else(|| (task.run.task.to_string(), task.run.run), |key| (key, 0));
-        let hash = hex::encode(Sha256::digest(format!("{} {name}", task.source)));
-        Self { task: hash[..TASK_HASH_DIGITS].to_owned(), launch: (attempt, work.record.launch) }
+        let (name, attempt) = request.as_ref().map_or((run.task.as_str(), run.run), |key| (key, 0));
+        let hash = hex::encode(Sha256::digest(format!("{source} {name}")));
+        Self { task: hash[..TASK_HASH_DIGITS].to_owned(), launch: (attempt, launch) }
     }
 
     /// That of a pod of the same task.
@@ -93,9 +96,9 @@ pub(super) fn manifest(
         return Err("there is no image, neither in the payload nor in the template".to_owned());
     }
     if !payload.command.is_empty() {
-        own["command"] = json!(payload.command);
+        own["command"] = payload.command.iter().map(|part| literal(part)).collect();
     }
-    let variables = env.into_iter().map(|(name, value)| json!({ "name": name, "value": value }));
+    let variables = env.into_iter().map(|(name, value)| json!({ "name": name, "value": literal(&value) }));
     append(&mut own["env"], variables)?;
     if !payload.secret_env.is_empty() {
         append(&mut own["envFrom"], [json!({ "secretRef": { "name": name.pod() } })])?;
@@ -134,6 +137,11 @@ pub(super) fn manifest(
 /// Label values have 63 characters of a few kinds.
 pub(super) fn handler_label(handler: &str) -> String {
     hex::encode(&Sha256::digest(handler)[..16])
+}
+
+/// Kubernetes replaces `$(NAME)` in commands and variables, and `$$` by `$`.
+fn literal(text: &str) -> String {
+    text.replace('$', "$$")
 }
 
 fn append(list: &mut Value, more: impl IntoIterator<Item = Value>) -> Result<(), String> {

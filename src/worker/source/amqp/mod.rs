@@ -45,8 +45,8 @@ use journeyman_platform::host::clock::Clock;
 use journeyman_platform::tasks::supervised;
 
 use super::{
-    CallError, Capabilities, Grant, Granted, OpenResult, PollBatch, RunTerms, Source, SourceEvent, SourceFuture,
-    next_of,
+    CallError, Capabilities, Grant, Granted, OpenResult, PauseSwitch, PollBatch, RunTerms, Source, SourceEvent,
+    SourceFuture, next_of,
 };
 use claim::{GrantedRequest, RequestClaim, SettlePlan};
 pub use config::{AmqpSourceConfig, OnAttemptsExhausted, OnRetry};
@@ -80,6 +80,7 @@ struct AmqpSourceInner {
     isolated: Mutex<IsolatedRequest>,
     done_looks: DoneLooks,
     claim_ended: Notify,
+    pause: PauseSwitch,
     /// Background tasks; aborted with the source.
     tasks: Mutex<JoinSet<()>>,
 }
@@ -102,6 +103,7 @@ impl AmqpSource {
             isolated: Mutex::default(),
             done_looks: DoneLooks::default(),
             claim_ended: Notify::new(),
+            pause: PauseSwitch::new(),
             tasks: Mutex::default(),
         };
         Self { inner: Arc::new(inner), events: tokio::sync::Mutex::new(receiver) }
@@ -200,21 +202,46 @@ impl AmqpSourceInner {
     async fn poll(self: &Arc<Self>, max: u8) -> Result<PollBatch, CallError> {
         let wait = consumer_timeout::long_poll_wait(self.consumer_timeout(), self.config.poll_wait);
         let ends_at = Instant::now() + wait;
-        loop {
-            match timeout_at(ends_at, self.next_isolated()).await {
-                Ok(Some(grant)) => return Ok(PollBatch { grants: vec![grant], ..PollBatch::default() }),
-                Ok(None) => {}
-                Err(_) => return Ok(PollBatch::default()),
+        while !self.pause.is_paused() {
+            match self.until_paused(ends_at, self.next_isolated()).await {
+                Some(Some(grant)) => return Ok(PollBatch { grants: vec![grant], ..PollBatch::default() }),
+                Some(None) => {}
+                None => break,
             }
             let session = self.open().await?;
             session.on_poll_started();
-            let polled = timeout_at(ends_at, self.wait_for_grants(&session, max)).await;
+            let polled = self.until_paused(ends_at, self.wait_for_grants(&session, max)).await;
             session.on_poll_ended();
             match polled {
-                Ok(Ok(batch)) if batch.grants.is_empty() && self.is_isolating() => {}
-                Ok(answer) => return answer,
-                Err(_) => return Ok(PollBatch::default()),
+                Some(Ok(batch)) if batch.grants.is_empty() && self.is_isolating() => {}
+                Some(answer) => return answer,
+                None => break,
             }
+        }
+        // Also what this poll has opened or isolated after the pause began.
+        if self.pause.is_paused() {
+            self.stop_consuming();
+        }
+        Ok(PollBatch::default())
+    }
+
+    /// `None` if the source was paused, or the time was over, before `work` ended.
+    async fn until_paused<T>(&self, ends_at: Instant, work: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            biased;
+            done = timeout_at(ends_at, work) => done.ok(),
+            () = self.pause.paused() => None,
+        }
+    }
+
+    /// The broker gets back what no handler runs.
+    fn stop_consuming(self: &Arc<Self>) {
+        if let Some(claim) = self.take_waiting() {
+            let plan = claim.return_plan();
+            self.settle_in_background(claim, plan);
+        }
+        if let Some(session) = self.current_session() {
+            session.retire();
         }
     }
 
@@ -397,7 +424,13 @@ impl Source for AmqpSource {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { long_poll: true, supports_recovery: false, reports_cancellation: false, connection_scoped: true }
+        Capabilities {
+            long_poll: true,
+            supports_recovery: false,
+            reports_cancellation: false,
+            connection_scoped: true,
+            fenced_reports: false,
+        }
     }
 
     fn open(&self) -> SourceFuture<'_, OpenResult> {
@@ -418,7 +451,7 @@ impl Source for AmqpSource {
     fn set_capacity(&self, capacity: u32) {
         let prefetch = u16::try_from(capacity).unwrap_or(u16::MAX).max(1);
         if self.inner.prefetch.swap(prefetch, Ordering::Relaxed) != prefetch {
-            self.pause();
+            self.inner.stop_consuming();
         }
     }
 
@@ -427,13 +460,12 @@ impl Source for AmqpSource {
     }
 
     fn pause(&self) {
-        if let Some(claim) = self.inner.take_waiting() {
-            let plan = claim.return_plan();
-            self.inner.settle_in_background(claim, plan);
-        }
-        if let Some(session) = self.inner.current_session() {
-            session.retire();
-        }
+        self.inner.pause.set(true);
+        self.inner.stop_consuming();
+    }
+
+    fn resume(&self) {
+        self.inner.pause.set(false);
     }
 
     /// Waits for acknowledgements that are still on their way: a broken connection would cause a redelivery.

@@ -12,12 +12,12 @@ use std::net::IpAddr;
 use url::{Host, Url};
 
 use super::error_response::sanitize;
-use journeyman_platform::http::address::{Range, classify};
+use journeyman_platform::http::address::{Class, HostPolicy, Range, normalize_host};
 
 #[derive(Debug)]
 pub(super) struct AddressPolicy {
     /// Including the host of `root_url`.
-    allowed_hosts: Vec<String>,
+    hosts: HostPolicy,
     requires_tls: bool,
 }
 
@@ -43,8 +43,8 @@ pub(super) enum ForbiddenUrl {
 impl AddressPolicy {
     /// An entry of `allow_hosts` is a host, `.example.com` for every subdomain, or `*` for every host.
     pub(super) fn new(root: &Url, allow_hosts: &[String]) -> Self {
-        let allowed_hosts = root.host_str().into_iter().chain(allow_hosts.iter().map(String::as_str));
-        Self { allowed_hosts: allowed_hosts.map(normalize_host).collect(), requires_tls: root.scheme() == "https" }
+        let hosts = root.host_str().into_iter().chain(allow_hosts.iter().map(String::as_str));
+        Self { hosts: HostPolicy::new(hosts, Vec::new()), requires_tls: root.scheme() == "https" }
     }
 
     /// Parses a URL and checks it without resolving its host.
@@ -68,50 +68,25 @@ impl AddressPolicy {
         match url.host() {
             Some(Host::Ipv4(address)) => self.check_address(host, address.into()),
             Some(Host::Ipv6(address)) => self.check_address(host, address.into()),
-            Some(Host::Domain(name)) => self.check_range(host, classify_name(&normalize_host(name))),
+            Some(Host::Domain(name)) => self.hosts.judge_name(name).map_err(|class| forbidden(host, class)),
             None => Err(ForbiddenUrl::NoUrl(url::ParseError::EmptyHost)),
         }
     }
 
     pub(super) fn check_address(&self, host: &str, address: IpAddr) -> Result<(), ForbiddenUrl> {
-        self.check_range(host, classify(address).range)
-    }
-
-    fn check_range(&self, host: &str, range: Range) -> Result<(), ForbiddenUrl> {
-        let shown = || sanitize(&normalize_host(host));
-        match range {
-            Range::Public => Ok(()),
-            Range::Private if self.is_trusted(host) => Ok(()),
-            Range::Private => Err(ForbiddenUrl::Private(shown())),
-            Range::Unusable | Range::Metadata => Err(ForbiddenUrl::Forbidden(shown())),
-        }
+        self.hosts.judge(host, address).map_err(|class| forbidden(host, class))
     }
 
     pub(super) fn is_trusted(&self, host: &str) -> bool {
-        let host = normalize_host(host);
-        self.allowed_hosts.iter().any(|pattern| pattern == "*" || host_matches(&host, pattern))
+        self.hosts.trusts(host)
     }
 }
 
-/// A pattern with a leading dot matches every subdomain.
-pub(super) fn host_matches(host: &str, pattern: &str) -> bool {
-    if pattern.starts_with('.') { host.ends_with(pattern) } else { host == pattern }
-}
-
-/// Lower case, without brackets and trailing dots.
-fn normalize_host(host: &str) -> String {
-    host.trim_end_matches('.').trim_matches(['[', ']']).to_ascii_lowercase()
-}
-
-fn classify_name(name: &str) -> Range {
-    const METADATA: [&str; 5] =
-        ["metadata", "metadata.google.internal", "metadata.goog", "instance-data", "instance-data.ec2.internal"];
-    if name == "localhost" || name.ends_with(".localhost") {
-        Range::Private
-    } else if METADATA.contains(&name) {
-        Range::Metadata
-    } else {
-        Range::Public
+fn forbidden(host: &str, class: Class) -> ForbiddenUrl {
+    let shown = sanitize(&normalize_host(host));
+    match class.range {
+        Range::Private => ForbiddenUrl::Private(shown),
+        Range::Public | Range::Unusable | Range::Metadata => ForbiddenUrl::Forbidden(shown),
     }
 }
 

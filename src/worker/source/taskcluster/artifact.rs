@@ -5,7 +5,6 @@
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +24,7 @@ use super::transport::{ApiRequest, ApiResponse, FailedCall, encode_segment, read
 use super::wire::WireCredentials;
 use super::{ArtifactStorage, Dialect};
 use crate::source::{Artifact, ArtifactBody, CallError};
-use crate::task::ArtifactErrorReason;
+use crate::task::{ArtifactErrorReason, TaskFile};
 use journeyman_domain::id::Run;
 use journeyman_domain::limits::{ARTIFACT_BYTES_PER_SECOND_MIN, ARTIFACT_CHUNK_BYTES, ARTIFACT_TRANSFER_TIMEOUT_MAX};
 use journeyman_domain::refusal::Refusal;
@@ -33,7 +32,7 @@ use journeyman_domain::refusal::Refusal;
 /// The first `bytes` of a file.
 #[derive(Clone, Copy)]
 struct FileContent<'a> {
-    file: &'a Arc<File>,
+    file: &'a TaskFile,
     bytes: u64,
     content_type: &'a str,
 }
@@ -128,8 +127,19 @@ impl TaskclusterClaim {
     }
 
     async fn store_s3(&self, upload: &Upload, content: FileContent<'_>) -> Result<(), CallError> {
-        let body = json!({ "storageType": "s3", "contentType": content.content_type });
-        let answer: WireS3 = self.create_artifact(upload, body).await?.json()?;
+        let mut body = json!({ "storageType": "s3", "contentType": content.content_type });
+        if self.service.dialect == Dialect::ClaimWork {
+            body["contentLength"] = content.bytes.into();
+        }
+        let created = match self.create_artifact(upload, body.clone()).await {
+            // Services before v96.7 refuse the length of the content.
+            Err(error) if error.refusal == Refusal::Rejected && self.service.dialect == Dialect::ClaimWork => {
+                body.as_object_mut().map(|body| body.remove("contentLength"));
+                self.create_artifact(upload, body).await
+            }
+            created => created,
+        };
+        let answer: WireS3 = created?.json()?;
         let content_type = answer.content_type.unwrap_or_else(|| content.content_type.to_owned());
         let headers = HashMap::from([("content-type".to_owned(), content_type)]);
         self.put_content(upload, content, &answer.put_url, &headers).await.map(drop)
@@ -278,7 +288,7 @@ async fn read_chunk(content: FileContent<'_>, at: u64) -> Result<Vec<u8>, String
     let remaining = content.bytes - at;
     let wanted =
         usize::try_from(remaining).map_or(ARTIFACT_CHUNK_BYTES, |remaining| remaining.min(ARTIFACT_CHUNK_BYTES));
-    let file = Arc::clone(content.file);
+    let file = content.file.clone();
     let read = tokio::task::spawn_blocking(move || {
         let mut chunk = vec![0; wanted];
         let read = file.read_at(&mut chunk, at)?;

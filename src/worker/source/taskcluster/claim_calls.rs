@@ -13,7 +13,10 @@ use serde_json::{Value, json};
 use super::credentials::{Credentials, Swap};
 use super::error_response::sanitize;
 use super::transport::{ApiRequest, ApiResponse, FailedCall, TimeoutClass, encode_segment};
-use super::wire::{CheckedGrant, TaskDefinition, WireClaim, WireClaimed, WireClaimedPage, WireClaims, WireStatusReply};
+use super::wire::{
+    CheckedGrant, TaskDefinition, WireClaim, WireClaimed, WireClaimedPage, WireClaims, WireRun, WireStatus,
+    WireStatusReply,
+};
 use super::{Dialect, Service, Taskcluster};
 use crate::source::{
     Artifact, CallError, Claim, Grant, Granted, LossReason, Message, PollBatch, RecoveryBatch, SourceFuture,
@@ -33,6 +36,7 @@ pub(super) struct TaskclusterClaim {
     pub(super) credentials: Swap<Credentials>,
     /// Expiry of the task and its artifacts.
     pub(super) task_expires: Option<String>,
+    pub(super) reported_runs: u32,
 }
 
 #[derive(Default)]
@@ -44,6 +48,9 @@ struct UnheldClaims {
 
 impl Taskcluster {
     pub(super) async fn claim_work(&self, max: u8) -> Result<PollBatch, CallError> {
+        if self.pause.is_paused() {
+            return Ok(PollBatch::default());
+        }
         let operation = format!("claimWork of {}", self.task_queue);
         let path = format!("/claim-work/{}", encode_segment(&self.task_queue));
         let mut call = ApiRequest::to_queue(operation.clone(), Method::POST, path).body(json!({
@@ -56,7 +63,7 @@ impl Taskcluster {
         let reply = tokio::select! {
             biased;
             reply = self.service.api.call(call) => reply?,
-            () = self.unwanted.notified(), if self.lists_claims.load(Ordering::Relaxed) => {
+            () = self.pause.paused(), if self.lists_claims.load(Ordering::Relaxed) => {
                 return self.recover_closed_poll(operation, sent_at).await;
             }
         };
@@ -173,6 +180,15 @@ impl Taskcluster {
         }
     }
 
+    pub(super) async fn is_task_resolved(&self, task: &TaskId) -> Result<bool, CallError> {
+        match self.service.status(task).await {
+            Ok(status) => Ok(status.runs.last().is_some_and(WireRun::is_resolved)),
+            // It has expired.
+            Err(error) if error.refusal == Refusal::Gone => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+
     async fn take_over_lost_run(&self, run: Run, task: Option<TaskDefinition>) -> Result<Grant, CallError> {
         // Fetched before the lease is renewed: a claim that cannot run should expire soon.
         let task = match task {
@@ -262,6 +278,12 @@ impl Taskcluster {
 }
 
 impl Service {
+    async fn status(&self, task: &TaskId) -> Result<WireStatus, CallError> {
+        let path = format!("/task/{}/status", encode_segment(task.as_str()));
+        let call = ApiRequest::to_queue(format!("status of {task}"), Method::GET, path);
+        Ok(self.api.call(call).await?.json::<WireStatusReply>()?.status)
+    }
+
     /// Returns the time at which the request was sent, and what was granted.
     async fn reclaim(&self, run: &Run, signer: Option<&Credentials>) -> Result<(Instant, CheckedGrant), CallError> {
         let operation = format!("reclaimTask {run}");
@@ -291,6 +313,7 @@ impl Service {
             service: Arc::clone(self),
             credentials: Swap::new(granted.credentials),
             task_expires: task.get("expires").and_then(Value::as_str).map(str::to_owned),
+            reported_runs: granted.reported_runs,
         };
         Ok(Grant {
             run: granted.run,
@@ -334,10 +357,8 @@ impl TaskclusterClaim {
 
     async fn fetch_lost_reason(&self) -> Result<Option<LossReason>, CallError> {
         let run = &self.run;
-        let path = format!("/task/{}/status", encode_segment(run.task.as_str()));
-        let call = ApiRequest::to_queue(format!("status of {run}"), Method::GET, path);
-        let reply: WireStatusReply = self.service.api.call(call).await?.json()?;
-        let Some(found) = reply.status.runs.iter().find(|found| found.run_id == run.run) else {
+        let status = self.service.status(&run.task).await?;
+        let Some(found) = status.runs.iter().find(|found| found.run_id == run.run) else {
             return Err(CallError::retry(format!("status of {run}: the response lacks this run")));
         };
         let group = found.worker_group.as_deref().unwrap_or_default();
@@ -367,6 +388,10 @@ impl Drop for TaskclusterClaim {
 impl Claim for TaskclusterClaim {
     fn run(&self) -> &Run {
         &self.run
+    }
+
+    fn reported_runs(&self) -> u32 {
+        self.reported_runs
     }
 
     fn renew(&self) -> SourceFuture<'_, Granted> {

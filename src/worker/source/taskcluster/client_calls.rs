@@ -200,7 +200,7 @@ impl Api {
         self.call(call).await?.json()
     }
 
-    /// pendingTasks: the number of pending tasks, as the service estimates it.
+    /// taskQueueCounts or pendingTasks: the number of pending tasks, as the service estimates it.
     ///
     /// # Errors
     ///
@@ -210,14 +210,19 @@ impl Api {
         Ok(reply.get("pendingTasks").and_then(Value::as_u64).unwrap_or(0))
     }
 
+    /// Asks for the counts; older services, and clients without `queue:claimed-count:<task queue>`, have only the call before it.
     pub(super) async fn pending_tasks_reply(&self, task_queue: &str) -> Result<ApiResponse, FailedCall> {
-        let request = |path: &str| {
-            let path = format!("/pending/{path}");
-            ApiRequest::to_queue(format!("pendingTasks of {task_queue}"), Method::GET, path)
+        let call = async |path: String| {
+            self.call(ApiRequest::to_queue(format!("pendingTasks of {task_queue}"), Method::GET, path)).await
         };
-        match self.call(request(&encode_segment(task_queue).to_string())).await {
+        let encoded = encode_segment(task_queue);
+        match call(format!("/task-queues/{encoded}/counts")).await {
+            Err(failed) if matches!(failed.status, Some(403 | 404)) => {}
+            reply => return reply,
+        }
+        match call(format!("/pending/{encoded}")).await {
             // The queue of 2019 has provisioner and worker type as two segments.
-            Err(failed) if failed.status == Some(404) => self.call(request(task_queue)).await,
+            Err(failed) if failed.status == Some(404) => call(format!("/pending/{task_queue}")).await,
             reply => reply,
         }
     }

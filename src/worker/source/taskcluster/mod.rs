@@ -25,7 +25,6 @@ pub use transport::{Api, ApiConfig, InvalidConfig, RereadCredentials, Timeouts};
 use jiff::Timestamp;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use tokio::sync::Notify;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,12 +32,18 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use crate::source::{
-    Capabilities, Grant, Message, MessageQueue, OpenResult, PollBatch, Recovery, RecoveryBatch, Source, SourceFuture,
+    Capabilities, Grant, Message, MessageQueue, OpenResult, PauseSwitch, PollBatch, Recovery, RecoveryBatch, Source,
+    SourceFuture,
 };
 use azure::SignedQueues;
 use credentials::Swap;
-use journeyman_domain::id::{PriorityQueue, Run};
+use journeyman_domain::id::{PriorityQueue, Run, TaskId};
 use wire::WorkerIdentity;
+
+/// Where the host is, as its provider says, in JSON.
+pub const LOCATION_VARIABLE: &str = "TASKCLUSTER_WORKER_LOCATION";
+/// The type of the host, in the words of its provider.
+pub const INSTANCE_TYPE_VARIABLE: &str = "TASKCLUSTER_INSTANCE_TYPE";
 
 /// The limit of the queue before `claimWork`, in bytes.
 const IDENTIFIER_BYTES_MAX_AZURE: usize = 22;
@@ -93,8 +98,7 @@ pub struct Taskcluster {
     quarantine: Mutex<QuarantineCheck>,
     /// A listing of this worker's claims has succeeded.
     lists_claims: AtomicBool,
-    /// Signalled when no claims are wanted.
-    unwanted: Notify,
+    pause: PauseSwitch,
 }
 
 /// What the source shares with its claims.
@@ -145,7 +149,7 @@ impl Taskcluster {
             signed_queues: Swap::new(SignedQueues::default()),
             quarantine: Mutex::default(),
             lists_claims: AtomicBool::new(false),
-            unwanted: Notify::new(),
+            pause: PauseSwitch::new(),
         })
     }
 
@@ -201,7 +205,13 @@ impl Source for Taskcluster {
 
     fn capabilities(&self) -> Capabilities {
         let long_poll = self.service.dialect == Dialect::ClaimWork;
-        Capabilities { long_poll, supports_recovery: long_poll, reports_cancellation: true, connection_scoped: false }
+        Capabilities {
+            long_poll,
+            supports_recovery: long_poll,
+            reports_cancellation: true,
+            connection_scoped: false,
+            fenced_reports: false,
+        }
     }
 
     fn open(&self) -> SourceFuture<'_, OpenResult> {
@@ -227,7 +237,11 @@ impl Source for Taskcluster {
     }
 
     fn pause(&self) {
-        self.unwanted.notify_waiters();
+        self.pause.set(true);
+    }
+
+    fn resume(&self) {
+        self.pause.set(false);
     }
 }
 
@@ -248,6 +262,10 @@ impl Recovery for Taskcluster {
 
     fn take_over<'a>(&'a self, run: &'a Run) -> SourceFuture<'a, Grant> {
         Box::pin(self.take_over_run(run))
+    }
+
+    fn is_resolved<'a>(&'a self, task: &'a TaskId) -> SourceFuture<'a, bool> {
+        Box::pin(self.is_task_resolved(task))
     }
 }
 

@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 
 use jiff::Timestamp;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::artifact::{WireObject, WireS3, WireUpload};
 use super::azure::{self, WireQueues};
 use super::client_calls::ListPage;
 use super::error_response::{ErrorResponse, classify_service_error};
 use super::exchange::{Exchange, files};
-use super::wire::{WireClaim, WireClaimedPage, WireClaims, WireStatusReply, WorkerIdentity};
+use super::wire::{WireClaim, WireClaimedPage, WireClaims, WireStatus, WireStatusReply, WorkerIdentity};
 use journeyman_domain::refusal::Refusal;
 
 fn json<T: DeserializeOwned>(exchange: &Exchange) -> T {
@@ -223,5 +223,21 @@ fn every_recorded_list_of_messages_is_read_with_its_byte_order_mark_and_spaces()
             _ => 1,
         };
         assert_eq!(count, expected, "{name}");
+    }
+}
+
+#[test]
+fn e1_runs_with_a_final_outcome_are_counted_and_released_or_expired_ones_are_not() {
+    let run = |id: u32, state: &str, reason: &str| json!({ "runId": id, "state": state, "reasonResolved": reason });
+    let reported = |runs: &[Value]| {
+        let status: WireStatus = serde_json::from_value(json!({ "taskId": "a", "runs": runs })).unwrap();
+        status.reported_runs()
+    };
+    let (released, expired) = (run(1, "exception", "worker-shutdown"), run(2, "exception", "claim-expired"));
+    let running = json!({ "runId": 3, "state": "running" });
+    assert_eq!(reported(&[]), 0);
+    assert_eq!(reported(&[released.clone(), expired.clone(), running.clone()]), 0);
+    for state in [("completed", "completed"), ("failed", "failed"), ("exception", "canceled")] {
+        assert_eq!(reported(&[run(0, state.0, state.1), released.clone(), expired.clone(), running.clone()]), 1);
     }
 }

@@ -110,6 +110,12 @@ pub(super) struct WireStatus {
     pub(super) runs: Vec<WireRun>,
 }
 
+impl WireStatus {
+    pub(super) fn reported_runs(&self) -> u32 {
+        self.runs.iter().rfind(|one| one.is_final()).map_or(0, |one| one.run_id.saturating_add(1))
+    }
+}
+
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct WireRun {
@@ -123,6 +129,15 @@ pub(super) struct WireRun {
 }
 
 impl WireRun {
+    pub(super) fn is_resolved(&self) -> bool {
+        matches!(self.state.as_str(), "completed" | "failed" | "exception")
+    }
+
+    /// The queue makes another run by itself of one that was released or has expired.
+    fn is_final(&self) -> bool {
+        self.is_resolved() && !matches!(self.reason_resolved.as_deref(), Some("worker-shutdown" | "claim-expired"))
+    }
+
     fn queued_for(&self) -> Option<Duration> {
         let [scheduled, started] =
             [&self.scheduled, &self.started].map(|time| time.as_ref()?.parse::<Timestamp>().ok());
@@ -172,6 +187,7 @@ pub(super) struct CheckedGrant {
     pub(super) lease: Duration,
     pub(super) terms: RunTerms,
     pub(super) queued_for: Option<Duration>,
+    pub(super) reported_runs: u32,
     pub(super) credentials: Credentials,
     pub(super) task: Option<TaskDefinition>,
 }
@@ -190,7 +206,9 @@ impl WireClaim {
         let deadline = left.map(|left| Clock::boot().now().plus(Duration::try_from(left).unwrap_or_default()));
         let terms = RunTerms { deadline, retries_left: self.status.retries_left };
         let queued_for = self.status.runs.iter().find(|of| of.run_id == run.run).and_then(WireRun::queued_for);
-        Ok(CheckedGrant { run, lease, terms, queued_for, credentials: self.credentials.parse()?, task: self.task })
+        let reported_runs = self.status.reported_runs();
+        let credentials = self.credentials.parse()?;
+        Ok(CheckedGrant { run, lease, terms, queued_for, reported_runs, credentials, task: self.task })
     }
 }
 

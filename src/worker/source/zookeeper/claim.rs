@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::Dialect;
@@ -19,6 +20,15 @@ use journeyman_domain::outcome::Outcome;
 use journeyman_domain::refusal::Refusal;
 use journeyman_platform::host::clock::Clock;
 use journeyman_platform::tasks::supervised;
+use journeyman_platform::zookeeper::job_queue::JobQueue;
+use journeyman_platform::zookeeper::{ConnectConfig, Session};
+
+/// A queue, and the session that uses it.
+#[derive(Clone)]
+pub(super) struct QueueSession {
+    pub(super) session: Arc<Session>,
+    pub(super) queue: JobQueue,
+}
 
 /// How a dialect settles what it holds. Each call may be repeated.
 pub(super) trait Held: Send + 'static {
@@ -28,24 +38,27 @@ pub(super) trait Held: Send + 'static {
     /// The node that exists as long as the lock is held.
     fn lock_path(&self) -> String;
 
+    /// Goes on in another session, unless another worker has had the request since the one before has expired (I9).
+    fn reclaim<'a>(&'a mut self, at: &'a QueueSession) -> SourceFuture<'a, ()>;
+
     /// Writes result and state, then gives the lock up.
-    fn settle<'a>(&'a mut self, watch: &'a QueueWatch, outcome: Outcome, results: &'a Results) -> SourceFuture<'a, ()>;
+    fn settle<'a>(&'a mut self, at: &'a QueueSession, outcome: Outcome, results: &'a Results) -> SourceFuture<'a, ()>;
 
     /// Gives the lock up without an outcome.
-    fn abandon(self: Box<Self>, watch: Arc<QueueWatch>) -> SourceFuture<'static, ()>;
+    fn abandon(self: Box<Self>, at: QueueSession) -> SourceFuture<'static, ()>;
 
     /// Sends a partial result.
-    fn send_status<'a>(&'a mut self, _watch: &'a QueueWatch, _status: Reply) -> SourceFuture<'a, ()> {
+    fn send_status<'a>(&'a mut self, _at: &'a QueueSession, _status: Reply) -> SourceFuture<'a, ()> {
         Box::pin(std::future::ready(Err(no_partial_results())))
     }
 
     /// Writes that the task waits to be resumed.
-    fn pause<'a>(&'a mut self, _watch: &'a QueueWatch, _results: &'a Results) -> SourceFuture<'a, ()> {
+    fn pause<'a>(&'a mut self, _at: &'a QueueSession, _results: &'a Results) -> SourceFuture<'a, ()> {
         Box::pin(std::future::ready(Err(cannot_pause())))
     }
 
     /// Writes that the task goes on.
-    fn resume<'a>(&'a mut self, _watch: &'a QueueWatch) -> SourceFuture<'a, ()> {
+    fn resume<'a>(&'a mut self, _at: &'a QueueSession) -> SourceFuture<'a, ()> {
         Box::pin(std::future::ready(Err(cannot_pause())))
     }
 }
@@ -54,6 +67,7 @@ pub(super) trait Held: Send + 'static {
 pub(super) struct SourceContext {
     pub(super) dialect: Dialect,
     pub(super) worker_id: String,
+    connect: ConnectConfig,
     pub(super) clock: Clock,
     /// Watching, pauses, and giving up locks of claims without a report.
     pub(super) tasks: Mutex<JoinSet<()>>,
@@ -62,9 +76,9 @@ pub(super) struct SourceContext {
 }
 
 impl SourceContext {
-    pub(super) fn new(dialect: Dialect, worker_id: String) -> Self {
+    pub(super) fn new(dialect: Dialect, worker_id: String, connect: ConnectConfig) -> Self {
         let (tasks, runtime) = (Mutex::default(), OnceLock::new());
-        Self { dialect, worker_id, clock: Clock::boot(), tasks, runtime }
+        Self { dialect, worker_id, connect, clock: Clock::boot(), tasks, runtime }
     }
 
     pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
@@ -93,6 +107,8 @@ pub(super) struct JobClaim {
 
 struct ClaimState {
     held: Option<Box<dyn Held>>,
+    /// Not that of the watch, once the claim has outlived it.
+    at: QueueSession,
     settled_as: Option<Outcome>,
 }
 
@@ -111,7 +127,11 @@ impl JobClaim {
             watch: Arc::clone(watch),
             lock_path: held.lock_path(),
             results: results(Weak::clone(claim), held.result_bytes_max()),
-            state: Arc::new(tokio::sync::Mutex::new(ClaimState { held: Some(held), settled_as: None })),
+            state: Arc::new(tokio::sync::Mutex::new(ClaimState {
+                held: Some(held),
+                at: watch.at.clone(),
+                settled_as: None,
+            })),
             pause: Arc::default(),
             ended: CancellationToken::new(),
             reported: AtomicBool::new(false),
@@ -124,13 +144,13 @@ impl JobClaim {
     }
 
     async fn send_status(&self, status: Reply) -> Result<(), CallError> {
-        self.state.lock().await.running()?.send_status(&self.watch, status).await
+        self.state.lock().await.running()?.send_status(&self.watch.at, status).await
     }
 
     /// Pauses the task until it is resumed or ends. The claim is held for the writes only, so that its end is seen.
     async fn pause(self: Arc<Self>) -> Result<(), CallError> {
         let (watch, id, ended) = (Arc::clone(&self.watch), self.run.task.clone(), self.ended.clone());
-        self.state.lock().await.running()?.pause(&watch, &self.results).await?;
+        self.state.lock().await.running()?.pause(&watch.at, &self.results).await?;
         let claim = Arc::downgrade(&self);
         drop(self);
         tokio::select! {
@@ -138,7 +158,7 @@ impl JobClaim {
             resumed = watch.resumed(id.as_str()) => resumed?,
         }
         let claim = claim.upgrade().ok_or_else(has_ended)?;
-        claim.state.lock().await.running()?.resume(&watch).await
+        claim.state.lock().await.running()?.resume(&watch.at).await
     }
 
     fn error(&self, refusal: Refusal, operation: &str, why: &str) -> CallError {
@@ -151,7 +171,7 @@ impl ClaimState {
         self.held.as_mut().filter(|_| self.settled_as.is_none()).ok_or_else(has_ended)
     }
 
-    async fn settle(&mut self, watch: &QueueWatch, outcome: Outcome, results: &Results) -> Result<(), CallError> {
+    async fn settle(&mut self, connect: &ConnectConfig, outcome: Outcome, results: &Results) -> Result<(), CallError> {
         let gone = |message: &str| Err(gone(message));
         match self.settled_as {
             Some(earlier) if earlier == outcome => return Ok(()),
@@ -159,11 +179,13 @@ impl ClaimState {
             None => {}
         }
         let Some(held) = &mut self.held else { return gone("it was abandoned") };
-        // Another worker may run the request already, and its outcome is the one that counts.
-        if watch.session.is_ended() {
-            return gone("the session has expired");
+        if self.at.session.is_ended() {
+            let session = Arc::new(Session::connect(connect).await?);
+            let at = QueueSession { session, queue: self.at.queue.clone() };
+            held.reclaim(&at).await?;
+            self.at = at;
         }
-        held.settle(watch, outcome, results).await?;
+        held.settle(&self.at, outcome, results).await?;
         self.settled_as = Some(outcome);
         Ok(())
     }
@@ -175,7 +197,7 @@ impl Claim for JobClaim {
     }
 
     fn known_loss(&self) -> Option<LossReason> {
-        if self.watch.session.is_ended() {
+        if self.watch.at.session.is_ended() {
             return Some(LossReason::Revoked);
         }
         self.hold.is_canceled().then_some(LossReason::Canceled)
@@ -183,23 +205,29 @@ impl Claim for JobClaim {
 
     fn renew(&self) -> SourceFuture<'_, Granted> {
         Box::pin(async {
-            let session = &self.watch.session;
+            let session = &self.watch.at.session;
             let gone = |why| Err(self.error(Refusal::Gone, "reclaim", why));
+            let is_reporting = self.ended.is_cancelled() && !self.reported.load(Ordering::Relaxed);
+            let by_report = |why| Err(self.error(Refusal::Retry { retry_after: None }, "reclaim", why));
             if session.is_ended() {
-                return gone("the session has expired");
+                let why = "the session has expired";
+                return if is_reporting { by_report(why) } else { gone(why) };
             }
             let sent_at = self.source.clock.now();
-            match session.stat(&self.lock_path).await? {
+            // Half of what the worker waits for a reclaim. What the session has proved is true without an answer too.
+            let proved = Granted { sent_at: session.proved_at(), length: session.timeout() };
+            let stat = match timeout(session.timeout() / 48, session.stat(&self.lock_path)).await {
+                Ok(Err(error)) if !error.is_unanswered() => return Err(error.into()),
+                Ok(Ok(stat)) => stat,
+                Ok(Err(_)) | Err(_) => return Ok(proved),
+            };
+            match stat {
                 Some(stat) if stat.ephemeral_owner == session.id() => {
                     Ok(Granted { sent_at, length: session.timeout() })
                 }
                 Some(_) => gone("another session holds its lock"),
                 // The report gives the lock up as its last step, and its answer decides.
-                None if self.ended.is_cancelled() && !self.reported.load(Ordering::Relaxed) => Err(self.error(
-                    Refusal::Retry { retry_after: None },
-                    "reclaim",
-                    "the report under way gives its lock up",
-                )),
+                None if is_reporting => by_report("the report under way gives its lock up"),
                 None => gone("its lock is gone"),
             }
         })
@@ -211,13 +239,13 @@ impl Claim for JobClaim {
                 return Err(cannot_defer(&self.run));
             }
             self.ended.cancel();
-            let (state, watch, results) = (Arc::clone(&self.state), Arc::clone(&self.watch), self.results.clone());
+            let (state, source, results) = (Arc::clone(&self.state), Arc::clone(&self.source), self.results.clone());
             let (sender, settled) = oneshot::channel();
             self.hold.set_settling();
             // Not in this future: a report that takes too long is dropped and repeated, and between two writes a repetition
             // would not know whether the request is settled.
             self.source.spawn(async move {
-                _ = sender.send(state.lock().await.settle(&watch, outcome, &results).await);
+                _ = sender.send(state.lock().await.settle(&source.connect, outcome, &results).await);
             });
             let settled =
                 settled.await.unwrap_or_else(|_| Err(self.error(Refusal::Gone, "report", "the source is closed")));
@@ -243,14 +271,14 @@ impl Drop for JobClaim {
     /// The payload has ended without a report. Its lock is given up, so that others need not wait for the session to expire.
     fn drop(&mut self) {
         self.ended.cancel();
-        let (state, watch, id) = (Arc::clone(&self.state), Arc::clone(&self.watch), self.run.task.clone());
-        if watch.session.is_ended() || state.try_lock().is_ok_and(|state| state.settled_as.is_some()) {
+        let (state, id) = (Arc::clone(&self.state), self.run.task.clone());
+        if self.watch.at.session.is_ended() || state.try_lock().is_ok_and(|state| state.settled_as.is_some()) {
             return;
         }
         self.source.spawn(async move {
             let mut state = state.lock().await;
             let Some(held) = state.held.take().filter(|_| state.settled_as.is_none()) else { return };
-            if let Err(error) = held.abandon(watch).await {
+            if let Err(error) = held.abandon(state.at.clone()).await {
                 tracing::warn!(request = %id, "{}; the lock is held until the session expires", error.message);
             }
         });

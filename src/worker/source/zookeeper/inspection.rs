@@ -20,7 +20,12 @@ pub(super) async fn tables(session: &Session, queues: &[ZooKeeperQueue]) -> Resu
         session.walk(&mut walk, root, ZOOKEEPER_INSPECT_NODES_MAX, is_looked_into).await?;
     }
     let (components, names) = components(session, &walk).await?;
-    Ok(vec![components, queue_table(&walk), locks(session, &walk, &names).await?, semaphores(session, &walk).await?])
+    Ok(vec![
+        components,
+        queue_table(session, &walk).await?,
+        locks(session, &walk, &names).await?,
+        semaphores(session, &walk).await?,
+    ])
 }
 
 /// The folders of a queue are counted; of a request only its lock matters.
@@ -59,18 +64,19 @@ async fn components(session: &Session, walk: &Walk) -> Result<(InspectionTable, 
     Ok((table("components", columns, rows, total), names))
 }
 
-fn queue_table(walk: &Walk) -> InspectionTable {
-    let queues = walk.queues();
-    let rows = queues.iter().take(ZOOKEEPER_INSPECT_ROWS_MAX).map(|queue| {
-        json!({
+async fn queue_table(session: &Session, walk: &Walk) -> Result<InspectionTable, Error> {
+    let (queues, mut rows) = (walk.queues(), Vec::new());
+    for queue in queues.iter().take(ZOOKEEPER_INSPECT_ROWS_MAX) {
+        let oldest_ms = session.oldest_waiting_ms(queue).await?;
+        rows.push(json!({
             "queue": queue.root, "requests": queue.requests, "running": queue.running,
-            "oldest_waiting_seconds_ago": queue.oldest_ms.map(seconds_ago),
-        })
-    });
+            "oldest_waiting_seconds_ago": oldest_ms.map(seconds_ago),
+        }));
+    }
     let columns = &["queue", "requests", "running", "oldest_waiting_seconds_ago"];
     let note =
         walk.is_cut.then_some("Long queues are read in part: the oldest, the running and the locks may be more.");
-    InspectionTable { note, ..table("queues", columns, rows.collect(), queues.len()) }
+    Ok(InspectionTable { note, ..table("queues", columns, rows, queues.len()) })
 }
 
 async fn locks(session: &Session, walk: &Walk, names: &BTreeMap<i64, Value>) -> Result<InspectionTable, Error> {

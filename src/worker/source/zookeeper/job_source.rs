@@ -9,7 +9,8 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::source::{
-    CallError, Capabilities, Grant, InspectionTable, OpenResult, PollBatch, Source, SourceEvent, SourceFuture, next_of,
+    CallError, Capabilities, Grant, InspectionTable, OpenResult, PauseSwitch, PollBatch, Source, SourceEvent,
+    SourceFuture, next_of,
 };
 use journeyman_domain::id::PriorityQueue;
 use journeyman_domain::limits::{ZOOKEEPER_CLOSE_TIMEOUT, ZOOKEEPER_EVENTS_MAX, ZOOKEEPER_LONG_POLL_WAIT};
@@ -59,7 +60,7 @@ struct SourceInner {
     /// The queues as the current session sees them.
     watched: tokio::sync::Mutex<Option<Arc<Watched>>>,
     events: mpsc::Sender<SourceEvent>,
-    paused: Notify,
+    pause: PauseSwitch,
     /// This worker among the processes of a Zuul, once for each zone.
     registrations: tokio::sync::Mutex<Vec<Registration>>,
 }
@@ -90,11 +91,11 @@ impl ZooKeeperSource {
     pub fn new(config: ZooKeeperSourceConfig) -> Self {
         let (events, receiver) = mpsc::channel(ZOOKEEPER_EVENTS_MAX);
         let inner = SourceInner {
-            context: Arc::new(SourceContext::new(config.dialect, config.worker_id.clone())),
+            context: Arc::new(SourceContext::new(config.dialect, config.worker_id.clone(), config.connect.clone())),
             config,
             watched: tokio::sync::Mutex::default(),
             events,
-            paused: Notify::new(),
+            pause: PauseSwitch::new(),
             registrations: tokio::sync::Mutex::default(),
         };
         Self { inner: Arc::new(inner), events: tokio::sync::Mutex::new(receiver) }
@@ -156,8 +157,11 @@ impl SourceInner {
         Ok(Some(Registration::create(session, COMPONENTS, component).await?))
     }
 
-    async fn set_accepting(&self, accepts: bool) {
-        for registration in &mut *self.registrations.lock().await {
+    /// Whatever the order of such calls, the last one says what is so.
+    async fn publish_accepting(&self) {
+        let mut registrations = self.registrations.lock().await;
+        let accepts = !self.pause.is_paused();
+        for registration in &mut *registrations {
             let changed = registration.update(|component| match component.own.get_mut("accepting_work") {
                 Some(flag) => *flag = accepts.into(),
                 None => component.state = if accepts { ComponentState::Running } else { ComponentState::Paused },
@@ -171,8 +175,8 @@ impl SourceInner {
     async fn poll(self: &Arc<Self>, max: u8) -> Result<PollBatch, CallError> {
         let ends_at = Instant::now() + ZOOKEEPER_LONG_POLL_WAIT;
         let watched = self.watch().await?;
-        self.set_accepting(true).await;
-        loop {
+        self.publish_accepting().await;
+        while !self.pause.is_paused() {
             let mut changed = std::pin::pin!(watched.arrived.notified());
             changed.as_mut().enable();
             let picked: Vec<_> = (0..max).map_while(|_| watched.pick()).collect();
@@ -201,10 +205,11 @@ impl SourceInner {
                     return Err(CallError::retry(format!("the session with {servers} has expired")));
                 }
                 // Nothing can be lost: a request is claimed in the branch above.
-                () = self.paused.notified() => return Ok(PollBatch::default()),
-                () = sleep_until(ends_at) => return Ok(PollBatch::default()),
+                () = self.pause.paused() => {}
+                () = sleep_until(ends_at) => break,
             }
         }
+        Ok(PollBatch::default())
     }
 
     async fn claim(self: &Arc<Self>, watch: &Arc<QueueWatch>, id: &str) -> Result<Option<Grant>, CallError> {
@@ -263,7 +268,13 @@ impl Source for ZooKeeperSource {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { long_poll: true, supports_recovery: false, reports_cancellation: false, connection_scoped: true }
+        Capabilities {
+            long_poll: true,
+            supports_recovery: false,
+            reports_cancellation: false,
+            connection_scoped: true,
+            fenced_reports: true,
+        }
     }
 
     fn open(&self) -> SourceFuture<'_, OpenResult> {
@@ -288,9 +299,13 @@ impl Source for ZooKeeperSource {
     }
 
     fn pause(&self) {
-        self.inner.paused.notify_waiters();
+        self.inner.pause.set(true);
         let inner = Arc::clone(&self.inner);
-        self.inner.context.spawn(async move { inner.set_accepting(false).await });
+        self.inner.context.spawn(async move { inner.publish_accepting().await });
+    }
+
+    fn resume(&self) {
+        self.inner.pause.set(false);
     }
 
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {

@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
+use super::claim::QueueSession;
 use super::{Dialect, ZooKeeperQueue};
 use crate::source::{CallError, Grant, SourceEvent};
 use journeyman_domain::id::Run;
@@ -23,8 +24,7 @@ use journeyman_platform::zookeeper::watch::{TreeEvent, TreeWatch};
 use journeyman_platform::zookeeper::{Error, Session};
 
 pub(super) struct QueueWatch {
-    pub(super) session: Arc<Session>,
-    pub(super) queue: JobQueue,
+    pub(super) at: QueueSession,
     pub(super) zone: Option<String>,
     dialect: Dialect,
     requests: Mutex<JobRequests>,
@@ -111,8 +111,7 @@ impl QueueWatch {
         let trees = [tree("requests").await?, tree("locks").await?];
         tracing::debug!(queue = queue.root(), session = session.id(), "watching");
         let watch = Self {
-            session: Arc::clone(session),
-            queue,
+            at: QueueSession { session: Arc::clone(session), queue },
             zone,
             dialect,
             requests: Mutex::default(),
@@ -181,23 +180,19 @@ impl QueueWatch {
         self.stopped.cancel();
     }
 
-    pub(super) fn resume_flag(&self, id: &str) -> String {
-        format!("{}/resume", self.queue.path("requests", id))
-    }
-
     /// Waits until a scheduler has set the flag that resumes a build. The watch of the queue tells of it: before ZooKeeper 3.9
     /// another watch of one node may disturb that one.
     pub(super) async fn resumed(&self, id: &str) -> Result<(), Error> {
-        let flag = self.resume_flag(id);
+        let flag = self.at.queue.resume_flag(id);
         loop {
             let mut changed = pin!(self.resumed.notified());
             changed.as_mut().enable();
-            if self.session.retry(|| self.session.stat(&flag)).await?.is_some() {
+            if self.at.session.retry(|| self.at.session.stat(&flag)).await?.is_some() {
                 return Ok(());
             }
             tokio::select! {
                 () = changed => {}
-                () = self.session.ended() => {}
+                () = self.at.session.ended() => {}
             }
         }
     }
@@ -222,7 +217,7 @@ impl QueueWatch {
                 let unread = self.requests.lock().take_unread();
                 if !unread.is_empty() {
                     if let Err(error) = self.read_all(unread).await {
-                        tracing::warn!(queue = self.queue.root(), "{error}");
+                        tracing::warn!(queue = self.at.queue.root(), "{error}");
                     }
                     self.arrived.notify_waiters();
                     continue;
@@ -240,14 +235,16 @@ impl QueueWatch {
                     continue;
                 }
                 TreeEvent::Ended => {
-                    let lost: Vec<Run> = self.held.lock().values().map(|held| held.run.clone()).collect();
+                    // A report under way goes on in another session.
+                    let lost = |held: &HeldRun| (!held.is_settling).then(|| held.run.clone());
+                    let lost: Vec<Run> = self.held.lock().values().filter_map(lost).collect();
                     if !lost.is_empty() {
                         _ = events.send(SourceEvent::Lost(lost)).await;
                     }
                     return;
                 }
             };
-            let Some(node) = path.strip_prefix(self.queue.root()).and_then(|path| parse(self.dialect, path)) else {
+            let Some(node) = path.strip_prefix(self.at.queue.root()).and_then(|path| parse(self.dialect, path)) else {
                 continue;
             };
             match (&event, node) {
@@ -277,20 +274,20 @@ impl QueueWatch {
 
     /// Cleans the queue up each minute, where no other process does it, until the session ends.
     pub(super) async fn clean_up(&self) {
-        let mut janitor = Janitor::new(self.queue.clone(), self.dialect);
+        let mut janitor = Janitor::new(self.at.queue.clone(), self.dialect);
         loop {
-            match janitor.clean(&self.session).await {
+            match janitor.clean(&self.at.session).await {
                 Ok(Some(cleaned)) if cleaned != Cleaned::default() => {
                     let Cleaned { lost, removed, released } = cleaned;
-                    let (queue, removed, released) = (self.queue.root(), removed.len(), released.len());
+                    let (queue, removed, released) = (self.at.queue.root(), removed.len(), released.len());
                     tracing::warn!(queue, ?lost, removed, released, "cleaned up after workers that are gone");
                 }
                 Ok(_) => {}
-                Err(error) => tracing::warn!(queue = self.queue.root(), "cannot clean up: {error}"),
+                Err(error) => tracing::warn!(queue = self.at.queue.root(), "cannot clean up: {error}"),
             }
             tokio::select! {
                 () = self.stopped.cancelled() => return,
-                () = self.session.ended() => return,
+                () = self.at.session.ended() => return,
                 () = tokio::time::sleep(janitor.pause()) => {}
             }
         }
@@ -309,13 +306,13 @@ impl QueueWatch {
     async fn walk_again(&self, events: &mpsc::Sender<SourceEvent>) {
         if let Err(error) = self.walk().await {
             // The next connection walks again, and a lost session ends everything.
-            tracing::warn!(queue = self.queue.root(), "cannot read the queue again: {error}");
+            tracing::warn!(queue = self.at.queue.root(), "cannot read the queue again: {error}");
         }
         let held: Vec<String> = self.held.lock().keys().cloned().collect();
         for id in held {
-            let request = self.queue.path("requests", &id);
-            let is_canceled = matches!(self.session.stat(&self.queue.cancel_flag(&id)).await, Ok(Some(_)));
-            let is_gone = matches!(self.session.stat(&request).await, Ok(None));
+            let request = self.at.queue.path("requests", &id);
+            let is_canceled = matches!(self.at.session.stat(&self.at.queue.cancel_flag(&id)).await, Ok(Some(_)));
+            let is_gone = matches!(self.at.session.stat(&request).await, Ok(None));
             if is_canceled || is_gone {
                 self.cancel(&id, events).await;
             }
@@ -326,13 +323,13 @@ impl QueueWatch {
 
     /// Reads the whole queue.
     async fn walk(&self) -> Result<(), Error> {
-        let session = &self.session;
+        let session = &self.at.session;
         let locked = self.list("locks").await?;
         let contenders: Vec<(String, Vec<String>)> = match self.dialect {
             Dialect::Native => locked.into_iter().map(|id| (id, vec![String::new()])).collect(),
             Dialect::ZuulMerger | Dialect::ZuulExecutor => {
                 let reads = locked.into_iter().map(|id| async {
-                    let path = self.queue.path("locks", &id);
+                    let path = self.at.queue.path("locks", &id);
                     let names = session.retry(|| session.children(&path)).await;
                     names.map(|names| (id, names.unwrap_or_default()))
                 });
@@ -359,19 +356,19 @@ impl QueueWatch {
     }
 
     async fn list(&self, folder: &str) -> Result<Vec<String>, Error> {
-        let path = format!("{}/{folder}", self.queue.root());
-        self.session.retry(|| self.session.children(&path)).await.map(Option::unwrap_or_default)
+        let path = format!("{}/{folder}", self.at.queue.root());
+        self.at.session.retry(|| self.at.session.children(&path)).await.map(Option::unwrap_or_default)
     }
 
     async fn read(&self, id: &str) -> Result<(), Error> {
-        let path = self.queue.path("requests", id);
-        let found = self.session.retry(|| self.session.get(&path)).await?;
+        let path = self.at.queue.path("requests", id);
+        let found = self.at.session.retry(|| self.at.session.get(&path)).await?;
         let Some((data, stat)) = found else {
             self.requests.lock().on_request_deleted(id);
             return Ok(());
         };
         let Ok(json) = JsonObject::parse(&data) else {
-            tracing::warn!(request = id, "a request of {} is no JSON object; leaving it alone", self.queue.root());
+            tracing::warn!(request = id, "a request of {} is no JSON object; leaving it alone", self.at.queue.root());
             return Ok(());
         };
         let is_requested = match self.dialect {

@@ -3,12 +3,13 @@
 
 use std::mem::discriminant;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 use tokio::time::sleep;
 
 use super::Dialect;
-use super::claim::{self, Held, JobClaim, SourceContext};
+use super::claim::{self, Held, JobClaim, QueueSession, SourceContext};
 use super::queue_watch::QueueWatch;
 use crate::source::{CallError, Grant, Granted, RunTerms, SourceFuture};
 use crate::task::{Reply, Results, cannot_pause};
@@ -16,6 +17,8 @@ use journeyman_domain::id::{Run, TaskId};
 use journeyman_domain::limits::{ZOOKEEPER_RESULT_BYTES_MAX, ZOOKEEPER_RETRY_DELAY, ZOOKEEPER_SEMAPHORE_RETRY};
 use journeyman_domain::outcome::{ExceptionReason, Outcome};
 use journeyman_domain::refusal::Refusal;
+use journeyman_domain::time::Instant;
+use journeyman_platform::host::clock::Clock;
 use journeyman_platform::host::crash_points::crash_point;
 use journeyman_platform::zookeeper::event_queue::{EventQueue, event};
 use journeyman_platform::zookeeper::job_queue::{
@@ -23,12 +26,19 @@ use journeyman_platform::zookeeper::job_queue::{
 };
 use journeyman_platform::zookeeper::submit::unix_seconds;
 
+/// What a handler gets of a request beside its parameters.
+const FIELDS: [&str; 7] =
+    ["job_type", "tenant_name", "pipeline_name", "event_id", "build_set_uuid", "precedence", "zone"];
+
 struct HeldJob {
     dialect: Dialect,
     claimed: ClaimedRequest,
     started_at: f64,
+    /// By the timeout of its job.
+    deadline: Option<Instant>,
     /// Steps of a settlement that need not be repeated.
     is_result_stored: bool,
+    is_completed: bool,
 }
 
 pub(super) async fn claim(
@@ -43,7 +53,7 @@ pub(super) async fn claim(
     let Some(hold) = watch.hold(&run) else { return Ok(None) };
     let info = json!({ "hostname": source.worker_id, "log_port": null, "zone": watch.zone });
     let info = (dialect == Dialect::ZuulExecutor).then_some(&info);
-    let claimed = match watch.queue.claim(&watch.session, id, info).await? {
+    let claimed = match watch.at.queue.claim(&watch.at.session, id, info).await? {
         ClaimAttempt::Claimed(claimed) => *claimed,
         ClaimAttempt::Locked | ClaimAttempt::Settled => return Ok(None),
         ClaimAttempt::Waits => {
@@ -67,24 +77,38 @@ pub(super) async fn claim(
         Ok(payload) => (payload, None),
         Err(error) => (Value::Null, Some(error)),
     };
-    let held = HeldJob { dialect, claimed, started_at: unix_seconds(), is_result_stored: false };
+    let mut task: Map<String, Value> =
+        FIELDS.iter().filter_map(|key| Some(((*key).to_owned(), claimed.request.json.get(key)?))).collect();
+    task.insert("payload".to_owned(), payload);
+    task.extend(claimed.job.as_ref().map(|job| ("job".to_owned(), job.json.clone().into())));
+    let seconds = claimed.job.as_ref().and_then(|job| job.seconds_max());
+    let deadline = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let deadline = deadline.map(|length| source.clock.now().plus(length));
+    let held = HeldJob {
+        dialect,
+        claimed,
+        started_at: unix_seconds(),
+        deadline,
+        is_result_stored: false,
+        is_completed: false,
+    };
     // A scheduler sets the flag while any worker, also one that comes too late, has entered the lock.
-    let flag = watch.queue.cancel_flag(id);
-    if dialect == Dialect::ZuulExecutor && watch.session.retry(|| watch.session.stat(&flag)).await?.is_some() {
-        Box::new(held).abandon(Arc::clone(watch)).await?;
+    let flag = watch.at.queue.cancel_flag(id);
+    if dialect == Dialect::ZuulExecutor && watch.at.session.retry(|| watch.at.session.stat(&flag)).await?.is_some() {
+        Box::new(held).abandon(watch.at.clone()).await?;
         return Ok(None);
     }
     // The end of the build says all that the scheduler needs.
-    if let Err(error) = held.send_started(watch).await {
+    if let Err(error) = held.send_started(&watch.at).await {
         tracing::warn!(request = id, "{error}");
     }
     let claim = JobClaim::new(run.clone(), source, watch, hold, Box::new(held));
     Ok(Some(Grant {
         run,
-        lease: Granted { sent_at, length: watch.session.timeout() },
-        terms: RunTerms { deadline: None, retries_left: Some(u32::MAX) },
+        lease: Granted { sent_at, length: watch.at.session.timeout() },
+        terms: RunTerms { deadline, retries_left: Some(u32::MAX) },
         queued_for: None,
-        task: json!({ "payload": payload }).into(),
+        task: Value::Object(task).into(),
         payload_error,
         results: Some(claim.results()),
         claim,
@@ -117,35 +141,35 @@ impl HeldJob {
         Some(EventQueue::of_pipeline(&self.text("tenant_name")?, &self.text("pipeline_name")?))
     }
 
-    fn build_event(&self, watch: &QueueWatch, data: &Value) -> Value {
+    fn build_event(&self, at: &QueueSession, data: &Value) -> Value {
         let id = &self.request().id;
         json!({
             "build_uuid": id,
             "build_set_uuid": self.text("build_set_uuid"),
             "job_uuid": self.text("job_uuid"),
-            "build_request_ref": watch.queue.path("requests", id),
+            "build_request_ref": at.queue.path("requests", id),
             "data": data,
             "zuul_event_id": self.text("event_id"),
         })
     }
 
-    async fn send_started(&self, watch: &QueueWatch) -> Result<(), CallError> {
+    async fn send_started(&self, at: &QueueSession) -> Result<(), CallError> {
         let (Dialect::ZuulExecutor, Some(queue)) = (self.dialect, self.event_queue()) else { return Ok(()) };
-        let event = self.build_event(watch, &json!({ "start_time": self.started_at }));
-        queue.put(&watch.session, "BuildStartedEvent", event).await?;
+        let event = self.build_event(at, &json!({ "start_time": self.started_at }));
+        queue.put(&at.session, "BuildStartedEvent", event).await?;
         Ok(())
     }
 
     /// Adds an event, repeated until it is answered. If only the answer was lost, the scheduler ignores the second. Every
     /// error is `Gone`, since the build can go on without: its end says all that the scheduler needs.
-    async fn put_event(&self, watch: &QueueWatch, kind: &str, data: &Value) -> Result<(), CallError> {
-        let event = self.build_event(watch, data);
+    async fn put_event(&self, at: &QueueSession, kind: &str, data: &Value) -> Result<(), CallError> {
+        let event = self.build_event(at, data);
         let queue = self.event_queue().ok_or_else(|| claim::gone("the build names no pipeline"))?;
         loop {
-            match queue.put(&watch.session, kind, event.clone()).await {
+            match queue.put(&at.session, kind, event.clone()).await {
                 Ok(true) => return Ok(()),
                 Ok(false) => return Err(claim::gone("the pipeline of the build is gone")),
-                Err(JobError::Call(error)) if error.is_unanswered() && !watch.session.is_ended() => {
+                Err(JobError::Call(error)) if error.is_unanswered() && !at.session.is_ended() => {
                     sleep(ZOOKEEPER_RETRY_DELAY).await;
                 }
                 Err(error) => return Err(claim::gone(&format!("{kind} is not sent: {error}"))),
@@ -153,8 +177,8 @@ impl HeldJob {
         }
     }
 
-    async fn write_state(&mut self, watch: &QueueWatch, state: RequestState) -> Result<(), CallError> {
-        let is_ours = watch.queue.set_state(&watch.session, &mut self.claimed.request, state).await?;
+    async fn write_state(&mut self, at: &QueueSession, state: RequestState) -> Result<(), CallError> {
+        let is_ours = at.queue.set_state(&at.session, &mut self.claimed.request, state).await?;
         if is_ours { Ok(()) } else { Err(self.settled_elsewhere()) }
     }
 
@@ -167,7 +191,7 @@ impl HeldJob {
         }
     }
 
-    async fn end_build(&mut self, watch: &QueueWatch, word: Option<&str>, results: &Results) -> Result<(), CallError> {
+    async fn end_build(&mut self, at: &QueueSession, word: Option<&str>, results: &Results) -> Result<(), CallError> {
         let own = Self::handler_result(results);
         let data = json!({
             "result": own.get("result").and_then(Value::as_str).or(word),
@@ -179,14 +203,14 @@ impl HeldJob {
             "secret_data": object(&own, "secret_data"),
             "held": false,
         });
-        let event = event("BuildCompletedEvent", self.build_event(watch, &data));
-        let session = &watch.session;
+        let event = event("BuildCompletedEvent", self.build_event(at, &data));
+        let session = &at.session;
         let is_ours = match self.event_queue() {
             Some(queue) => {
                 let request = &mut self.claimed.request;
-                watch.queue.complete_with_event(session, request, &queue, event).await?
+                at.queue.complete_with_event(session, request, &queue, event).await?
             }
-            None => watch.queue.set_state(session, &mut self.claimed.request, RequestState::Completed).await?,
+            None => at.queue.set_state(session, &mut self.claimed.request, RequestState::Completed).await?,
         };
         crash_point("zookeeper-completed");
         if is_ours { Ok(()) } else { Err(self.settled_elsewhere()) }
@@ -196,12 +220,12 @@ impl HeldJob {
         claim::gone(&format!("request {}: another process has removed or completed it", self.request().id))
     }
 
-    async fn end_merge(&mut self, watch: &QueueWatch, results: &Results) -> Result<(), CallError> {
-        let (session, id) = (&watch.session, self.request().id.clone());
+    async fn end_merge(&mut self, at: &QueueSession, results: &Results) -> Result<(), CallError> {
+        let (session, id) = (&at.session, self.request().id.clone());
         if !self.is_result_stored {
             let own = Self::handler_result(results);
             if self.text("result_path").is_some() {
-                watch.queue.store_result(session, &id, &Value::from(own).to_string().into_bytes()).await?;
+                at.queue.store_result(session, &id, &Value::from(own).to_string().into_bytes()).await?;
             } else if let Some(queue) = self.event_queue() {
                 let (kind, event) = self.merge_event(&own);
                 queue.put(session, kind, event).await?;
@@ -209,7 +233,8 @@ impl HeldJob {
             self.is_result_stored = true;
         }
         crash_point("zookeeper-result");
-        self.write_state(watch, RequestState::Completed).await?;
+        self.write_state(at, RequestState::Completed).await?;
+        self.is_completed = true;
         crash_point("zookeeper-completed");
         Ok(())
     }
@@ -240,26 +265,26 @@ impl HeldJob {
     }
 
     /// A merge that was not run goes back; of a build the scheduler makes another.
-    async fn put_back(&mut self, watch: &QueueWatch) -> Result<(), CallError> {
-        Ok(watch.queue.put_back(&watch.session, &mut self.claimed).await?)
+    async fn put_back(&mut self, at: &QueueSession) -> Result<(), CallError> {
+        Ok(at.queue.put_back(&at.session, &mut self.claimed).await?)
     }
 
     /// The scheduler looks for builds that waited for the places.
-    async fn release_semaphores(&mut self, watch: &QueueWatch) -> Result<(), CallError> {
+    async fn release_semaphores(&mut self, at: &QueueSession) -> Result<(), CallError> {
         let Some(places) = &self.claimed.places else { return Ok(()) };
-        watch.session.release_semaphores(places).await?;
+        at.session.release_semaphores(places).await?;
         if let Some(tenant) = self.text("tenant_name") {
             let queue = EventQueue::new(&format!("/zuul/events/tenant/{tenant}/management"));
             for semaphore in &places.semaphores {
-                queue.put(&watch.session, "SemaphoreReleaseEvent", json!({ "semaphore_name": semaphore.name })).await?;
+                queue.put(&at.session, "SemaphoreReleaseEvent", json!({ "semaphore_name": semaphore.name })).await?;
             }
         }
         self.claimed.places = None;
         Ok(())
     }
 
-    async fn unlock(&self, watch: &QueueWatch) -> Result<(), CallError> {
-        let (session, path) = (&watch.session, self.lock_path());
+    async fn unlock(&self, at: &QueueSession) -> Result<(), CallError> {
+        let (session, path) = (&at.session, self.lock_path());
         Ok(session.retry(|| session.delete(&path)).await?)
     }
 }
@@ -278,41 +303,61 @@ impl Held for HeldJob {
         self.claimed.lock.path()
     }
 
-    fn settle<'a>(&'a mut self, watch: &'a QueueWatch, outcome: Outcome, results: &'a Results) -> SourceFuture<'a, ()> {
+    fn reclaim<'a>(&'a mut self, at: &'a QueueSession) -> SourceFuture<'a, ()> {
+        Box::pin(async move {
+            // What was completed is this worker's to remove, whatever is left of it.
+            match at.queue.reclaim(&at.session, &mut self.claimed).await? {
+                Some(is_completed) => self.is_completed = is_completed,
+                None if self.is_completed => {}
+                None => return Err(self.settled_elsewhere()),
+            }
+            tracing::info!(request = self.request().id, "its session has expired; reporting it in another");
+            Ok(())
+        })
+    }
+
+    fn settle<'a>(&'a mut self, at: &'a QueueSession, outcome: Outcome, results: &'a Results) -> SourceFuture<'a, ()> {
         Box::pin(async move {
             match (self.dialect, outcome) {
                 (Dialect::ZuulExecutor, _) => {
-                    self.release_semaphores(watch).await?;
-                    self.end_build(watch, build_result(outcome), results).await?;
+                    self.release_semaphores(at).await?;
+                    if !self.is_completed {
+                        self.end_build(at, build_result(outcome), results).await?;
+                        self.is_completed = true;
+                    }
                 }
                 (_, Outcome::Exception(ExceptionReason::WorkerShutdown | ExceptionReason::IntermittentTask)) => {
-                    self.put_back(watch).await?;
+                    self.put_back(at).await?;
                 }
                 (_, Outcome::Completed | Outcome::Failed | Outcome::Exception(_) | Outcome::Deferred) => {
-                    self.end_merge(watch, results).await?;
-                    self.unlock(watch).await?;
+                    if !self.is_completed {
+                        self.end_merge(at, results).await?;
+                    }
+                    self.unlock(at).await?;
                     let id = self.request().id.clone();
-                    return Ok(watch.queue.remove(&watch.session, &id).await?);
+                    return Ok(at.queue.remove(&at.session, &id).await?);
                 }
             }
-            self.unlock(watch).await
+            self.unlock(at).await
         })
     }
 
-    fn abandon(mut self: Box<Self>, watch: Arc<QueueWatch>) -> SourceFuture<'static, ()> {
+    fn abandon(mut self: Box<Self>, at: QueueSession) -> SourceFuture<'static, ()> {
         Box::pin(async move {
-            self.release_semaphores(&watch).await?;
-            let flag = watch.queue.cancel_flag(&self.request().id);
-            if self.dialect == Dialect::ZuulExecutor && watch.session.stat(&flag).await?.is_some() {
+            self.release_semaphores(&at).await?;
+            let flag = at.queue.cancel_flag(&self.request().id);
+            if self.dialect == Dialect::ZuulExecutor && at.session.stat(&flag).await?.is_some() {
                 // The scheduler has asked for it, and reports it as canceled.
-                watch.session.delete(&flag).await?;
-                self.end_build(&watch, Some("ABORTED"), &claim::no_results()).await?;
+                at.session.delete(&flag).await?;
+                self.end_build(&at, Some("ABORTED"), &claim::no_results()).await?;
+            } else if self.deadline.is_some_and(|at| Clock::boot().now() >= at) {
+                self.end_build(&at, Some("TIMED_OUT"), &claim::no_results()).await?;
             }
-            self.unlock(&watch).await
+            self.unlock(&at).await
         })
     }
 
-    fn send_status<'a>(&'a mut self, watch: &'a QueueWatch, status: Reply) -> SourceFuture<'a, ()> {
+    fn send_status<'a>(&'a mut self, at: &'a QueueSession, status: Reply) -> SourceFuture<'a, ()> {
         Box::pin(async move {
             if self.dialect != Dialect::ZuulExecutor {
                 return Err(claim::no_partial_results());
@@ -322,27 +367,27 @@ impl Held for HeldJob {
                     "a partial reply of a build must be a JSON object, such as {\"pre_fail\": true}".to_owned();
                 return Err(CallError { refusal: Refusal::Rejected, message });
             };
-            self.put_event(watch, "BuildStatusEvent", &data.into()).await
+            self.put_event(at, "BuildStatusEvent", &data.into()).await
         })
     }
 
-    fn pause<'a>(&'a mut self, watch: &'a QueueWatch, results: &'a Results) -> SourceFuture<'a, ()> {
+    fn pause<'a>(&'a mut self, at: &'a QueueSession, results: &'a Results) -> SourceFuture<'a, ()> {
         Box::pin(async move {
             if self.dialect != Dialect::ZuulExecutor {
                 return Err(cannot_pause());
             }
-            self.write_state(watch, RequestState::Paused).await?;
+            self.write_state(at, RequestState::Paused).await?;
             let own = Self::handler_result(results);
             let data =
                 json!({ "paused": true, "data": object(&own, "data"), "secret_data": object(&own, "secret_data") });
-            self.put_event(watch, "BuildPausedEvent", &data).await
+            self.put_event(at, "BuildPausedEvent", &data).await
         })
     }
 
-    fn resume<'a>(&'a mut self, watch: &'a QueueWatch) -> SourceFuture<'a, ()> {
+    fn resume<'a>(&'a mut self, at: &'a QueueSession) -> SourceFuture<'a, ()> {
         Box::pin(async move {
-            self.write_state(watch, RequestState::Running).await?;
-            let (session, flag) = (&watch.session, watch.resume_flag(&self.request().id));
+            self.write_state(at, RequestState::Running).await?;
+            let (session, flag) = (&at.session, at.queue.resume_flag(&self.request().id));
             Ok(session.retry(|| session.delete(&flag)).await?)
         })
     }

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal};
 
 use super::super::journal::ProcessRecorder;
 use super::super::process::{self, PROCESS_POLL_INTERVAL};
@@ -72,6 +72,8 @@ struct ScopeState {
     used: bool,
     /// Started processes that were not waited for yet.
     running_count: u32,
+    /// Process groups of these, whose leaders were not reaped yet, so that their numbers are not used again.
+    groups: Vec<Pid>,
     /// Event counts when they were last read.
     oom_kill_count: u64,
     pids_refused_count: u64,
@@ -139,7 +141,7 @@ impl ProcessScope {
     /// Its processes, as far as they can be found. Reads `/proc` or the control group; blocks.
     pub fn processes(&self) -> Vec<i32> {
         match self.inner.backend() {
-            Backend::ProcessGroup => Vec::new(),
+            Backend::ProcessGroup => self.inner.state.lock().groups.iter().map(|leader| leader.as_raw_pid()).collect(),
             Backend::Subreaper => {
                 ProcScan::read().map(|scan| scan.processes_of(self.inner.cookie())).unwrap_or_default()
             }
@@ -228,7 +230,28 @@ impl ProcessScope {
         state.used = true;
         state.running_count += 1;
         drop(state);
-        Ok(ScopedProcess { scope: self.clone() })
+        Ok(ScopedProcess { scope: self.clone(), group: None })
+    }
+
+    /// Sends SIGKILL to all processes and waits for nothing, neither for a disk nor for those who wait for their end. Has to
+    /// be called on a runtime.
+    pub fn kill(&self) {
+        let state = self.inner.state.lock();
+        if !state.used {
+            return;
+        }
+        for group in &state.groups {
+            rustix::process::kill_process_group(*group, Signal::KILL).ok();
+        }
+        drop(state);
+        match self.inner.backend() {
+            Backend::ProcessGroup | Backend::Cgroup(_) => self.inner.kill(),
+            Backend::Subreaper => {
+                // Reading a process may wait for it.
+                let scope = self.clone();
+                drop(tokio::task::spawn_blocking(move || scope.inner.kill()));
+            }
+        }
     }
 
     /// Kills all processes, waits until they are gone, and removes the control group. The scope may be used again.

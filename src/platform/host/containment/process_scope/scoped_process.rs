@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::io;
 use std::path::Path;
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal};
 use tokio::time::timeout;
 
 use super::super::super::process::{self, PROCESS_POLL_INTERVAL};
@@ -18,6 +18,8 @@ use journeyman_domain::limits::PROCESS_KILL_TIMEOUT;
 #[derive(Debug)]
 pub struct ScopedProcess {
     pub(super) scope: ProcessScope,
+    /// In the list of the scope.
+    pub(super) group: Option<Pid>,
 }
 
 impl Drop for ScopedProcess {
@@ -26,6 +28,7 @@ impl Drop for ScopedProcess {
         if self.is_last() {
             self.scope.inner.kill();
         }
+        self.before_reaping();
         let mut state = self.scope.inner.state.lock();
         state.running_count = state.running_count.saturating_sub(1);
     }
@@ -62,7 +65,10 @@ impl ScopedProcess {
         adopts.then_some(self.inner().cookie())
     }
 
-    pub fn on_started(&self, process: i32) {
+    pub fn on_started(&mut self, leader: Pid) {
+        self.scope.inner.state.lock().groups.push(leader);
+        self.group = Some(leader);
+        let process = leader.as_raw_pid();
         // A control group is recorded instead.
         if let (Backend::ProcessGroup | Backend::Subreaper, Some(recorder)) =
             (self.inner().backend(), &self.inner().recorder)
@@ -73,6 +79,13 @@ impl ScopedProcess {
         if let Backend::Subreaper = self.inner().backend() {
             // The exec shim does it in a control group.
             drop(std::fs::write(format!("/proc/{process}/oom_score_adj"), exec_shim::OOM_SCORE));
+        }
+    }
+
+    /// Has to be called before the leader is reaped, after which another process may get its number.
+    pub fn before_reaping(&mut self) {
+        if let Some(leader) = self.group.take() {
+            self.scope.inner.state.lock().groups.retain(|group| *group != leader);
         }
     }
 

@@ -14,7 +14,6 @@ use serde::Deserialize;
 use url::Url;
 
 use super::Taskcluster;
-use super::address_policy::host_matches;
 use super::error_response::{ErrorResponse, sanitize, transport_error};
 use super::transport::{ApiRequest, encode_segment, read_body, read_error_response};
 use crate::source::{CallError, Message, OpenResult, PollBatch};
@@ -24,6 +23,7 @@ use journeyman_domain::limits::{
     POLL_BODY_BYTES_MAX, POLL_MESSAGES_MAX, PRIORITY_QUEUES_MAX, SIGNED_URL_RENEWAL_MARGIN,
 };
 use journeyman_domain::refusal::Refusal;
+use journeyman_platform::http::address::host_matches;
 use signed_url::SignedUrls;
 use xml::RawMessage;
 
