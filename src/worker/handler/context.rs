@@ -14,7 +14,7 @@ use crate::task::{Definition, Reply, ReplyError, Results, cannot_pause};
 use journeyman_domain::claim::CancelCause;
 use journeyman_domain::id::{LocalToken, Run, TaskId};
 use journeyman_domain::lease::{Granted, Lease};
-use journeyman_domain::limits::PROGRESS_CHARS_MAX;
+use journeyman_domain::limits::{ARTIFACT_DEPTH_MAX, PROGRESS_CHARS_MAX};
 use journeyman_domain::refusal::{CallError, Refusal};
 use journeyman_domain::time::Instant;
 use journeyman_domain::trace_context::TraceParent;
@@ -240,9 +240,17 @@ impl Context {
         dir.and(log)
     }
 
-    /// Removes what the task directory contains besides declared artifacts. Blocks.
+    /// Removes what the task directory contains besides declared artifacts, unless a link in them may lead to it. Blocks.
     pub(crate) fn remove_all_but_artifacts(&self) -> io::Result<()> {
-        self.log().verify_work_dir().map_or(Ok(()), |()| self.remove_all_but(&self.artifacts().paths()))
+        let keep = self.artifacts().paths();
+        let is_linked = |path: &PathBuf| {
+            let is_link = |path: &Path| self.workdir_path().join(path).is_symlink();
+            path.ancestors().any(is_link) || has_links(&self.workdir_path().join(path), ARTIFACT_DEPTH_MAX)
+        };
+        if keep.iter().any(is_linked) {
+            return Ok(());
+        }
+        self.log().verify_work_dir().map_or(Ok(()), |()| self.remove_all_but(&keep))
     }
 
     /// Opens the declared artifacts one after the other. Blocks.
@@ -485,4 +493,13 @@ impl Context {
             Ok(None) | Err(_) => std::future::pending().await,
         }
     }
+}
+
+fn has_links(folder: &Path, depth: usize) -> bool {
+    let Ok(entries) = std::fs::read_dir(folder) else { return false };
+    entries.flatten().any(|entry| {
+        let kind = entry.file_type().ok();
+        let is_folder = kind.is_some_and(|kind| kind.is_dir());
+        kind.is_some_and(|kind| kind.is_symlink()) || (is_folder && depth > 0 && has_links(&entry.path(), depth - 1))
+    })
 }
