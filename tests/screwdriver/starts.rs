@@ -77,9 +77,9 @@ async fn e7_the_role_of_the_example_allows_what_builds_need() {
     place.cluster.wait_until("it is stopped", |cluster| cluster.count_calls("deletecollection", "pods") == 1).await;
     let (used, allowed) = (place.cluster.used_rights(), rights_of_role("screwdriver-role.yaml"));
     place.finish([worker]).await;
-    // What is removed a day later is not seen here.
+    // Not seen here: what is removed a day later, and a look at a pod that another start has made.
     let mut unused: Vec<_> = allowed.difference(&used).map(|(resource, verb)| format!("{verb} {resource}")).collect();
-    unused.retain(|right| !["delete pods", "delete secrets"].contains(&right.as_str()));
+    unused.retain(|right| !["delete pods", "delete secrets", "get pods"].contains(&right.as_str()));
     assert!(used.is_subset(&allowed) && unused.is_empty(), "{used:?} {unused:?}");
 }
 

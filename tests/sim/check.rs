@@ -218,7 +218,10 @@ impl World {
             }
             ClaimEnd::Lost(LossReason::LeaseExpired | LossReason::GrantedTooLate)
             | ClaimEnd::Unconfirmed { loss: LossReason::LeaseExpired | LossReason::GrantedTooLate, .. } => {
-                let over = track.lease.is_some_and(|lease| now >= lease.expires_at());
+                // A claim that has not begun may be left once no reclaim fits.
+                let is_late = end == ClaimEnd::Lost(LossReason::GrantedTooLate);
+                let is_over = |lease: Lease| now >= lease.expires_at() || (is_late && !lease.has_room(now));
+                let over = track.lease.is_some_and(is_over);
                 self.held("I5", over, || format!("host {host} gives up before its time: {track:?}"));
                 // A claim that a previous process made is granted again for the rest of its lease.
                 let whole =

@@ -39,7 +39,6 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::bearer::BearerToken;
 use self::busy::{Activity, IdleSignal, Watched};
-use crate::host::clock::or_pending;
 use journeyman_domain::limits::{
     HTTP_BODY_TIMEOUT, HTTP_CONNECTION_AGE_MAX, HTTP_CONNECTIONS_MAX, HTTP_HEAD_BYTES_MAX, HTTP_HEAD_TIMEOUT,
 };
@@ -250,7 +249,7 @@ async fn serve_connection(
         tokio::select! {
             ended = &mut connection => return ended,
             () = stop.cancelled() => {}
-            () = or_pending(limits.connection_age_max.map(sleep)) => {}
+            () = sleep(limits.connection_age_max.unwrap_or_default()), if limits.connection_age_max.is_some() => {}
         }
         if activity.idle_since().is_some() {
             return Ok(());

@@ -64,7 +64,7 @@ impl Management {
 
 impl QueueInfo {
     fn routing(&self) -> QueueRouting {
-        let Self { durable, arguments, effective_policy_definition: policy } = self;
+        let Self { durable, arguments, effective_policy_definition: policy, .. } = self;
         let text = |name: &str| {
             let value = arguments.get(format!("x-{name}")).or_else(|| policy.get(name));
             value.and_then(Value::as_str).map(str::to_owned)
