@@ -9,6 +9,7 @@ use journeyman_platform::amqp;
 
 use crate::amqp::controller::{ECHO, Reports, fresh};
 use crate::amqp::support::{Client, Kind, broker, shared_uri, within};
+use crate::support::broker::is_newer;
 use crate::support::http::get;
 use crate::support::process::{Process, config};
 
@@ -82,7 +83,8 @@ async fn a_max_run_time_above_the_consumer_timeout_is_warned_of() {
         answers(&client).await;
         let log = worker.drained().await;
         let warnings = log.matches("requests may run for").count();
-        assert_eq!(warnings, usize::from(warned), "{longest} {consumer_timeout}: {log}");
+        // A newer broker gives a consumer the timeout that it asks for.
+        assert_eq!(warnings, usize::from(warned && !is_newer()), "{longest} {consumer_timeout}: {log}");
     }
     client.delete_queue().await;
 }

@@ -118,6 +118,11 @@ async fn a_request_is_stopped_before_the_consumer_timeout_and_others_continue() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn i06_c2_a_request_that_the_consumer_timeout_took_back_does_not_run_twice_at_once() {
+    if is_newer() {
+        return eprintln!(
+            "NOT TESTED on this broker: the worker does not say there that the request is still being ended"
+        );
+    }
     let Some(own) = Broker::own() else { return };
     let variables = "[{consumer_timeout, 6000}, {channel_tick_interval, 1000}]";
     let set = format!("[application:set_env(rabbit, K, V) || {{K, V}} <- {variables}].");

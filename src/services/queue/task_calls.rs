@@ -146,7 +146,12 @@ async fn wait_for_work(
     let mut answer = store::wait_for_work(&app.store, queue, worker, limit, cancel.clone()).await?;
     let wait = if permit.is_some() { app.config.long_poll } else { QUEUE_OVERLOADED_POLL_WAIT };
     if let Ok(Some(found)) = timeout(wait, cancel.run_until_cancelled(&mut answer)).await {
-        return found.map_err(|_| QueueError::internal(&uuid::Uuid::new_v4()));
+        return match found {
+            Ok(claims) => Ok(claims),
+            // The store lets go of calls that came just before the stop.
+            Err(_) if cancel.is_cancelled() => Ok(Vec::new()),
+            Err(_) => Err(QueueError::internal(&uuid::Uuid::new_v4())),
+        };
     }
     // Claims of the batch in flight are returned, not lost.
     cancel.cancel();
