@@ -553,9 +553,12 @@ mod real {
             };
             timeout(TEST_TIMEOUT, telling).await.expect("it is told");
         };
-        for _ in 0..2 {
-            let stop = DriverCall::Stop(lingers.id.clone(), lingers.key.clone(), StopMode::Terminate);
+        let stop = async |mode| {
+            let stop = DriverCall::Stop(lingers.id.clone(), lingers.key.clone(), mode);
             Arc::clone(&site.handle.driver).call(stop, Arc::clone(&site.handle.store)).await;
+        };
+        for _ in 0..2 {
+            stop(StopMode::Terminate).await;
             wait_until_told("told\n").await;
         }
         // A shell runs the traps of signals that wait in the order of their numbers.
@@ -563,6 +566,7 @@ mod real {
         let group = rustix::process::Pid::from_raw(process.pid).expect("a number");
         rustix::process::kill_process_group(group, rustix::process::Signal::URG).expect("it is there");
         wait_until_told("last\n").await;
+        stop(StopMode::Kill).await;
         assert_eq!(std::fs::read_to_string(&told).expect("it was told"), "told\nlast\n");
     }
 
