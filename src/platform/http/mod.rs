@@ -33,12 +33,13 @@ use hyper_util::service::TowerToHyperService;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
+use tokio::sync::Notify;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 pub use self::bearer::BearerToken;
-use self::busy::{Activity, IdleSignal, Watched};
+use self::busy::{Activity, Watched};
 use journeyman_domain::limits::{
     HTTP_BODY_TIMEOUT, HTTP_CONNECTION_AGE_MAX, HTTP_CONNECTIONS_MAX, HTTP_HEAD_BYTES_MAX, HTTP_HEAD_TIMEOUT,
 };
@@ -170,31 +171,31 @@ pub async fn serve_until<L: Listener, P: Eq + Hash>(
 ) {
     let mut tasks = JoinSet::new();
     let mut peers: HashMap<P, VecDeque<Connection>> = HashMap::new();
-    let idle = Arc::<IdleSignal>::default();
+    let idle = Arc::<Notify>::default();
     'accept: while let Some((stream, address)) = stop.run_until_cancelled(listener.accept()).await {
         while tasks.try_join_next().is_some() {}
         let connections = peers.entry(peer(&address)).or_default();
         if connections.len() >= limits.connections_per_peer_max {
-            let Some(longest_idle) = take_idle(connections) else {
+            let Some(idle_one) = take_idle(connections) else {
                 tracing::debug!("connection refused: all that its peer may have are busy");
                 continue;
             };
-            longest_idle.abort();
+            idle_one.abort();
         }
         while tasks.len() >= limits.connections_max {
             // The peer with the most connections gives one up first.
             let mut all: Vec<_> = peers.values_mut().collect();
             all.sort_unstable_by_key(|connections| Reverse(connections.len()));
-            if let Some(longest_idle) = all.into_iter().find_map(take_idle) {
-                if !longest_idle.is_finished() {
-                    longest_idle.abort();
+            if let Some(idle_one) = all.into_iter().find_map(take_idle) {
+                if !idle_one.is_finished() {
+                    idle_one.abort();
                     tasks.join_next().await;
                 }
                 continue;
             }
             tokio::select! {
                 _ = tasks.join_next() => {}
-                () = idle.announced() => {}
+                () = idle.notified() => {}
                 () = stop.cancelled() => break 'accept,
             }
         }
@@ -214,11 +215,9 @@ struct Connection {
     activity: Arc<Activity>,
 }
 
-/// A connection that has ended, or else the one that has been idle the longest.
+/// The oldest connection that has ended or is idle.
 fn take_idle(connections: &mut VecDeque<Connection>) -> Option<AbortHandle> {
-    let idle_since = |one: &Connection| if one.task.is_finished() { Some(0) } else { one.activity.idle_since() };
-    let since = connections.iter().enumerate().filter_map(|(at, one)| Some((idle_since(one)?, at)));
-    let (_, at) = since.min()?;
+    let at = connections.iter().position(|one| one.task.is_finished() || one.activity.is_idle())?;
     connections.remove(at).map(|connection| connection.task)
 }
 
@@ -253,7 +252,7 @@ async fn serve_connection(
             () = stop.cancelled() => {}
             () = sleep(limits.connection_age_max.unwrap_or_default()), if limits.connection_age_max.is_some() => {}
         }
-        if activity.idle_since().is_some() {
+        if activity.is_idle() {
             return Ok(());
         }
         connection.as_mut().graceful_shutdown();
@@ -298,7 +297,6 @@ mod tests {
     use axum::routing::{get, post};
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::{TcpSocket, TcpStream};
-    use tokio::sync::Notify;
 
     use super::*;
 
@@ -380,7 +378,7 @@ mod tests {
             assert!(answer(&mut stream).await.starts_with("HTTP/1.1 200"));
             idle.push(stream);
         }
-        assert!(is_answered(connect([127, 0, 0, 1], address).await).await, "the longest idle one is closed");
+        assert!(is_answered(connect([127, 0, 0, 1], address).await).await, "the oldest idle one is closed");
         assert_eq!(idle[0].read(&mut [0]).await.unwrap_or(0), 0);
         let mut busy = connect([127, 0, 0, 1], address).await;
         busy.write_all(b"GET /gated HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();

@@ -194,8 +194,12 @@ impl Engine {
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         let mut keeping = JoinSet::new();
         if let Some((term, let_go)) = self.keeper.take() {
-            let keeping_lease = lease::keep(self.store.clone(), self.clock, term, let_go);
-            keeping.spawn(supervised("a notifier's lease", keeping_lease));
+            let (store, clock) = (self.store.clone(), self.clock);
+            let renew = move |partitions| {
+                let store = store.clone();
+                async move { store.keep_lease(partitions).await }
+            };
+            keeping.spawn(supervised("a notifier's lease", lease::keep(renew, clock, term, let_go)));
         }
         loop {
             self.follow_lease();
