@@ -1,7 +1,6 @@
 //! The statements of operators: the state of endpoints, what is in the lanes, and what is changed by hand.
 
 use std::collections::BTreeMap;
-use std::str::FromStr;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -120,26 +119,8 @@ pub struct AttemptRow {
     pub detail: String,
 }
 
-/// An attempt, as a page names it that follows: `STARTED_AT,LANE,POSITION,NUMBER`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct AttemptPlace {
-    at: i64,
-    lane: i64,
-    position: i64,
-    number: i64,
-}
-
-impl FromStr for AttemptPlace {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
-        let parts: Vec<i64> = text.split(',').map_while(|part| part.parse().ok()).collect();
-        match parts[..] {
-            [at, lane, position, number] => Ok(Self { at, lane, position, number }),
-            _ => Err("expected the `started_at,lane,position,number` of an attempt"),
-        }
-    }
-}
+/// The `started_at`, `lane`, `position` and `number` of an attempt, by which the page after it is asked for.
+pub(crate) type AttemptPlace = [i64; 4];
 
 /// Messages that have ended, by what they are.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -363,15 +344,13 @@ pub(super) async fn attempts(
     before: Option<AttemptPlace>,
     max: usize,
 ) -> Result<Vec<AttemptRow>> {
-    const LAST: AttemptPlace = AttemptPlace { at: i64::MAX, lane: i64::MAX, position: i64::MAX, number: i64::MAX };
-    let place = before.unwrap_or(LAST);
-    let AttemptPlace { at, position, number, .. } = place;
+    let [at, last_lane, position, number] = before.unwrap_or([i64::MAX; 4]);
     let rows = match (endpoint, lane) {
         (_, Some(lane)) => db.query(ATTEMPTS_OF_LANE, values![max, lane, position, number]).await?,
         (Some(endpoint), None) => {
-            db.query(ATTEMPTS_OF_ENDPOINT, values![max, at, place.lane, position, number, endpoint]).await?
+            db.query(ATTEMPTS_OF_ENDPOINT, values![max, at, last_lane, position, number, endpoint]).await?
         }
-        (None, None) => db.query(ATTEMPTS, values![max, at, place.lane, position, number]).await?,
+        (None, None) => db.query(ATTEMPTS, values![max, at, last_lane, position, number]).await?,
     };
     let read = read!(AttemptRow =>
         endpoint, key, lane, position, epoch, seq, event_id, r#type, number,

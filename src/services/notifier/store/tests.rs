@@ -386,8 +386,7 @@ on_each_database! {
             loop {
                 let page = store.attempts(endpoint.map(str::to_owned), lane, before, 2).await.unwrap();
                 let Some(last) = page.last() else { break };
-                let place = format!("{},{},{},{}", last.started_at.0, last.lane, last.position, last.number);
-                before = Some(place.parse().unwrap());
+                before = Some([last.started_at.0, last.lane, last.position, last.number]);
                 seen.extend(page.iter().map(|row| (row.endpoint.clone(), row.lane, row.position)));
                 assert!(page.iter().all(|row| endpoint.is_none_or(|one| row.endpoint == one)));
             }
