@@ -112,7 +112,6 @@ enum Start {
 
 impl JobQueue {
     /// The queue below this path, such as `/zuul/merger`.
-    #[must_use]
     pub fn new(root: &str) -> Self {
         Self { root: root.to_owned() }
     }

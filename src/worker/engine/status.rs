@@ -201,7 +201,6 @@ pub struct Note {
 
 impl Note {
     /// A note without a reason.
-    #[must_use]
     pub fn of(by: &str) -> Self {
         Self { by: by.to_owned(), text: String::new() }
     }

@@ -162,7 +162,6 @@ pub struct PreparedCommands {
 
 impl Command {
     /// `redact_env` names variables whose values are redacted; see [`redact::is_secret_name`].
-    #[must_use]
     pub fn new(config: CommandHandler, redact_env: Vec<String>, worker: &Environment) -> Self {
         let env = environment::select(&config.env_allow, worker.pairs());
         Self { config, env, redact_env }

@@ -39,7 +39,6 @@ struct HookRunner {
 }
 
 /// Runs the payloads of a handler between hooks. `env` has the variables that the handler passes on from the worker.
-#[must_use]
 pub fn with_hooks(handler: Arc<dyn DynHandler>, mut config: Hooks, env: Variables) -> Arc<dyn DynHandler> {
     let mut programs = [&mut config.pre_task, &mut config.post_task, &mut config.error];
     if programs.iter().all(|program| program.is_empty()) {

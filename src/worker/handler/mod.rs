@@ -77,13 +77,11 @@ impl PrepareError {
     }
 
     /// The payload can never run.
-    #[must_use]
     pub const fn malformed(messages: Vec<String>) -> Self {
         Self { reason: PrepareFailure::Malformed, messages }
     }
 
     /// An error of the operating system: a fault of the host if its resources are exhausted, else of the handler.
-    #[must_use]
     pub fn from_io(subject: &str, error: &io::Error) -> Self {
         let host = host_errors::is_host_error(error);
         let reason = if host { PrepareFailure::HostFault } else { PrepareFailure::Internal };
@@ -123,7 +121,6 @@ impl ExecuteError {
     }
 
     /// The same as [`PrepareError::from_io`].
-    #[must_use]
     pub fn from_io(subject: &str, error: &io::Error) -> Self {
         let host = host_errors::is_host_error(error);
         let reason = if host { ExecuteFailure::HostFault } else { ExecuteFailure::Internal };

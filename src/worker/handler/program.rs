@@ -96,7 +96,6 @@ impl Program {
         Ok(Self { inner: Arc::new(ProgramInner { name: name.to_owned(), config, env, schema }) })
     }
 
-    #[must_use]
     pub fn config(&self) -> &ProgramHandler {
         &self.inner.config
     }

@@ -96,7 +96,6 @@ pub(super) fn is_of_path(error: &io::Error) -> bool {
 }
 
 /// Why [`Root::open_below`] failed.
-#[must_use]
 pub fn classify_error(error: &io::Error) -> (ArtifactErrorReason, String) {
     let (reason, message) = match error.raw_os_error().map(Errno::from_raw_os_error) {
         Some(Errno::NOENT) => (ArtifactErrorReason::Missing, "no such file or directory"),

@@ -74,7 +74,6 @@ impl Credentials {
     }
 
     /// The client id; not a secret.
-    #[must_use]
     pub fn client_id(&self) -> &str {
         &self.client_id
     }

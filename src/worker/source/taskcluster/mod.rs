@@ -154,7 +154,6 @@ impl Taskcluster {
     }
 
     /// The API client, for calls outside the worker's role.
-    #[must_use]
     pub fn api(&self) -> &Api {
         &self.service.api
     }

@@ -222,7 +222,6 @@ impl Api {
     }
 
     /// The root URL without a trailing slash.
-    #[must_use]
     pub fn root_url(&self) -> &str {
         &self.0.root_url
     }
