@@ -14,13 +14,10 @@ use journeyman_domain::time::Instant;
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum PoolCommand {
     Pause {
-        #[serde(default)]
         key: Option<String>,
-        #[serde(default)]
         seconds: Option<f64>,
     },
     Resume {
-        #[serde(default)]
         key: Option<String>,
     },
     Scale(ScaleCommand),
@@ -36,9 +33,7 @@ pub enum PoolCommand {
 #[serde(deny_unknown_fields)]
 pub struct ScaleCommand {
     pub key: String,
-    #[serde(default)]
     pub min: Option<u32>,
-    #[serde(default)]
     pub max: Option<u32>,
     pub seconds: f64,
 }

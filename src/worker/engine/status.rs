@@ -304,7 +304,6 @@ pub struct ClaimStatus {
     /// The time until the claim expires unless extended.
     pub lease_left_seconds: Option<f64>,
     /// The length of the lease from the last request.
-    #[serde(default)]
     pub lease_seconds: Option<f64>,
     /// Since the last reclaim.
     pub reclaimed_seconds_ago: Option<f64>,
