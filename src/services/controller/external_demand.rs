@@ -37,12 +37,6 @@ impl DemandQueue {
     }
 }
 
-impl std::fmt::Debug for DemandSource {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(out, "Demand({} for {})", self.name, self.key)
-    }
-}
-
 impl DemandCounts {
     pub(super) fn add_to(self, load: Load) -> Load {
         match self.claimed {

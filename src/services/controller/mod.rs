@@ -61,7 +61,7 @@ use session_error::SessionError;
 use status::{CounterValues, Role};
 use workers::WorkerSet;
 
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct ControllerConfig {
     pub pool: String,
     pub broker: Broker,

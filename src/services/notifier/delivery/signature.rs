@@ -1,6 +1,5 @@
 //! Signs webhooks as Standard Webhooks 1.0.0 says: `v1` is HMAC-SHA256, `v1a` is ed25519.
 
-use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -101,15 +100,6 @@ impl FromStr for SigningKey {
             Ok(Self::Asymmetric(Box::new(pair.map_err(|_| InvalidKey::Asymmetric)?)))
         } else {
             Err(InvalidKey::Prefix)
-        }
-    }
-}
-
-impl fmt::Debug for SigningKey {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Symmetric(_) => out.write_str("SigningKey(whsec_ [REDACTED])"),
-            Self::Asymmetric(_) => out.write_str("SigningKey(whsk_ [REDACTED])"),
         }
     }
 }
@@ -244,13 +234,9 @@ mod tests {
                 "ed25519 secret key",
             ),
         ] {
-            let error = text.parse::<SigningKey>().expect_err("it is invalid").to_string();
+            let error = text.parse::<SigningKey>().err().expect("it is invalid").to_string();
             assert!(error.contains(expected), "{text}: {error}");
             assert!(!error.contains("c2VjcmV0"), "{error}");
-        }
-        for vector in vectors() {
-            let shown = format!("{:?}", vector.key.parse::<SigningKey>().expect("a key"));
-            assert!(shown.ends_with("[REDACTED])"), "{shown}");
         }
     }
 

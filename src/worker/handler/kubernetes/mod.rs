@@ -4,7 +4,6 @@
 //! changes of all pods, and each pod is looked at now and then without it. What a pod says is judged in
 //! `kubernetes::judge`.
 
-#[doc(hidden)]
 pub mod config;
 mod held_pods;
 mod pod_log;
@@ -96,12 +95,6 @@ pub struct Kubernetes {
     held: Arc<HeldPods>,
     /// The watch, and the removal of pods that no worker holds. Aborted on drop.
     tasks: OnceLock<JoinSet<()>>,
-}
-
-impl std::fmt::Debug for Kubernetes {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(out, "Kubernetes({})", self.name)
-    }
 }
 
 impl Kubernetes {
