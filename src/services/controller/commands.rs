@@ -13,20 +13,11 @@ use journeyman_domain::time::Instant;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum PoolCommand {
-    Pause {
-        key: Option<String>,
-        seconds: Option<f64>,
-    },
-    Resume {
-        key: Option<String>,
-    },
+    Pause { key: Option<String>, seconds: Option<f64> },
+    Resume { key: Option<String> },
     Scale(ScaleCommand),
-    Drain {
-        worker: String,
-    },
-    Retry {
-        key: String,
-    },
+    Drain { worker: String },
+    Retry { key: String },
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -2,7 +2,6 @@
 //!
 //! A sealed secret is a version, a random nonce, and the output of ChaCha20-Poly1305.
 
-
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};

@@ -87,7 +87,7 @@ pub(super) fn parse(queue: &str, key: &UrlKey, properties: &BasicProperties, dat
     };
     let (source, key) = (format!("mistral {queue}"), execution.to_owned());
     let event = Box::new(Event { source, id, r#type, key, epoch: Some(epoch), time: None, last: false, data: body });
-    event.check_with(NOTIFIER_MISTRAL_BODY_BYTES_MAX).map_err(|error| error.to_string())?;
+    event.check_with(NOTIFIER_MISTRAL_BODY_BYTES_MAX)?;
     Ok(Message::Event { event, target })
 }
 
