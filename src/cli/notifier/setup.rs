@@ -26,7 +26,7 @@ pub(super) async fn run(settings: ConfigArgs<NoFlags>, environment: &Environment
         set_up_amqp(&amqp).await?;
     }
     if let Some(mistral) = mistral {
-        // Whoever sets up, and whoever the notifier is at the broker.
+        // The user that sets up, and the one that the notifier is at the broker.
         let mut users = BTreeSet::from([mistral.broker.user()]);
         if let Some(file) = &config.amqp.uri_file {
             let uri = BrokerConfig::new(file.load("an AMQP address", environment)?.reveal());

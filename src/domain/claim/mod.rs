@@ -58,7 +58,7 @@ pub struct ClaimPolicy {
     pub reports_cancellation: bool,
     /// Whether the payload is prepared and executed in one step, for claims that may be thousands a second.
     pub starts_in_one_step: bool,
-    /// As [`super::poll::Capabilities::fenced_reports`].
+    /// The same as [`super::poll::Capabilities::fenced_reports`].
     pub fenced_reports: bool,
 }
 

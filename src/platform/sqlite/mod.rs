@@ -169,7 +169,7 @@ pub fn job<O: Owner>(work: Work<O>, reply: oneshot::Sender<Result<Done, O::Error
             return;
         }
         let result = writer.in_savepoint(batch, work);
-        // The caller may have gone.
+        // The caller may be gone.
         batch
             .replies
             .push(Box::new(move |committed| drop(reply.send(result.and_then(|done| committed.map(|()| done))))));

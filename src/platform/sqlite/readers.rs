@@ -17,7 +17,7 @@ use journeyman_domain::limits::{SQLITE_BUSY_TIMEOUT, SQLITE_READ_TIMEOUT, SQLITE
 #[derive(Debug)]
 pub(super) struct Readers {
     idle: Mutex<Vec<Connection>>,
-    /// As many as are idle.
+    /// Has a permit for each idle connection.
     free: Arc<Semaphore>,
     _lock: Arc<FileLock>,
 }

@@ -460,7 +460,7 @@ impl JobQueue {
     }
 }
 
-/// Where the job of a build is.
+/// The path of the job of a build.
 fn job_ref(params: &[u8]) -> Option<String> {
     #[derive(Deserialize)]
     struct Params {

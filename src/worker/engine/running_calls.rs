@@ -27,7 +27,7 @@ pub(super) struct UncleanedScope {
 
 pub(super) struct RunningCalls {
     pub(super) claims: HashMap<LocalToken, ClaimRuntime>,
-    /// Also of claims that are closed.
+    /// The scopes that may have processes, of open and of closed claims.
     pub(super) uncleaned: HashMap<LocalToken, UncleanedScope>,
     pub(super) messages: HashMap<LocalToken, PolledMessage>,
     results: JoinSet<CallResult>,

@@ -387,7 +387,7 @@ pub(super) fn validate_artifacts(
 ) -> Vec<ArtifactDeclaration> {
     // The artifacts are declared after the commands have run; this finds duplicate names and too many artifacts before.
     let (trial, definition) = (Artifacts::new(), context.task().definition.json());
-    // As generic-worker has it: nothing is stored after the deadline.
+    // Generic-worker stores nothing after the deadline either.
     let stored_by = time_of(definition, "deadline").unwrap_or_else(jiff::Timestamp::now);
     let mut declarations = Vec::new();
     for (number, artifact) in artifacts.into_iter().enumerate() {

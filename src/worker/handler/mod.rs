@@ -159,7 +159,7 @@ pub struct EndedWork {
     pub source: String,
     /// The task and its run.
     pub run: Run,
-    /// Of a request: the key of its work.
+    /// The key of the work of a request.
     pub request: Option<String>,
 }
 

@@ -89,7 +89,7 @@ fn push_components(pending: &mut Vec<OsString>, path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether there is no such file, or another kind of file in its place.
+/// Returns true if there is no such file, or another kind of file in its place.
 pub(super) fn is_of_path(error: &io::Error) -> bool {
     let errno = error.raw_os_error().map(Errno::from_raw_os_error);
     matches!(errno, Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP))

@@ -48,7 +48,7 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// As [`Event::check`].
+    /// Fails as [`Event::check`] does.
     pub fn check_with(&self, data_bytes_max: usize) -> Result<(), String> {
         for (field, text) in [("source", &self.source), ("id", &self.id), ("type", &self.r#type), ("key", &self.key)] {
             let is_good = (1..=NOTIFIER_NAME_BYTES_MAX).contains(&text.len()) && !text.contains(char::is_control);

@@ -83,7 +83,7 @@ pub(super) struct Connection {
     /// The calls in flight, by their numbers.
     in_flight: VecDeque<InFlight>,
     ping_in_flight: Option<boot::Instant>,
-    /// When the last frame was sent that the server has answered.
+    /// The time at which the last frame was sent that the server has answered.
     proved_at: boot::Instant,
     next_xid: i32,
     sent_at: Instant,
@@ -139,7 +139,7 @@ impl Connection {
 
     pub(super) fn ping(&mut self, now: Instant) {
         self.put(xid::PING, &records::request(Operation::Ping));
-        // Of several the first: the next answer may be its.
+        // The first one stays: the next answer may be its.
         self.ping_in_flight.get_or_insert_with(boot_now);
         self.sent_at = now;
     }
@@ -232,7 +232,7 @@ impl Connection {
     }
 }
 
-/// As leases are measured, also through suspend.
+/// The clock of leases, which runs through suspend.
 pub(super) fn boot_now() -> boot::Instant {
     Clock::boot().now()
 }

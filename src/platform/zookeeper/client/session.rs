@@ -122,7 +122,7 @@ impl Session {
                 Loss::Session(state) => (state, "the server has ended it".to_owned()),
             };
             let id = self.status.borrow().id;
-            // Before the calls in flight fail: those who made them ask for the state.
+            // Before the calls in flight fail: their callers ask for the state.
             self.set_state(state);
             drop(connection);
             self.watches.on_connection_lost();

@@ -55,7 +55,7 @@ const SCHEMA: &str = "journeyman_notifier";
 /// The bytes of one hint; PostgreSQL takes less than 8,000.
 const HINT_BYTES_MAX: usize = 7_000;
 
-/// What whoever delivers has to look at.
+/// What the engine has to look at.
 #[derive(Default)]
 pub(super) struct Hints {
     /// The endpoints that have new messages; `None` if there may be some of each.

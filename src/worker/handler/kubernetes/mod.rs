@@ -218,7 +218,7 @@ impl Kubernetes {
             return Ok(StagedAnswer::Superseded);
         }
         let reported_runs = work.context.task().reported_runs;
-        // The worker that made it is gone, and the pod goes on, or has ended and nobody was told how.
+        // The worker that made it is gone, and the pod goes on, or has ended without a report.
         let is_adopted = |pod: &Pod| {
             let is_reported = PodName::launch_of(pod).is_none_or(|(attempt, _)| attempt < reported_runs);
             let is_usable =
