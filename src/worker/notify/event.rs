@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::strict_json::find_refused;
+use super::strict_json;
 use journeyman_domain::limits::{NOTIFIER_DATA_BYTES_MAX, NOTIFIER_NAME_BYTES_MAX};
 
 /// The beginning of the types of the notifier's own events, which no `*` alone stands for.
@@ -67,7 +67,6 @@ impl Event {
         if self.data.get().len() > data_bytes_max {
             return Err(format!("data has more than {data_bytes_max} bytes"));
         }
-        let refused = |(what, at)| Err(format!("data has {what} at its byte {at}, which many parsers refuse"));
-        find_refused(self.data.get()).map_or(Ok(()), refused)
+        strict_json::check(self.data.get()).map_err(|why| format!("data is refused by many parsers: {why}"))
     }
 }
