@@ -1,8 +1,10 @@
 //! Operator commands of a pool: pause, resume, scale, drain, retry.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
-use super::status::{self, Role};
+use super::status::Role;
 use super::{Controller, scale_limits};
 use journeyman_domain::group::Key;
 use journeyman_domain::group::overrides::{Pause, ScaleOverride};
@@ -152,5 +154,5 @@ fn expires_at(seconds: f64, now: Instant) -> Result<Instant, CommandError> {
         let most = COMMAND_DURATION_MAX.as_secs();
         return Err(CommandError::Invalid(format!("a duration is between 0 and {most} seconds")));
     }
-    Ok(now.plus(status::seconds_to_duration(seconds)))
+    Ok(now.plus(Duration::from_secs_f64(seconds)))
 }

@@ -67,10 +67,7 @@ pub(super) struct DemandState {
     pub(super) error: Option<String>,
 }
 
-pub(super) async fn poll_demand<E: From<DemandReport>>(
-    demand: &DemandSource,
-    events: &mpsc::Sender<E>,
-) -> SessionError {
+pub(super) async fn poll_demand(demand: &DemandSource, reports: &mpsc::Sender<DemandReport>) -> SessionError {
     let mut session = None;
     loop {
         let counts = match &demand.queue {
@@ -80,7 +77,7 @@ pub(super) async fn poll_demand<E: From<DemandReport>>(
             }
         };
         let report = DemandReport { name: demand.name.clone(), key: demand.key.clone(), counts };
-        events.send(report.into()).await.ok();
+        reports.send(report).await.ok();
         sleep(DEMAND_INTERVAL).await;
     }
 }
