@@ -14,7 +14,6 @@ use std::future::pending;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use tokio::task::JoinSet;
@@ -163,11 +162,7 @@ impl Kubernetes {
         if payload.secret_env.is_empty() {
             return Ok(());
         }
-        let secret = pod_manifest::secret(pod, &payload.secret_env);
-        match self.client.create::<IgnoredAny>(&SECRETS, &secret).await {
-            Ok(_) | Err(KubernetesError::Conflict(_)) => Ok(()),
-            Err(error) => Err(error),
-        }
+        self.client.create_if_missing(&SECRETS, &pod_manifest::secret(pod, &payload.secret_env)).await
     }
 
     async fn create(&self, name: &PodName, work: &Work<'_, PodPayload>) -> Result<StagedAnswer, KubernetesError> {
