@@ -223,10 +223,6 @@ impl ClaimState {
         self.lease
     }
 
-    pub fn next_reclaim(&self) -> Option<Instant> {
-        self.reclaim_due()
-    }
-
     pub const fn state_name(&self) -> &'static str {
         match self.stage {
             Stage::Requested { .. } => "claiming",

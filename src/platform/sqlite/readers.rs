@@ -98,7 +98,7 @@ mod tests {
     use tokio::sync::oneshot;
     use uuid::Uuid;
 
-    use crate::sqlite::{Batch, Database, Db, JobError, Owner, Schema, Writer};
+    use crate::sqlite::{Database, Db, JobError, Owner, Schema};
     use rusqlite::Connection;
 
     const SCHEMA: Schema = Schema {
@@ -126,12 +126,6 @@ mod tests {
         }
 
         fn end(_: &mut Connection) {}
-
-        fn collect_effects((): (), (): &mut ()) {}
-
-        fn end_batch(_: &mut Writer<Self>, _: &mut Batch<Self>) {}
-
-        fn committed(&mut self, (): ()) {}
     }
 
     fn count(conn: &Connection) -> rusqlite::Result<i64> {

@@ -104,7 +104,7 @@ pub(crate) enum PublishedLogs {
 }
 
 #[derive(Debug)]
-struct TaskFiles {
+pub(crate) struct TaskFiles {
     workdir: PathBuf,
     log: TaskLog,
 }
@@ -148,25 +148,14 @@ impl Context {
         lease: watch::Receiver<Option<Lease>>,
         clock: Clock,
     ) -> Self {
-        let files = OnceLock::from(TaskFiles { workdir, log });
-        Self::with_files(task, files, None, ProcessScope::without_cookie(), cancel, lease, clock)
+        let files = TaskFiles { workdir, log };
+        Self::with_files(task, Some(files), None, ProcessScope::without_cookie(), cancel, lease, clock)
     }
 
-    /// The context of a claim.
-    pub(crate) fn of_claim(
+    /// The context of a claim has names, and any other one has files.
+    pub(crate) fn with_files(
         task: TaskInfo,
-        names: FileNames,
-        scope: ProcessScope,
-        cancel: watch::Receiver<Option<Cancellation>>,
-        lease: watch::Receiver<Option<Lease>>,
-        clock: Clock,
-    ) -> Self {
-        Self::with_files(task, OnceLock::new(), Some(names), scope, cancel, lease, clock)
-    }
-
-    fn with_files(
-        task: TaskInfo,
-        files: OnceLock<TaskFiles>,
+        files: Option<TaskFiles>,
         names: Option<FileNames>,
         scope: ProcessScope,
         cancel: watch::Receiver<Option<Cancellation>>,
@@ -175,7 +164,7 @@ impl Context {
     ) -> Self {
         let inner = ContextInner {
             task,
-            files,
+            files: files.map_or_else(OnceLock::new, OnceLock::from),
             names,
             workdir_result: OnceLock::new(),
             removal: Mutex::default(),

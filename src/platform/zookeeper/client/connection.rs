@@ -84,10 +84,10 @@ pub(super) struct Connection {
     in_flight: VecDeque<InFlight>,
     ping_in_flight: Option<boot::Instant>,
     /// The time at which the last frame was sent that the server has answered.
-    proved_at: boot::Instant,
+    pub(super) proved_at: boot::Instant,
     next_xid: i32,
-    sent_at: Instant,
-    is_closing: bool,
+    pub(super) sent_at: Instant,
+    pub(super) is_closing: bool,
 }
 
 impl Connection {
@@ -114,18 +114,6 @@ impl Connection {
             self.put(xid::SET_WATCHES, &records::set_recursive_watches(last_zxid, roots));
         }
         self.ping(self.sent_at);
-    }
-
-    pub(super) const fn sent_at(&self) -> Instant {
-        self.sent_at
-    }
-
-    pub(super) const fn proved_at(&self) -> boot::Instant {
-        self.proved_at
-    }
-
-    pub(super) const fn is_closing(&self) -> bool {
-        self.is_closing
     }
 
     pub(super) fn has_room(&self) -> bool {
