@@ -76,7 +76,8 @@ struct SpanCounters {
 impl TraceRecorder for SpanQueue {
     #[expect(clippy::disallowed_methods, reason = "a span has times of the wall clock")]
     fn record(&self, record: FinishedClaim) {
-        let spans = span_count(&record);
+        // Its own and one for each phase.
+        let spans = record.timeline.phases().len() as u64 + 1;
         if self.sender.try_send(EndedClaim { record, ended_at: SystemTime::now() }).is_err() {
             self.counters.dropped.fetch_add(spans, Ordering::Relaxed);
         }
@@ -86,11 +87,6 @@ impl TraceRecorder for SpanQueue {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         SpanCounts { exported: of(&self.counters.exported), dropped: of(&self.counters.dropped) }
     }
-}
-
-/// The spans of a claim: its own and one for each phase.
-fn span_count(record: &FinishedClaim) -> u64 {
-    record.timeline.phases().len() as u64 + 1
 }
 
 /// A running export.

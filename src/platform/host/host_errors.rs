@@ -13,12 +13,10 @@ const HOST_ERRNOS: [Errno; 8] =
 #[error(transparent)]
 pub struct ExecError(pub io::Error);
 
-#[must_use]
 pub fn exec_error(error: &io::Error) -> Option<&io::Error> {
     error.get_ref()?.downcast_ref::<ExecError>().map(|ExecError(error)| error)
 }
 
-#[must_use]
 pub fn is_host_error(error: &io::Error) -> bool {
     exec_error(error)
         .unwrap_or(error)

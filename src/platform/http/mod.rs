@@ -116,12 +116,8 @@ impl HttpListener {
         self.serve_with(router, Some(HTTP_CONNECTION_AGE_MAX)).await
     }
 
-    /// As [`HttpListener::serve`], for responses that may take any time.
-    pub async fn serve_streams(self, router: Router) -> Infallible {
-        self.serve_with(router, None).await
-    }
-
-    async fn serve_with(self, router: Router, connection_age_max: Option<Duration>) -> Infallible {
+    /// As [`HttpListener::serve`]; without a largest age, responses may take any time.
+    pub async fn serve_with(self, router: Router, connection_age_max: Option<Duration>) -> Infallible {
         let router = match self.exposure {
             Exposure::Loopback => router.layer(middleware::from_fn(require_loopback_host)),
             Exposure::Network => router,

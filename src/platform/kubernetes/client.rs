@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 use reqwest::{Method, Response};
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::Value;
 use tokio::time::{Duration, Instant, timeout};
 
@@ -132,6 +132,14 @@ impl KubernetesClient {
         let name = object["metadata"]["name"].as_str().unwrap_or_default();
         let call = Call { body: Some(object), ..self.call(Method::POST, kind, "") };
         self.read(Subject::of("create", kind, name), &call).await
+    }
+
+    /// Creates an object, unless there is one of its name.
+    pub async fn create_if_missing(&self, kind: &Kind, object: &Value) -> Result<(), KubernetesError> {
+        match self.create::<IgnoredAny>(kind, object).await {
+            Ok(_) | Err(KubernetesError::Conflict(_)) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// Fails with a conflict if the object has another version than this one.

@@ -30,12 +30,6 @@ const CONTROLLER_VARIABLES: [&str; 9] = [
 #[derive(Clone, Default)]
 pub struct Environment(BTreeMap<OsString, OsString>);
 
-impl std::fmt::Debug for Environment {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(out, "Environment({} variables)", self.0.len())
-    }
-}
-
 impl Environment {
     /// The environment of this process.
     pub fn from_process() -> Self {

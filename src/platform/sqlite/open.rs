@@ -77,11 +77,6 @@ fn beside(db: &Path, suffix: &str) -> PathBuf {
     path.into()
 }
 
-/// Creates the file with mode 0600, because it holds secrets of its role. SQLite reports any error when it opens it.
-fn create_private(path: &Path) {
-    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).ok();
-}
-
 impl Database {
     pub fn open(db: &Db, schema: &'static Schema) -> Result<Self, OpenError> {
         let Schema { format, owner, key, .. } = *schema;
@@ -93,7 +88,8 @@ impl Database {
                     Ok(None) => return Err(OpenError::InUse { path, owner, key }),
                     Err(source) => return Err(OpenError::Lock { path, source }),
                 };
-                create_private(file);
+                // With mode 0600, because it holds secrets of its role. SQLite reports any error when it opens it.
+                OpenOptions::new().write(true).create_new(true).mode(0o600).open(file).ok();
                 (path, Connection::open(file), Some((file.clone(), lock)))
             }
             Db::Memory => (":memory:".to_owned(), Connection::open_in_memory(), None),

@@ -16,7 +16,7 @@ use journeyman_domain::limits::{SQLITE_BUSY_TIMEOUT, SQLITE_READ_TIMEOUT, SQLITE
 #[derive(Debug)]
 pub(super) struct Readers {
     idle: Mutex<Vec<Connection>>,
-    /// As many as are idle.
+    /// Has a permit for each idle connection.
     free: Arc<Semaphore>,
     _lock: Arc<FileLock>,
 }
@@ -93,7 +93,7 @@ mod tests {
     use tokio::sync::oneshot;
     use uuid::Uuid;
 
-    use crate::sqlite::{Batch, Database, Db, JobError, Owner, Schema, Writer};
+    use crate::sqlite::{Database, Db, JobError, Owner, Schema};
     use rusqlite::Connection;
 
     const SCHEMA: Schema = Schema {
@@ -120,12 +120,6 @@ mod tests {
         }
 
         fn end(_: &mut Connection) {}
-
-        fn collect_effects((): (), (): &mut ()) {}
-
-        fn end_batch(_: &mut Writer<Self>, _: &mut Batch<Self>) {}
-
-        fn committed(&mut self, (): ()) {}
     }
 
     fn count(conn: &Connection) -> rusqlite::Result<i64> {

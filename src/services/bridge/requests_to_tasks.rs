@@ -3,7 +3,6 @@
 //! The task id derives from the request's idempotency key. A request that is redelivered, to this bridge or another one, finds its
 //! task and waits for it.
 
-use std::fmt;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -49,12 +48,6 @@ pub struct RequestsToTasks {
 pub struct PreparedTask {
     id: TaskId,
     definition: Value,
-}
-
-impl fmt::Debug for PreparedTask {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "PreparedTask({})", self.id)
-    }
 }
 
 impl PayloadHandler for RequestsToTasks {

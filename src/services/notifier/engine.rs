@@ -60,7 +60,7 @@ pub(crate) struct Engine {
     taken: HashMap<LaneId, Partition>,
     term: watch::Receiver<Term>,
     lease: Lease,
-    /// Until the engine runs.
+    /// What the task of the lease needs, until the engine runs.
     keeper: Option<(watch::Sender<Term>, watch::Receiver<Vec<Partition>>)>,
     let_go: watch::Sender<Vec<Partition>>,
     tasks: JoinSet<Step>,
@@ -85,7 +85,7 @@ pub(crate) struct Engine {
     is_storing: bool,
 }
 
-/// Whether the store is being read.
+/// A read of the store: none, one under way, or one that is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reading {
     No,
@@ -685,7 +685,7 @@ impl Reading {
         is_due
     }
 
-    /// As [`Reading::begin`], of a read that nothing need ask for.
+    /// Begins as [`Reading::begin`] does, even if nothing has asked for the read.
     fn begin_if_idle(&mut self, now: Instant) -> bool {
         if *self == Self::No {
             *self = Self::Later(Instant::ORIGIN);

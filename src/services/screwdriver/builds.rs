@@ -6,7 +6,6 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
-use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio::time::interval;
@@ -253,10 +252,7 @@ impl BuildPods {
     async fn stop(&self, build_id: u64) -> Result<(), KubernetesError> {
         let metadata = json!({ "name": self.tombstone(build_id), "labels": { STOPPED: self.label(build_id) } });
         let tombstone = json!({ "apiVersion": "v1", "kind": "Secret", "metadata": metadata });
-        match self.client.create::<IgnoredAny>(&SECRETS, &tombstone).await {
-            Ok(_) | Err(KubernetesError::Conflict(_)) => {}
-            Err(error) => return Err(error),
-        }
+        self.client.create_if_missing(&SECRETS, &tombstone).await?;
         let subject = ("the pods of build", &*self.label(build_id));
         self.client.delete_all(&PODS, subject, &self.selector(build_id)).await
     }
@@ -269,11 +265,7 @@ impl BuildPods {
 
     /// The token, which a pod names and does not contain.
     async fn create_secret(&self, pod: &Pod, build: &Build) -> Result<(), KubernetesError> {
-        let secret = token_secret(pod, build);
-        match self.client.create::<IgnoredAny>(&SECRETS, &secret).await {
-            Ok(_) | Err(KubernetesError::Conflict(_)) => Ok(()),
-            Err(error) => Err(error),
-        }
+        self.client.create_if_missing(&SECRETS, &token_secret(pod, build)).await
     }
 
     async fn find(&self, build: &Build) -> Result<StagedAnswer, KubernetesError> {

@@ -52,7 +52,6 @@ impl WorkerCounters {
     }
 
     /// Reads all counters.
-    #[must_use]
     pub fn read(&self) -> WorkerCounts {
         WorkerCounts { panics: caught_panics(), ..*self.0.lock() }
     }

@@ -7,7 +7,7 @@ use tokio::runtime::{Builder, Handle, Runtime};
 
 #[derive(Debug)]
 pub(super) struct HandlerRuntime {
-    handle: Handle,
+    pub(super) handle: Handle,
     runtime: Option<Runtime>,
 }
 
@@ -23,10 +23,6 @@ impl HandlerRuntime {
 
     pub(super) fn shared() -> Self {
         Self { handle: Handle::current(), runtime: None }
-    }
-
-    pub(super) const fn handle(&self) -> &Handle {
-        &self.handle
     }
 }
 

@@ -77,13 +77,11 @@ impl PrepareError {
     }
 
     /// The payload can never run.
-    #[must_use]
     pub const fn malformed(messages: Vec<String>) -> Self {
         Self { reason: PrepareFailure::Malformed, messages }
     }
 
     /// An error of the operating system: a fault of the host if its resources are exhausted, else of the handler.
-    #[must_use]
     pub fn from_io(subject: &str, error: &io::Error) -> Self {
         let host = host_errors::is_host_error(error);
         let reason = if host { PrepareFailure::HostFault } else { PrepareFailure::Internal };
@@ -123,7 +121,6 @@ impl ExecuteError {
     }
 
     /// The same as [`PrepareError::from_io`].
-    #[must_use]
     pub fn from_io(subject: &str, error: &io::Error) -> Self {
         let host = host_errors::is_host_error(error);
         let reason = if host { ExecuteFailure::HostFault } else { ExecuteFailure::Internal };
@@ -162,7 +159,7 @@ pub struct EndedWork {
     pub source: String,
     /// The task and its run.
     pub run: Run,
-    /// Of a request: the key of its work.
+    /// The key of the work of a request.
     pub request: Option<String>,
 }
 
@@ -243,6 +240,9 @@ pub trait PayloadHandler: Send + Sync + 'static {
 /// A future returned by a handler.
 pub type HandlerFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
+/// What [`DynHandler::prepare`] returns.
+pub type Preparing<'a> = HandlerFuture<'a, Result<PreparedPayload, PrepareError>>;
+
 /// A handler with its payload types erased, as the worker holds it.
 pub trait DynHandler: Send + Sync + 'static {
     /// The same as [`PayloadHandler::describe`].
@@ -252,14 +252,10 @@ pub trait DynHandler: Send + Sync + 'static {
     fn schema(&self) -> serde_json::Value;
 
     /// Validates the payload against the schema, then prepares it.
-    fn prepare<'a>(
-        &'a self,
-        payload: &'a serde_json::Value,
-        context: &'a Context,
-    ) -> HandlerFuture<'a, Result<PreparedPayload, PrepareError>>;
+    fn prepare<'a>(&'a self, payload: &'a serde_json::Value, context: &'a Context) -> Preparing<'a>;
 
     /// Prepares the payload of the context's task.
-    fn prepare_task<'a>(&'a self, context: &'a Context) -> HandlerFuture<'a, Result<PreparedPayload, PrepareError>> {
+    fn prepare_task<'a>(&'a self, context: &'a Context) -> Preparing<'a> {
         self.prepare(context.task().definition.payload(), context)
     }
 
@@ -306,11 +302,7 @@ impl<H: PayloadHandler> DynHandler for ErasedHandler<H> {
         self.schema.schema().clone()
     }
 
-    fn prepare<'a>(
-        &'a self,
-        payload: &'a serde_json::Value,
-        context: &'a Context,
-    ) -> HandlerFuture<'a, Result<PreparedPayload, PrepareError>> {
+    fn prepare<'a>(&'a self, payload: &'a serde_json::Value, context: &'a Context) -> Preparing<'a> {
         Box::pin(async move {
             self.schema.validate(payload)?;
             // serde's message may quote the payload, so it is not logged.
@@ -320,7 +312,7 @@ impl<H: PayloadHandler> DynHandler for ErasedHandler<H> {
     }
 
     /// A handler of requests gets the request as it came, which keeps its schema by its type.
-    fn prepare_task<'a>(&'a self, context: &'a Context) -> HandlerFuture<'a, Result<PreparedPayload, PrepareError>> {
+    fn prepare_task<'a>(&'a self, context: &'a Context) -> Preparing<'a> {
         let definition = &context.task().definition;
         if TypeId::of::<H::Payload>() == TypeId::of::<Request>()
             && let Some(payload) = (&mut definition.request() as &mut dyn Any).downcast_mut::<Option<H::Payload>>()

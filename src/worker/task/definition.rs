@@ -35,7 +35,7 @@ impl Definition {
         self.json.get_or_init(|| self.message.as_ref().map_or(Value::Null, |message| message.definition()))
     }
 
-    /// The payload; null if there is none.
+    /// The payload; null without one.
     pub fn payload(&self) -> &Value {
         self.json().get("payload").unwrap_or(&Value::Null)
     }

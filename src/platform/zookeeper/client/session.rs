@@ -117,12 +117,12 @@ impl Session {
             self.watches.on_reconnected();
             let Err(loss) = self.serve(stream, &mut connection).await;
             let (state, why) = match loss {
-                Loss::Connection(why) if connection.is_closing() => (SessionState::Closed, why),
+                Loss::Connection(why) if connection.is_closing => (SessionState::Closed, why),
                 Loss::Connection(why) => (SessionState::Disconnected, why),
                 Loss::Session(state) => (state, "the server has ended it".to_owned()),
             };
             let id = self.status.borrow().id;
-            // Before the calls in flight fail: those who made them ask for the state.
+            // Before the calls in flight fail: their callers ask for the state.
             self.set_state(state);
             drop(connection);
             self.watches.on_connection_lost();
@@ -204,7 +204,7 @@ impl Session {
         let mut input = bytes::BytesMut::new();
         loop {
             let now = Instant::now();
-            if now >= connection.sent_at() + ping_after {
+            if now >= connection.sent_at + ping_after {
                 connection.ping(now);
             }
             // All that wait leave in one write.
@@ -215,7 +215,7 @@ impl Session {
                     Err(mpsc::error::TryRecvError::Empty) => break,
                 }
             }
-            let wake_at = (self.heard_at + leave_after).min(connection.sent_at() + ping_after);
+            let wake_at = (self.heard_at + leave_after).min(connection.sent_at + ping_after);
             input.reserve(ZOOKEEPER_READ_BYTES);
             tokio::select! {
                 biased;
@@ -230,7 +230,7 @@ impl Session {
                     }
                     self.heard_at = Instant::now();
                     self.status.send_if_modified(|status| {
-                        status.proved_at = connection.proved_at();
+                        status.proved_at = connection.proved_at;
                         false
                     });
                 }

@@ -1,4 +1,4 @@
-//! The notifier over HTTP: for those who send events, and for operators.
+//! The notifier over HTTP: for senders of events, and for operators.
 
 mod events;
 mod mistral;

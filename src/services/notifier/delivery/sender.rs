@@ -24,7 +24,7 @@ use tokio::time::{Instant, timeout_at};
 use url::{Host, Url};
 
 use super::address::AddressPolicy;
-use super::signature::{SigningKey, WebhookId, sign};
+use super::signature::{SigningKey, sign};
 use journeyman_domain::lane::{Control, ErrorClass};
 use journeyman_domain::limits::{
     REDACT_SECRET_CHARS_MIN, WEBHOOK_ANSWER_BYTES_MAX, WEBHOOK_CONNECT_TIMEOUT, WEBHOOK_DNS_TIMEOUT,
@@ -82,7 +82,7 @@ pub struct InvalidSenderConfig(String);
 /// One attempt.
 pub(crate) struct DeliveryRequest {
     pub(crate) url: Url,
-    pub(crate) webhook_id: WebhookId,
+    pub(crate) webhook_id: HeaderValue,
     /// The time of the attempt, since 1970.
     pub(crate) at: Duration,
     /// The headers of the endpoint and of the lane; they may be secret.
@@ -260,7 +260,7 @@ fn headers(request: &DeliveryRequest) -> Result<HeaderMap, reqwest::header::Inva
         headers.remove(name);
     }
     headers.entry(CONTENT_TYPE).or_insert_with(|| request.content_type.clone());
-    headers.insert(WEBHOOK_ID, request.webhook_id.header().clone());
+    headers.insert(WEBHOOK_ID, request.webhook_id.clone());
     headers.insert(WEBHOOK_TIMESTAMP, request.at.as_secs().into());
     if !request.keys.is_empty() {
         headers.insert(WEBHOOK_SIGNATURE, sign(&request.keys, &request.webhook_id, request.at, &request.body)?);

@@ -143,7 +143,7 @@ pub(crate) struct ReplayFilter {
 /// What the store knows of its endpoints.
 #[derive(Debug, Default)]
 pub(crate) struct StoredEndpoints {
-    /// Or a later one.
+    /// The generation of these states, or a later one.
     pub(crate) generation: i64,
     pub(crate) states: BTreeMap<String, EndpointState>,
 }

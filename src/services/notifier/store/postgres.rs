@@ -55,7 +55,7 @@ const SCHEMA: &str = "journeyman_notifier";
 /// The bytes of one hint; PostgreSQL takes less than 8,000.
 const HINT_BYTES_MAX: usize = 7_000;
 
-/// What whoever delivers has to look at.
+/// What the engine has to look at.
 #[derive(Default)]
 pub(super) struct Hints {
     /// The endpoints that have new messages; `None` if there may be some of each.
@@ -313,11 +313,7 @@ impl PostgresTx {
         Ok((client, client.prepare_cached(sql).await?))
     }
 
-    pub(super) async fn query(&mut self, sql: &'static str, values: &[Value]) -> Result<Vec<Row>, SqlError> {
-        self.rows(sql, values).await
-    }
-
-    async fn rows(&self, sql: &'static str, values: &[Value]) -> Result<Vec<Row>, SqlError> {
+    pub(super) async fn query(&self, sql: &'static str, values: &[Value]) -> Result<Vec<Row>, SqlError> {
         let (client, statement) = self.statement(sql).await?;
         let parameters: Vec<_> = values.iter().map(|value| value as &(dyn ToSql + Sync)).collect();
         let rows = client.query(&statement, &parameters).await?;
@@ -335,7 +331,7 @@ impl PostgresTx {
     ) -> Result<Vec<Vec<Row>>, SqlError> {
         let mut all = Vec::with_capacity(values.len());
         for values in values.chunks(POSTGRES_PIPELINE_MAX) {
-            let mut calls: Vec<_> = values.iter().map(|values| Box::pin(maybe_done(self.rows(sql, values)))).collect();
+            let mut calls: Vec<_> = values.iter().map(|values| Box::pin(maybe_done(self.query(sql, values)))).collect();
             // Each is sent when it is polled first, so the server runs them in this order.
             poll_fn(|context| {
                 let waiting =

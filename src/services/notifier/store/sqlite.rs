@@ -6,7 +6,7 @@ use rusqlite::{CachedStatement, Connection, ErrorCode, ToSql};
 use uuid::Uuid;
 
 use super::sql::{Row, SqlError, StoreFailure, Value};
-use journeyman_platform::sqlite::{Batch, JobError, Owner, Schema, Writer};
+use journeyman_platform::sqlite::{JobError, Owner, Schema};
 
 pub(super) const SCHEMA: Schema = Schema {
     // `jrnn`.
@@ -43,12 +43,6 @@ impl Owner for Tables {
     }
 
     fn end(_: &mut Connection) {}
-
-    fn collect_effects((): (), (): &mut ()) {}
-
-    fn end_batch(_: &mut Writer<Self>, _: &mut Batch<Self>) {}
-
-    fn committed(&mut self, (): ()) {}
 }
 
 fn prepare<'a>(conn: &'a Connection, sql: &str, values: &[Value]) -> Result<CachedStatement<'a>, SqlError> {

@@ -87,7 +87,6 @@ struct AmqpSourceInner {
 
 impl AmqpSource {
     /// A source that connects with its first poll.
-    #[must_use]
     pub fn new(config: AmqpSourceConfig) -> Self {
         let (events, receiver) = mpsc::channel(AMQP_EVENTS_MAX);
         let inner = AmqpSourceInner {

@@ -34,7 +34,7 @@ struct HeldJob {
     dialect: Dialect,
     claimed: ClaimedRequest,
     started_at: f64,
-    /// By the timeout of its job.
+    /// The end of the time that its job has.
     deadline: Option<Instant>,
     /// Steps of a settlement that need not be repeated.
     is_result_stored: bool,
