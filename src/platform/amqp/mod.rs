@@ -34,6 +34,7 @@ pub use short_string::{NameTooLong, to_short_string, to_short_string_or_none};
 pub use topology::{
     bind_queue, declare_exchange, declare_own_queue, declare_queue, find_exchange, find_queue, find_queue_on,
 };
+use utf8_sanitizer::Utf8Sanitizer;
 pub use utf8_sanitizer::{REPLACEMENT_CHAR, Release};
 
 /// Reads the address of a broker again; `None` if it cannot be read.
@@ -233,11 +234,13 @@ impl Broker {
     async fn open_stream(&self, uri: &AMQPUri) -> std::io::Result<stream::BrokerStream> {
         let stream = tokio::net::TcpStream::connect((uri.authority.host.as_str(), uri.authority.port)).await?;
         stream.set_nodelay(true)?;
-        if uri.scheme == AMQPScheme::AMQPS {
+        let transport = if uri.scheme == AMQPScheme::AMQPS {
             let tls = tls::TlsClient::new(&uri.authority.host, &self.settings).map_err(std::io::Error::other)?;
-            return Ok(tls.connect(stream).await?.noting_release(Arc::clone(&self.release)));
-        }
-        Ok(stream::BrokerStream::plain(stream).noting_release(Arc::clone(&self.release)))
+            tls.connect(stream).await?
+        } else {
+            stream::Transport::Left(stream)
+        };
+        Ok(stream::BrokerStream::new(transport, Utf8Sanitizer::new(Arc::clone(&self.release))))
     }
 
     /// Converts an error of lapin's; the message names the operation and the broker.
