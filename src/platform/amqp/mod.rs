@@ -185,7 +185,13 @@ impl Broker {
         uri.authority.userinfo = self.user_info();
         uri.query.heartbeat.get_or_insert(self.default_heartbeat);
         let connecting = Connection::connector(uri, stream::runtime(), open, properties);
-        self.bounded("connect", connecting).await
+        self.bounded_or_code("connect", connecting).await.map_err(|(mut error, code)| {
+            if code == Some(NOT_ALLOWED) {
+                error.message += "; does the virtual host at the end of the broker's URI exist (`rabbitmqctl add_vhost` \
+                                  creates one), and may the user enter it?";
+            }
+            error
+        })
     }
 
     fn reread_login(&self) {
@@ -292,7 +298,8 @@ pub const RESOURCE_LOCKED: u16 = 405;
 /// Reply code: it exists with other arguments, is in use, or a limit is reached.
 pub const PRECONDITION_FAILED: u16 = 406;
 /// Reply codes with which the broker closes a connection because of a call that it does not allow or implement.
-pub const CALL_CLOSES_CONNECTION: [u16; 3] = [530, 540, 541];
+pub const CALL_CLOSES_CONNECTION: [u16; 3] = [NOT_ALLOWED, 540, 541];
+const NOT_ALLOWED: u16 = 530;
 
 /// The broker's reply code and text, or lapin's own text.
 pub fn error_text(error: &lapin::Error) -> String {
