@@ -63,7 +63,7 @@ impl PayloadHandler for RequestsToTasks {
     }
 
     async fn prepare(&self, request: Request, context: &Context) -> Result<PreparedTask, PrepareError> {
-        let key = request.idempotency_key.clone().unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
+        let key = (*request.idempotency_key).clone().unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
         let remaining = request.seconds_left.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         let time = remaining.unwrap_or(self.max_run_time).min(self.max_run_time);
         Ok(PreparedTask { id: task_id(&self.origin, &key), definition: self.definition(request, time, context) })

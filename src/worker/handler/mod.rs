@@ -341,17 +341,27 @@ fn deserialize_error<H: PayloadHandler>(error: &serde_json::Error) -> PrepareErr
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
     use crate::handler::log::{LogLimits, TaskLog};
     use crate::task::{Definition, RequestMessage};
     use journeyman_platform::host::clock::Clock;
 
-    struct Message(Request);
+    #[derive(Default)]
+    struct Message {
+        request: Request,
+        keys_computed: AtomicUsize,
+    }
 
     impl RequestMessage for Message {
         fn request(&self) -> Option<Request> {
-            Some(self.0.clone())
+            Some(self.request.clone())
+        }
+
+        fn idempotency_key(&self) -> Option<String> {
+            self.keys_computed.fetch_add(1, Ordering::Relaxed);
+            Some("key".to_owned())
         }
 
         fn definition(&self) -> serde_json::Value {
@@ -382,7 +392,7 @@ mod tests {
     #[tokio::test]
     async fn c1_a_handler_of_requests_shares_the_body_and_no_json_is_written() {
         let request = Request { body: b"{}".to_vec().into(), ..Request::default() };
-        let definition = Definition::of_request(Arc::new(Message(request.clone())));
+        let definition = Definition::of_request(Arc::new(Message { request: request.clone(), ..Message::default() }));
         let folder = tempfile::tempdir().unwrap();
         let (workdir, log) =
             (folder.path().join("task"), TaskLog::new(folder.path().join("log"), LogLimits::default()));
@@ -392,5 +402,16 @@ mod tests {
         assert!(handler.prepare_task(&context).await.is_ok());
         let kept = handler.handler.0.lock().unwrap().take().unwrap();
         assert_eq!(kept.body.as_ptr(), request.body.as_ptr());
+    }
+
+    #[test]
+    fn c6_the_key_of_a_request_is_computed_for_who_asks_and_once() {
+        let message = Arc::new(Message::default());
+        let request = Definition::of_request(message.clone()).request().unwrap();
+        let computed = || message.keys_computed.load(Ordering::Relaxed);
+        assert_eq!((request.text(), computed()), (Some(""), 0));
+        for _ in 0..2 {
+            assert_eq!((request.idempotency_key.as_deref(), computed()), (Some("key"), 1));
+        }
     }
 }
