@@ -186,8 +186,10 @@ pub async fn serve_until<L: Listener, P: Eq + Hash>(
             let mut all: Vec<_> = peers.values_mut().collect();
             all.sort_unstable_by_key(|connections| Reverse(connections.len()));
             if let Some(longest_idle) = all.into_iter().find_map(take_idle) {
-                longest_idle.abort();
-                tasks.join_next().await;
+                if !longest_idle.is_finished() {
+                    longest_idle.abort();
+                    tasks.join_next().await;
+                }
                 continue;
             }
             tokio::select! {
@@ -235,7 +237,7 @@ async fn serve_connection(
             Some(limit) => Body::new(Watched::until(body, limit)),
             None => Body::new(body),
         });
-        // The connection is busy until the response has been sent, or the call is dropped.
+        // The connection is busy until all of the response has been given to it, or the call is dropped.
         async move { router.call(request).await.map(|response| response.map(|body| Watched::holding(body, busy))) }
     });
     let mut builder = http1::Builder::new();
@@ -388,6 +390,25 @@ mod tests {
         }
         going.notify_one();
         assert!(answer(&mut busy).await.starts_with("HTTP/1.1 200"), "a busy connection stays");
+    }
+
+    #[tokio::test]
+    async fn f0_connections_that_have_ended_stand_before_no_idle_one() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut server = JoinSet::new();
+        server.spawn(async move { serve(listener, gated().0, streams(2), SocketAddr::ip).await });
+        for _ in 0..3 {
+            assert!(is_answered(connect([127, 0, 0, 1], address).await).await);
+        }
+        let mut idle = Vec::new();
+        for peer in [2, 3] {
+            let mut stream = connect([127, 0, 0, peer], address).await;
+            stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+            assert!(answer(&mut stream).await.starts_with("HTTP/1.1 200"));
+            idle.push(stream);
+        }
+        assert!(is_answered(connect([127, 0, 0, 4], address).await).await);
     }
 
     #[tokio::test]

@@ -1,17 +1,16 @@
 //! The connections that read while the writer writes: each sees what was committed when its work began.
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rusqlite::{Connection, InterruptHandle, ffi};
 use tokio::sync::Semaphore;
-use tokio::task::JoinError;
 use tokio::time::timeout;
 
 use super::JobError;
 use crate::host::file_lock::FileLock;
+use crate::tasks::blocking;
 use journeyman_domain::limits::{SQLITE_BUSY_TIMEOUT, SQLITE_READ_TIMEOUT, SQLITE_READERS, SQLITE_STATEMENTS_MAX};
 
 #[derive(Debug)]
@@ -63,18 +62,14 @@ impl Readers {
             let mut conn = self.idle.lock().pop().ok_or_else(interrupted)?;
             let interrupt = Interrupt(Arc::new(Mutex::new(Some(conn.get_interrupt_handle()))));
             let (readers, running) = (Arc::clone(self), Arc::clone(&interrupt.0));
-            let reading = tokio::task::spawn_blocking(move || {
-                let done = catch_unwind(AssertUnwindSafe(|| read(&mut conn, work)));
+            let reading = blocking(move || {
+                let done = read(&mut conn, work);
                 running.lock().take();
                 readers.idle.lock().push(conn);
                 drop(permit);
-                done.unwrap_or_else(|panic| resume_unwind(panic))
+                done
             });
-            match reading.await.map_err(JoinError::try_into_panic) {
-                Ok(done) => done,
-                Err(Ok(panic)) => resume_unwind(panic),
-                Err(Err(_)) => Err(interrupted()),
-            }
+            reading.await.unwrap_or_else(|_| Err(interrupted()))
         };
         timeout(SQLITE_READ_TIMEOUT, reading).await.unwrap_or_else(|_| Err(interrupted()))
     }
@@ -105,7 +100,6 @@ mod tests {
         application_id: 7,
         format: 1,
         sql: "CREATE TABLE a (x); INSERT INTO a VALUES (1)",
-        migrations: &[],
         owner: "clerk",
         key: "clerk.db",
     };

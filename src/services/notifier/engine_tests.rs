@@ -123,10 +123,13 @@ async fn f3_a_result_that_cannot_be_stored_is_kept_and_no_attempt_begins_until_o
     }
     let commit = commit.unwrap();
     // The disk is full, rather than what the store has said.
-    engine.on_committed(commit.clone(), Err(StoreFailure::DiskFull));
-    let repeated = engine.tasks.len();
-    engine.begin_all();
-    assert_eq!((engine.waiting(), repeated, engine.tasks.len()), (1, 1, 1), "the commit, and no attempt");
+    for (count, failure) in
+        [StoreFailure::DiskFull, StoreFailure::Unusable("read-only".to_owned())].into_iter().enumerate()
+    {
+        engine.on_committed(commit.clone(), Err(failure));
+        engine.begin_all();
+        assert_eq!((engine.waiting(), engine.tasks.len()), (1, count + 1), "the commit, and no attempt");
+    }
     assert!(engine.taken.contains_key(&commit.next.lane), "its lane does not begin again");
     engine.on_committed(commit, Ok(Committed::Due(None)));
     engine.dispatcher.rest("a", None);
@@ -216,7 +219,7 @@ async fn f13_what_waits_is_due_as_much_earlier_as_the_clock_was_set_back() {
     engine.endpoints.get_mut("a").unwrap().state.health.rests_until = Some(later);
     engine.wall_clock = WallClock::new(Stamp(stamp().0 + hour), engine.clock.now());
     engine.watch_clocks();
-    let Step::SetBack { set: Ok(()) } = engine.step().await else { panic!("a correction") };
+    let Step::SetBack { set: Ok(()), .. } = engine.step().await else { panic!("a correction") };
     let entry = &engine.endpoints["a"];
     assert!(engine.next_due["a"].0 - stamp().0 < 60_000 && entry.is_unsaved);
     assert!(entry.state.health.rests_until.unwrap().0 - stamp().0 < 60_000);

@@ -129,7 +129,7 @@ mod tests {
             async move {
                 if is_away {
                     tokio::time::sleep(NOTIFIER_LEASE * 4).await;
-                    return Err(StoreFailure::Unreachable("timeout".to_owned()));
+                    return Err(StoreFailure::Unusable("timeout".to_owned()));
                 }
                 Ok(lease())
             }

@@ -190,7 +190,7 @@ impl<D: Driver> AnyDriver for D {
                     let recorded = if mode == StopMode::Terminate && result.is_ok() {
                         let id = id.clone();
                         let record = store.run(move |store| store.add_stop_request(&id));
-                        with_timeout(async { Ok(record.await?) }).await
+                        with_timeout(async { Ok(record.await.map(drop)?) }).await
                     } else {
                         Ok(())
                     };

@@ -12,8 +12,7 @@ pub(super) const SCHEMA: Schema = Schema {
     // `jrnn`.
     application_id: 0x6a72_6e6e,
     format: 2,
-    sql: concat!(include_str!("schema.sql"), include_str!("schema_2.sql")),
-    migrations: &[(1, include_str!("schema_2.sql"))],
+    sql: include_str!("schema.sql"),
     owner: "notifier",
     key: "notifier.db",
 };
@@ -27,9 +26,15 @@ impl Owner for Tables {
     type Effects = ();
 
     fn store_error(cause: Option<&rusqlite::Error>, incident: Uuid) -> StoreFailure {
-        match cause.and_then(rusqlite::Error::sqlite_error_code) {
+        let Some(cause) = cause else {
+            return StoreFailure::Unusable("its thread or its transaction has ended".into());
+        };
+        match cause.sqlite_error_code() {
             Some(ErrorCode::DiskFull) => StoreFailure::DiskFull,
-            Some(_) | None => StoreFailure::Failed(incident),
+            None | Some(ErrorCode::ConstraintViolation | ErrorCode::TooBig | ErrorCode::TypeMismatch) => {
+                StoreFailure::Failed(incident)
+            }
+            Some(_) => StoreFailure::Unusable(cause.to_string()),
         }
     }
 
