@@ -253,7 +253,7 @@ fn display_url(uri: &AMQPUri) -> String {
 
 fn parse_uri(text: &SecretString) -> Result<AMQPUri, InvalidBrokerConfig> {
     // osrdyne's templates end it with a semicolon.
-    let text = text.expose_secret().trim_end_matches(';');
+    let text = text.expose_secret().trim().trim_end_matches(';');
     // The second part would be taken for a host name, resolved, and logged.
     if text.matches('@').count() > 1 {
         let what = "it has more than one `@`: in a user, a password or a vhost write %40";
