@@ -5,6 +5,7 @@ use std::ffi::OsString;
 
 use super::key::{PREFIX, Setting};
 use super::problem::{Problem, ValueOrigin};
+use super::values::trimmed;
 
 /// The configuration file, if no flag names one.
 pub const FILE_VARIABLE: &str = "JOURNEYMAN_CONFIG";
@@ -47,9 +48,9 @@ impl Environment {
         Self(self.0.clone().into_iter().chain(variables).collect())
     }
 
-    /// The value of a variable; `None` if it is not set, empty or not UTF-8.
+    /// The value of a variable, trimmed; `None` if it is not set, empty or not UTF-8.
     pub fn get(&self, name: &str) -> Option<&str> {
-        self.0.get(std::ffi::OsStr::new(name))?.to_str().filter(|value| !value.is_empty())
+        trimmed(self.0.get(std::ffi::OsStr::new(name))?.to_str()?)
     }
 
     /// The names of all variables that are UTF-8.

@@ -119,8 +119,8 @@ impl ScrewdriverHandler {
         let mut record = deferral.and_then(Deferral::record).cloned().unwrap_or_default();
         let retries = record.infrastructure_failures;
         // Without an answer it is tried for as long as it takes.
-        let is_tried_again =
-            matches!(error, KubernetesError::Retry(_)) || self.pods.config.limits.may_reprocess(retries);
+        let is_tried_again = matches!(error, KubernetesError::Retry(_) | KubernetesError::Unauthorized(_))
+            || self.pods.config.limits.may_reprocess(retries);
         if let Some(deferral) = deferral
             && is_tried_again
         {
@@ -308,7 +308,7 @@ impl BuildPods {
             Err(KubernetesError::Denied(why) | KubernetesError::Rejected(why) | KubernetesError::Gone(why)) => {
                 return refused(why).await;
             }
-            Err(error @ KubernetesError::Retry(_)) => return Err(error),
+            Err(error @ (KubernetesError::Retry(_) | KubernetesError::Unauthorized(_))) => return Err(error),
         };
         crash_point("build-pod-created");
         self.create_secret(&pod, build).await?;
