@@ -184,7 +184,7 @@ impl Broker {
         let mut uri = self.uri.clone();
         uri.authority.userinfo = self.user_info();
         uri.query.heartbeat.get_or_insert(self.default_heartbeat);
-        let connecting = Connection::connector(uri, stream::runtime(), open, properties);
+        let connecting = Box::pin(Connection::connector(uri, stream::runtime(), open, properties));
         self.bounded_or_code("connect", connecting).await.map_err(|(mut error, code)| {
             if code == Some(NOT_ALLOWED) {
                 error.message += "; does the virtual host at the end of the broker's URI exist (`rabbitmqctl add_vhost` \
