@@ -308,6 +308,11 @@ impl Engine {
                     self.handle_event(Event::Claim(claim, ClaimEvent::StatusChecked(Ok(Some(LossReason::Canceled)))));
                 }
             }
+            SourceEvent::Terms(run, terms) => {
+                if let Some(claim) = self.calls.find(source, &run) {
+                    self.handle_event(Event::Claim(claim, ClaimEvent::Terms(terms)));
+                }
+            }
             SourceEvent::Exhausted { what } if self.sources.len() == 1 => {
                 tracing::info!(source = self.source_name(source), "{what}: finishing the held claims, then exiting");
                 self.handle_event(Event::Drain { deadline: None });
