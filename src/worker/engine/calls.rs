@@ -421,9 +421,8 @@ fn verdict(ended: Result<Result<(), ExecuteError>, Panicked>, context: &Context)
     };
     match error.reason {
         ExecuteFailure::Deferred => return Err(error.reason),
-        ExecuteFailure::HostFault | ExecuteFailure::AccessDenied => {
-            tracing::error!(claim.run = %context.task().run, "host fault: {error}");
-        }
+        ExecuteFailure::HostFault => tracing::error!(claim.run = %context.task().run, "host fault: {error}"),
+        ExecuteFailure::AccessDenied => tracing::error!(claim.run = %context.task().run, "access denied: {error}"),
         ExecuteFailure::ServiceDown => release_unstarted(context, &error),
         ExecuteFailure::Failed
         | ExecuteFailure::Intermittent
