@@ -212,6 +212,9 @@ pub const HANDLER_THREADS_MAX: usize = 16;
 pub const HANDLERS_DROP_TIMEOUT: Duration = Duration::from_secs(1);
 pub const SOURCES_CLOSE_TIMEOUT: Duration = Duration::from_secs(15);
 pub const HOST_RESOURCES_INTERVAL: Duration = Duration::from_secs(10);
+/// How long an idle thread for blocking work is kept. A measurement each [`HOST_RESOURCES_INTERVAL`] uses one; those of handlers have
+/// no work that is as regular.
+pub const BLOCKING_THREAD_IDLE_MAX: Duration = Duration::from_secs(3_600);
 /// How often the number of requests that ended is logged.
 pub const REQUEST_SUMMARY_INTERVAL: Duration = Duration::from_secs(1);
 pub const PROGRESS_CHARS_MAX: usize = 200;
