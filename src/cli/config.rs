@@ -10,7 +10,7 @@ use super::exit::{Exit, ExitResult, Failure};
 use super::output::Format;
 use super::{file_checks, output};
 use crate::config::show::{self, ShowOrigins};
-use crate::config::{Problems, SCHEMA, reference};
+use crate::config::{LoadedConfig, Problem, Problems, SCHEMA, ValueOrigin, reference};
 use journeyman_platform::settings::Environment;
 
 #[derive(Debug, Subcommand)]
@@ -93,6 +93,11 @@ pub(super) fn run(command: ConfigCommand, environment: &Environment) -> ExitResu
 
 fn check_config(check: CheckArgs, environment: &Environment) -> ExitResult {
     let checked = check.settings.with_file(check.file).load_or_problems(environment)?.and_then(|mut loaded| {
+        if !names_role(&loaded) {
+            let mut problem = Problem::error("the configuration runs nothing".to_owned(), ValueOrigin::Default);
+            problem.help = Some(NO_ROLE_HELP.to_owned());
+            loaded.warnings.push(problem);
+        }
         if !check.no_files {
             loaded.warnings.extend(file_checks::check_files(&loaded, environment));
         }
@@ -120,6 +125,18 @@ fn check_config(check: CheckArgs, environment: &Environment) -> ExitResult {
         loaded.config.worker.capacity
     ))?;
     Ok(Exit::Success)
+}
+
+const NO_ROLE_HELP: &str = "add a [source.NAME] for a worker, a [pool.NAME] for a controller, or keys of [notifier] or [queue]; \
+                            `journeyman config init FILE` writes an example";
+
+/// A worker that a controller starts, and `journeyman dev`, need no source, but handlers.
+fn names_role(loaded: &LoadedConfig) -> bool {
+    let roles = ["source", "pool", "handler", "notifier", "queue"];
+    loaded
+        .origins
+        .keys()
+        .any(|key| roles.iter().any(|role| key.strip_prefix(role).is_some_and(|rest| rest.starts_with('.'))))
 }
 
 fn write_template(file: Option<&Path>) -> ExitResult {

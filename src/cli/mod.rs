@@ -135,7 +135,11 @@ enum CliCommand {
 pub fn run(arguments: Vec<OsString>, environment: &Environment) -> Exit {
     let cli = match parse(arguments) {
         Ok(cli) => cli,
-        Err(error) => return print_usage_error(&error),
+        // Help, the version, or what is wrong.
+        Err(error) => {
+            drop(error.print());
+            return if error.use_stderr() { Exit::Usage } else { Exit::Success };
+        }
     };
     let result = dispatch(cli.command, environment);
     log::flush_and_stop();
@@ -158,12 +162,6 @@ fn parse(mut arguments: Vec<OsString>) -> Result<Cli, clap::Error> {
         }
         Cli::try_parse_from(arguments)
     })
-}
-
-/// Prints help, version or a usage error.
-fn print_usage_error(error: &clap::Error) -> Exit {
-    drop(error.print());
-    if error.use_stderr() { Exit::Usage } else { Exit::Success }
 }
 
 fn dispatch(command: CliCommand, environment: &Environment) -> ExitResult {

@@ -40,7 +40,7 @@ pub(super) async fn run(settings: ConfigArgs<QueueFlags>, environment: &Environm
     if let Some(failed) = failed {
         tracing::error!(error = %failed, "queue failed");
         // No graceful stop: the store is gone.
-        return Err(Failure::from_error(Exit::Internal, &failed));
+        return Err(Failure::new(Exit::Internal, failed));
     }
     tracing::info!("queue stopping");
     running.stop().await;

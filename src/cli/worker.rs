@@ -186,7 +186,7 @@ async fn serve_live_logs(
             .map_or_else(|| format!("http://{address}"), |url| url.as_str().to_owned());
         let live_logs = LiveLogs::new(&url);
         worker = worker.with_live_logs(live_logs.clone());
-        serving = Some(listener.serve_streams(live_logs.into_router()));
+        serving = Some(listener.serve_with(live_logs.into_router(), None));
     }
     Ok((worker, or_pending(serving)))
 }

@@ -95,8 +95,8 @@ fn read_config(path: &Path, environment: &Environment) -> Result<(Config, Runner
     let mut text = String::new();
     let file = std::fs::File::open(path).map_err(|error| unusable(error.to_string()))?;
     file.take(RUNNER_FILE_BYTES_MAX).read_to_string(&mut text).map_err(|error| unusable(error.to_string()))?;
-    let runner_config = RunnerConfig::parse(&text).map_err(|error| unusable(error.to_string()))?;
-    let toml = runner_config.to_toml().map_err(|error| unusable(error.to_string()))?;
+    let runner_config = RunnerConfig::parse(&text).map_err(&unusable)?;
+    let toml = runner_config.to_toml().map_err(&unusable)?;
     // Errors have the lines and columns of the TOML text.
     let document = Document::new(Path::new(&format!("{} (as TOML)", path.display())), &toml);
     Ok((config::load(Some(document), environment, &[])?.config, runner_config))

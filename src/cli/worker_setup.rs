@@ -18,7 +18,6 @@ use journeyman_platform::settings::Environment;
 use journeyman_worker::engine::{ExitPolicy, MinResources, Worker, WorkerConfig};
 use journeyman_worker::handler::config::{CommandHandler, Handler as HandlerConfig, Hooks, ProgramHandler};
 use journeyman_worker::handler::http::config::HttpHandler;
-use journeyman_worker::handler::kubernetes::config::KubernetesHandler;
 use journeyman_worker::handler::log::LogLimits;
 use journeyman_worker::handler::{self, DynHandler, command, environment, hooks, http, program};
 use journeyman_worker::source::taskcluster::Api;
@@ -167,15 +166,12 @@ pub(super) fn build_handler(
             let service = http::Http::new(name, HttpHandler { termination_grace, ..section }, environment);
             handler::erase(service.map_err(|error| Failure::from_error(Exit::Config, &error))?)
         }
-        HandlerConfig::Kubernetes(section) => kubernetes_handler(name, section)?,
+        HandlerConfig::Kubernetes(section) => {
+            let pods = handler::kubernetes::Kubernetes::new(name, section);
+            handler::erase(handler::staged::Staged(pods.map_err(|error| Failure::from_error(Exit::Config, &error))?))
+        }
     };
     Ok(hooks::with_hooks(handler, config.hooks.clone(), env))
-}
-
-fn kubernetes_handler(name: &str, section: KubernetesHandler) -> Result<Arc<dyn DynHandler>, Failure> {
-    let pods = handler::kubernetes::Kubernetes::new(name, section);
-    let pods = pods.map_err(|error| Failure::from_error(Exit::Config, &error))?;
-    Ok(handler::erase(handler::staged::Staged(pods)))
 }
 
 /// A missing program is found at the start, so that it costs no task.

@@ -101,6 +101,7 @@ fn facts(pool: &PoolStatus) -> Vec<Row> {
         format!("{many} {}", phase.as_str())
     });
     let ready: u64 = pool.groups.iter().filter_map(|group| group.ready).map(u64::from).sum();
+    let settled = pool.groups.iter().filter(|group| group.waiting_for.is_none()).count();
     let warn = |count: u64| if count > 0 { Level::Warn } else { Level::Plain };
     let workers = if pool.starts_workers {
         let budget = pool.max_total.map(|budget| format!("at most {budget}"));
@@ -128,7 +129,7 @@ fn facts(pool: &PoolStatus) -> Vec<Row> {
         ),
         row(
             "queues",
-            cell(format!("{} of {} settled", pool.settled_groups(), pool.groups.len()))
+            cell(format!("{settled} of {} settled", pool.groups.len()))
                 .note(format!("{} operations failed", counts.queue_operation_failures))
                 .at(warn(counts.queue_operation_failures)),
         ),

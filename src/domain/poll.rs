@@ -86,7 +86,7 @@ pub struct Poller {
     claim_backoff_until: Instant,
     priority_queues: u16,
     next_queue: u16,
-    /// By the last poll.
+    /// What the last poll has shown.
     demand: Demand,
     usable_until: Option<Instant>,
     recovery_due: bool,

@@ -56,7 +56,7 @@ struct Due {
     source: usize,
 }
 
-/// When the poll of a source is closed for others.
+/// The poll that is closed for other sources, and when.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Closing {
     pub at: Instant,

@@ -4,13 +4,14 @@
 use std::any::Any;
 use std::future::Future;
 use std::io;
-use std::panic::AssertUnwindSafe;
+use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::sync::LazyLock;
 
 use futures_util::FutureExt as _;
 use journeyman_domain::limits::BLOCKING_THREAD_IDLE_MAX;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
+use tokio::task::{JoinError, spawn_blocking};
 
 /// Builds a runtime whose pool for blocking work has a thread at any time: tokio panics if it needs the first one and the host has no
 /// more threads. Work beyond those it has waits then.
@@ -43,6 +44,23 @@ fn on_panic(what: &'static str, panic: &(dyn Any + Send)) {
     let message = format!("internal error: the task of {what} panicked: {}; please report it", panic_message(panic));
     tracing::error!("{message}");
     FAILURE.send_if_modified(|failure| failure.is_none() && failure.replace(message).is_none());
+}
+
+/// Runs `work` on a thread that may block. A panic of the work is one of the caller.
+///
+/// # Errors
+///
+/// Fails if the runtime ends first.
+///
+/// # Cancel safety
+///
+/// The work goes on if the caller goes.
+pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, JoinError> {
+    match spawn_blocking(work).await.map_err(JoinError::try_into_panic) {
+        Ok(done) => Ok(done),
+        Err(Ok(panic)) => resume_unwind(panic),
+        Err(Err(ended)) => Err(ended),
+    }
 }
 
 /// Resolves once a supervised task of this process has panicked.

@@ -35,7 +35,7 @@ use journeyman_platform::tasks::supervised;
 ///
 /// A variable that cannot be used.
 pub fn collector_url(environment: &Environment) -> Result<Option<url::Url>, String> {
-    let variable = |name: &str| environment.get(name).map(str::trim).filter(|text| !text.is_empty());
+    let variable = |name: &str| environment.get(name);
     let disabled = variable("OTEL_SDK_DISABLED").is_some_and(|text| text.eq_ignore_ascii_case("true"));
     if disabled || variable("OTEL_TRACES_EXPORTER") == Some("none") {
         return Ok(None);
@@ -76,7 +76,8 @@ struct SpanCounters {
 impl TraceRecorder for SpanQueue {
     #[expect(clippy::disallowed_methods, reason = "a span has times of the wall clock")]
     fn record(&self, record: FinishedClaim) {
-        let spans = span_count(&record);
+        // Its own and one for each phase.
+        let spans = record.timeline.phases().len() as u64 + 1;
         if self.sender.try_send(EndedClaim { record, ended_at: SystemTime::now() }).is_err() {
             self.counters.dropped.fetch_add(spans, Ordering::Relaxed);
         }
@@ -86,11 +87,6 @@ impl TraceRecorder for SpanQueue {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         SpanCounts { exported: of(&self.counters.exported), dropped: of(&self.counters.dropped) }
     }
-}
-
-/// The spans of a claim: its own and one for each phase.
-fn span_count(record: &FinishedClaim) -> u64 {
-    record.timeline.phases().len() as u64 + 1
 }
 
 /// A running export.
@@ -170,7 +166,7 @@ fn resource(environment: &Environment, worker_id: &str, worker_group: &str) -> R
     ];
     // The operator's attributes override these.
     let resource = Resource::builder_empty().with_attributes(own).with_detector(Box::new(EnvResourceDetector::new()));
-    match environment.get("OTEL_SERVICE_NAME").filter(|name| !name.is_empty()) {
+    match environment.get("OTEL_SERVICE_NAME") {
         Some(name) => resource.with_service_name(name.to_owned()).build(),
         None => resource.build(),
     }

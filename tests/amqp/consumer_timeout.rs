@@ -66,7 +66,10 @@ async fn lose_a_delivery(client: &Client) {
 async fn c2_a_worker_asks_for_the_time_that_its_requests_need() {
     let (Some(client), Some(other)) = (impatient().await, impatient().await) else { return };
     let (mut gate, act) = Gate::handler();
-    let worker = Running::start(queue(&client), 1, act);
+    let second = Duration::from_secs(1);
+    let settings = Queue { consumer_timeout: Some(second), max_run_time: Some(60 * second), ..queue(&client) };
+    assert!(settings.management.is_none());
+    let worker = Running::start(settings, 1, act);
     client.request(&["a"]).await;
     gate.enters().await;
     // Delivered after the other one, and taken back.

@@ -131,7 +131,7 @@ async fn a_request_that_is_too_large_or_expired_gets_a_reply_and_does_not_run() 
 async fn a_request_above_the_brokers_limit_is_refused_and_the_largest_one_is_answered() {
     const MOST: usize = 128 << 20;
     let Some(broker) = shared() else { return };
-    // Of RabbitMQ's own.
+    // The limit of RabbitMQ itself.
     let largest = if is_newer() { 16 << 20 } else { MOST };
     let client = Client::new(&broker, Kind::Transient).await;
     let act = replies(|request, _| request.body.len().to_string().into_bytes());

@@ -87,6 +87,29 @@ fn e4_names_that_amqp_has_no_room_for_are_rejected() {
     }
 }
 
+const HANDLER: &str = "[handler.a]\nexec = [\"/bin/true\"]\n";
+
+#[test]
+fn b13_a_configuration_that_runs_nothing_is_refused_with_what_to_add() {
+    for file in ["", "# later\n", "[worker]\ncapacity = 4\n[log]\nlevel = \"debug\"\n", "[source]\n", "[queue]\n"] {
+        let said = check(&["-"], &[], file);
+        assert_eq!((said.code, said.out.as_str()), (CONFIG_INVALID, ""), "{file:?}");
+        assert!(
+            said.err.contains("runs nothing") && said.err.contains("add a [source.NAME]"),
+            "{file:?}: {}",
+            said.err
+        );
+        let said = run(journeyman(&beside("config")).args(["worker", "-c", "-"]), file);
+        assert!(said.code == CONFIG_INVALID && said.err.contains("no [source.NAME]"), "{file:?}: {}", said.err);
+    }
+    for role in
+        [HANDLER, "[pool.core]\ncommand = [\"/bin/true\"]\n", "[notifier]\ndb = \"a\"\n", "[queue]\ndb = \"a\"\n"]
+    {
+        let said = check(&["-"], &[], role);
+        assert_eq!((said.code, said.err.as_str()), (0, ""), "{role}");
+    }
+}
+
 #[test]
 fn no_files_skips_the_checks_of_this_host() {
     let said = check(&["--no-files", "not-there.toml"], &[], "");
@@ -137,8 +160,8 @@ fn a_worker_may_share_the_configuration_of_its_controller() {
 #[test]
 fn a_variable_with_single_underscores_is_a_warning() {
     let variables = [("JOURNEYMAN_WORKER_CAPACITY", "4"), ("JOURNEYMAN_TEST_ROOT_URL", "x"), ("JOURNEYMAN_CONFIG", "")];
-    let said = check(&["-"], &variables, "");
-    assert_eq!((said.code, said.out.as_str()), (0, "standard input can be used: 0 sources, 0 handlers, capacity 1\n"));
+    let said = check(&["-"], &variables, HANDLER);
+    assert_eq!((said.code, said.out.as_str()), (0, "standard input can be used: 0 sources, 1 handler, capacity 1\n"));
     golden(&beside("config/unheeded.txt"), &said.err);
 
     let said = check(&["-"], &variables, "[worker]\ncapacity = 0\n");
@@ -170,7 +193,9 @@ fn addresses_that_others_reach_are_accepted_where_they_are_meant() {
     let said = check(
         &["-"],
         &[],
-        "[http]
+        "[handler.a]
+exec = [\"/bin/true\"]
+[http]
 listen = \"0.0.0.0:7080\"
 allow_remote = true
 \

@@ -302,6 +302,51 @@ fn doctor_checks_the_broker_and_the_programs_of_a_controller() {
 }
 
 #[test]
+fn b13_doctor_names_the_key_whose_address_is_taken() {
+    let host = Host::new();
+    host.write("journeyman.toml", "[pool.core]\ncommand = [\"/bin/true\"]\nstate_dir = \"pool\"\n");
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = taken.local_addr().expect("its number").to_string();
+    let doctor = || {
+        let [http, log] = ["http.listen", "worker.live_log"].map(|key| format!("{key}={address}"));
+        doctor(&host, &["--set", &http, "--set", &log], 1)
+    };
+    let said = doctor();
+    for key in ["http.listen", "worker.live_log"] {
+        let line = line(&said, key);
+        assert!(line.starts_with("failed ") && line.contains(&format!("cannot listen on {address}: ")), "{}", said.out);
+    }
+    let _running = std::os::unix::net::UnixListener::bind(host.join("pool.sock")).expect("a socket");
+    host.write(
+        "journeyman.toml",
+        "[pool.core]\ncommand = [\"/bin/true\"]\nstate_dir = \"pool\"\n[control]\nsocket = \"pool.sock\"\n",
+    );
+    let said = doctor();
+    assert!(line(&said, "http.listen").starts_with("ok ") && said.out.contains("is running"), "{}", said.out);
+    drop(taken);
+    let said = doctor();
+    let (http, log) = (line(&said, "http.listen"), line(&said, "worker.live_log"));
+    assert!(http.starts_with("ok ") && http.ends_with("is free") && !log.ends_with("is free"), "{}", said.out);
+}
+
+#[test]
+fn b13_a_newline_after_the_path_in_kubeconfig_is_not_part_of_it() {
+    let host = Host::new();
+    let server = service("", |_| (200, serde_json::json!({ "items": null })));
+    host.write(
+        "journeyman.toml",
+        "[pool.core]\ncommand = [\"/bin/true\"]\nstate_dir = \"pool\"\n[handler.pods]\nkind = \"kubernetes\"\n",
+    );
+    let config = serde_json::json!({
+        "current-context": "a", "contexts": [{ "name": "a", "context": { "cluster": "a" } }],
+        "clusters": [{ "name": "a", "cluster": { "server": server } }],
+    });
+    host.write("kubeconfig", &config.to_string());
+    let said = run(host.journeyman(&["doctor"]).env("KUBECONFIG", "kubeconfig\n"), "");
+    assert!(line(&said, "pods: cluster").starts_with("ok "), "{}", said.out);
+}
+
+#[test]
 fn doctor_does_not_wait_for_a_blocked_control_socket() {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with};
     let host = Host::with_root(&unused_root());

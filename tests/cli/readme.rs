@@ -44,7 +44,10 @@ fn every_configuration_in_the_pages_is_valid() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut seen = 0;
     for block in blocks().iter().filter(|block| block.language == "toml") {
-        let said = run(journeyman(folder.path()).args(["config", "check", "--no-files", "-"]), block.text);
+        let mut command = journeyman(folder.path());
+        // Some blocks show one section of a larger file.
+        command.args(["config", "check", "--no-files", "--set", "handler.page.exec=/bin/true", "-"]);
+        let said = run(&mut command, block.text);
         assert_eq!((said.code, said.err.as_str()), (0, ""), "{}", block.text);
         seen += 1;
     }

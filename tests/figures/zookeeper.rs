@@ -83,7 +83,7 @@ impl Backlog {
         }
     }
 
-    /// Removes what is left, since the server keeps it in memory.
+    /// Removes the remaining nodes, since the server keeps them in memory.
     async fn remove(self) -> Outcome<()> {
         let remove = async |id: &String| {
             for folder in ["requests", "params", "locks", "result-data", "results"] {

@@ -133,7 +133,7 @@ impl Bench {
         }
     }
 
-    /// As the worker does once the outcome is reported.
+    /// Does what the worker does once the outcome is reported.
     pub(crate) async fn discard(&self, handler: &dyn DynHandler) -> Result<(), String> {
         let TaskInfo { run, source, .. } = self.context.task().clone();
         let request = self.context.results().and_then(Results::work_key);

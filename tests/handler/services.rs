@@ -215,7 +215,7 @@ async fn a_request_is_forwarded_with_the_allowed_headers_only() {
         path: Some("/a/b?c=d".to_owned()),
         routing_key: "42".to_owned(),
         correlation_id: Some("c-1".to_owned()),
-        idempotency_key: Some("k-1".to_owned()),
+        idempotency_key: Some("k-1".to_owned()).into(),
         headers: BTreeMap::from([
             header("x-rpc-path", "/a/b?c=d"),
             header("X-Own", "passed on"),

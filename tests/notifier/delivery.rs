@@ -86,7 +86,7 @@ async fn an_event_that_follows_a_delivered_one_at_once_does_not_wait() {
     assert_eq!(receiver.check_order(), 200);
 }
 
-/// With a file, and with PostgreSQL, where each death costs a lease.
+/// Runs with a file, and with PostgreSQL, where each death costs a lease.
 #[tokio::test]
 async fn p2_nothing_that_was_accepted_is_lost_when_the_notifier_is_killed() {
     let each = NOTIFIER_CRASH_POINTS.iter().flat_map(|point| [(*point, false), (*point, true)]);
@@ -105,7 +105,7 @@ async fn p2_nothing_that_was_accepted_is_lost_when_the_notifier_is_killed() {
 async fn survives_kills(place: &Place, receiver: &Receiver, point: &str, runs: usize) {
     let mut accepted = 0;
     for run in 1..=runs {
-        // What is left of the last run may end this one before anything is published.
+        // The rest of the last run may end this one before anything is published.
         let point_of_run = format!("{point}:{run}");
         let Some(notifier) = place.try_start(&[("JOURNEYMAN_CRASH_POINT", &point_of_run)]).await else { continue };
         // The same ones again where no answer came.

@@ -198,7 +198,7 @@ async fn d7_a_corrupt_database_is_named_with_what_to_do() {
             Ok(running) => {
                 let failed = running.failed();
                 running.tick().await;
-                failed.await.to_string()
+                failed.await
             }
             Err(error) => error.to_string(),
         };

@@ -102,7 +102,7 @@ fn a3_the_open_poll_of_an_idle_source_is_closed_for_another_which_then_goes_firs
     assert_eq!(bench.pass(OPEN_POLL_MIN), [], "the other one waits for its turn");
     let effects = bench.pass(QUIET_TURN);
     assert_eq!(effects, [Effect::ClosePoll(SourceId(1))], "no task is left");
-    // Of two idle sources each has its turn.
+    // Each of two idle sources has its turn.
     bench.polled(1, Ok(PollResult::default()));
     assert_eq!(bench.pass(QUIET_TURN.saturating_sub(secs(1))), []);
     assert_eq!(bench.pass(secs(2)), [Effect::ClosePoll(SourceId(0))]);

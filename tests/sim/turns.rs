@@ -20,9 +20,9 @@ use crate::sim::rng::Rng;
 const LEASE: Duration = Duration::from_secs(1200);
 const LONG_POLL: u64 = 20_000;
 const TASK_MAX: u64 = 3_000;
-/// Of one call.
+/// The longest time of one call.
 const LATENCY_MAX: u64 = 200;
-/// Of a poll that is closed: it settles, and its claims are listed.
+/// The longest time of closing a poll: it settles, and its claims are listed.
 const CLOSING_MAX: u64 = 600;
 const SPAN: u64 = 600_000;
 
@@ -36,7 +36,7 @@ enum Traffic {
 #[derive(Debug)]
 struct Source {
     traffic: Traffic,
-    /// When its tasks came.
+    /// The times at which its tasks came.
     pending: VecDeque<u64>,
     poll: Option<Poll>,
     granted_at: u64,
@@ -286,7 +286,7 @@ impl World {
                 self.sources
             );
         }
-        // From the first poll on that brought something.
+        // A source is busy once a poll has brought something.
         let is_busy = |source: &Source| source.traffic == Traffic::Always && source.granted_at > 0;
         let is_wanted = self.sources.iter().any(|source| is_busy(source) && !source.pending.is_empty());
         if is_wanted && self.running.len() < self.capacity as usize {

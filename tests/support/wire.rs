@@ -165,7 +165,7 @@ fn internal_error() -> Vec<u8> {
     [&[1, 0, 0], &size[..], &body, &[0xce]].concat()
 }
 
-/// Whether it ended because of what is refused.
+/// Returns true if it ended because of what is refused.
 async fn pass(
     from: &mut tokio::net::tcp::OwnedReadHalf,
     to: &mut tokio::net::tcp::OwnedWriteHalf,

@@ -75,7 +75,7 @@ async fn a2_a_canceled_payload_is_killed_at_its_deadline_while_every_thread_of_t
     let control = worker.control();
     let watch = async {
         assert!(matches!(told.recv().await, Some(Told::Started(_))));
-        // Until a writer has it open, a read ends at once.
+        // A read ends at once until a writer has it open.
         let mut byte = [0];
         while matches!(process.try_read(&mut byte), Ok(0)) {
             tokio::task::yield_now().await;

@@ -1,5 +1,6 @@
 //! A worker whose queue misbehaves for minutes, in virtual time.
 
+use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -9,8 +10,8 @@ use crate::worker::scripted::{
     COMPLETED, STYLES, Told, binding, create, drained, memory_queue, queue_with, runs, settings,
 };
 use journeyman::source::{
-    Artifact, CallError, Capabilities, Claim, Grant, LossReason, Message, MessageQueue, OpenResult, PollBatch,
-    Recovery, RecoveryBatch, Source, SourceFuture,
+    Artifact, ArtifactBody, CallError, Capabilities, Claim, Grant, LossReason, Message, MessageQueue, OpenResult,
+    PollBatch, Recovery, RecoveryBatch, Source, SourceFuture,
 };
 use journeyman::worker::trace_recorder::{FinishedClaim, SpanCounts, TraceRecorder};
 use journeyman::worker::{ExitReason, Worker, WorkerConfig};
@@ -361,6 +362,42 @@ async fn a1_only_artifacts_and_the_log_stay_on_disk_while_they_wait_to_be_stored
     let run = Run { task, run: 0 };
     for name in ["public/file", "public/folder/a", "public/logs/live_backing.log"] {
         assert!(scene.queue.artifact(&run, name).is_some(), "{name}");
+    }
+}
+
+fn stored_text(queue: &MemoryQueue, run: &Run, name: &str) -> String {
+    let Some(ArtifactBody::File { file, bytes, .. }) = queue.artifact(run, name) else {
+        return String::new();
+    };
+    let mut content = vec![0; usize::try_from(bytes).expect("it is small")];
+    file.read_exact_at(&mut content, 0).expect("it can be read");
+    String::from_utf8(content).expect("UTF-8")
+}
+
+#[tokio::test(start_paused = true)]
+async fn b2_what_a_link_of_an_artifact_leads_to_is_stored_although_it_waits_for_that() {
+    let skipped = ["public/logs/live.log", "public/outside"];
+    for (declare, outcome, stored, lines) in [
+        ("link", Outcome::Completed, "made by the task", [].as_slice()),
+        ("folder", Outcome::Completed, "made by the task", &skipped),
+        ("linked-folder", Outcome::Completed, "made by the task", &skipped),
+        ("outside", Outcome::Failed, "", &["public/deep/link"]),
+    ] {
+        let mut scene = Scene::new(Mood::StoresNothing);
+        let task = scene.create_that(json!({"do": "link", "declare": declare}));
+        let watch = async {
+            assert!(matches!(scene.told.recv().await, Some(Told::Started(_))));
+            tokio::time::sleep(Duration::from_secs(30)).await;
+            scene.mood.send_replace(Mood::Well);
+        };
+        drained(scene.worker, watch).await;
+        assert_eq!(scene.queue.states(&task), [RunState::Resolved(RunEnd::Reported(outcome))], "{declare}");
+        let run = Run { task, run: 0 };
+        assert_eq!(stored_text(&scene.queue, &run, "public/deep/link"), stored, "{declare}");
+        assert!(scene.queue.artifact(&run, "public/outside").is_none(), "{declare}");
+        let log = stored_text(&scene.queue, &run, "public/logs/live_backing.log");
+        let named = log.lines().filter(|line| line.contains("] artifact ")).count();
+        assert!(named == lines.len() && lines.iter().all(|name| log.contains(name)), "{declare}: {log}");
     }
 }
 

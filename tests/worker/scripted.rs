@@ -35,6 +35,10 @@ pub enum Script {
     },
     /// Writes files, and declares one of them and a folder.
     Litter,
+    /// Writes files and links to them and to the outside, and declares one of them; a folder as `public`.
+    Link {
+        declare: String,
+    },
     /// Leaves a line in the log behind.
     Say,
     /// Declares a file and does not write it.
@@ -164,6 +168,29 @@ impl PayloadHandler for Scripted {
                     context.artifacts().file("public/file", "kept/./file").expect("declared");
                     context.artifacts().directory("public/folder", "kept/folder").expect("declared");
                     context.log().write_line("hello from the task");
+                    Ok(())
+                }
+                Script::Link { declare } => {
+                    let at = |name: &str| context.workdir().join(name);
+                    std::fs::create_dir_all(at("folder/deep")).expect("created");
+                    std::fs::create_dir_all(at("folder/logs")).expect("created");
+                    std::fs::write(at("file"), "made by the task").expect("written");
+                    std::fs::write(at("folder/logs/live.log"), "").expect("written");
+                    let links = [
+                        ("file", "link"),
+                        ("/etc/passwd", "outside"),
+                        ("../../file", "folder/deep/link"),
+                        ("/etc", "folder/outside"),
+                        ("folder", "linked-folder"),
+                    ];
+                    for (target, link) in links {
+                        std::os::unix::fs::symlink(target, at(link)).expect("linked");
+                    }
+                    if declare.ends_with("folder") {
+                        context.artifacts().directory("public", &declare).expect("declared");
+                    } else {
+                        context.artifacts().file("public/deep/link", &declare).expect("declared");
+                    }
                     Ok(())
                 }
                 Script::Say => {

@@ -448,7 +448,7 @@ async fn d6_a_task_that_ends_its_worker_each_time_is_given_up() {
                 let (data, _) = worker.get(&path).await.expect("it is answered").expect("it is there");
                 let batch = batch.expect("it is answered");
                 batch.grants[0].claim.report(Outcome::Exception(ExceptionReason::WorkerShutdown)).await.expect("put back");
-                // As its claim left it.
+                // The state in which its claim left it.
                 worker.set(&path, &data, None).await.expect("it is written");
                 None
             }

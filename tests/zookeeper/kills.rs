@@ -116,7 +116,7 @@ async fn die_at_each_step(dialect: Dialect, steps: &[&str]) {
             let mut open = 0;
             for id in &scene.submitted {
                 let request = session.get(&queue.path("requests", id)).await.expect("it is answered");
-                // A scheduler removes what is completed; here nobody does.
+                // A scheduler removes what is completed; here is none.
                 open += usize::from(
                     request.is_some_and(|(data, _)| !String::from_utf8_lossy(&data).contains("\"completed\"")),
                 );

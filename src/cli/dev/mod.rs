@@ -138,13 +138,10 @@ fn create_temp_dir() -> Result<TempDir, Failure> {
 }
 
 /// A failure of the queue is the cause of one of the worker.
-async fn run_unless_failed<E: std::error::Error>(
-    failed: impl Future<Output = E>,
-    work: impl Future<Output = ExitResult>,
-) -> ExitResult {
+async fn run_unless_failed(failed: impl Future<Output = String>, work: impl Future<Output = ExitResult>) -> ExitResult {
     tokio::select! {
         biased;
-        failed = failed => Err(Failure::from_error(Exit::Internal, &failed)),
+        failed = failed => Err(Failure::new(Exit::Internal, failed)),
         ended = work => ended,
     }
 }

@@ -25,7 +25,6 @@ pub(in crate::cli) struct DevState {
     /// The first is the default.
     pub(in crate::cli) task_queues: Vec<String>,
     pub(in crate::cli) pid: u32,
-    #[serde(default)]
     pub(in crate::cli) socket: Option<PathBuf>,
 }
 

@@ -87,7 +87,7 @@ async fn connect(part: String, config: &Config, environment: &Environment) -> Re
             let fix = if refused.refusal == Refusal::Denied {
                 "check user, password and virtual host of the broker's URI, and the user's permissions"
             } else {
-                "check `amqp.uri_file` or WORKER_AMQP_URI; is the broker running?"
+                "check address and virtual host in `amqp.uri_file` or WORKER_AMQP_URI; is the broker running?"
             };
             Err(Check::failed(part, refused.message, fix))
         }

@@ -10,7 +10,7 @@ pub(super) async fn check(name: String, kubeconfig: Option<&File>, namespace: &s
     let listing = client.list::<Pod>(&PODS, ("the pods of namespace", namespace), &[("limit", "1")]);
     let fix = match listing.await {
         Ok(_) => return Check::ok(part, format!("the pods of namespace {namespace} can be listed")),
-        Err(error) if matches!(error, KubernetesError::Denied(_)) || error.to_string().contains(": 401 ") => (
+        Err(error @ (KubernetesError::Denied(_) | KubernetesError::Unauthorized(_))) => (
             error,
             "does the kubeconfig have a user, and its user the role of examples/kubernetes, worker-role.yaml or screwdriver-role.yaml?",
         ),

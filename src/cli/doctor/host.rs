@@ -1,10 +1,13 @@
 //! Checks this machine: work directory, memory, open files, control groups, control socket and metadata service.
 
 use std::fs::File;
+use std::io::ErrorKind;
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{StatVfsMountFlags, statvfs};
 use rustix::process::{Resource, getrlimit};
+use tokio::net::UnixStream;
 use tokio::time::timeout;
 
 use crate::cli::checks::Check;
@@ -18,6 +21,7 @@ use journeyman_domain::units::format_bytes;
 use journeyman_platform::host::containment::{Requirement, own_cgroup_path};
 use journeyman_platform::host::resources;
 use journeyman_platform::host::termination_notice::{self, MetadataProvider};
+use journeyman_platform::settings::values::Listen;
 use journeyman_worker::engine::config::Host;
 
 /// On a thread of its own, because a file system may hang.
@@ -134,6 +138,33 @@ fn check_cgroups(host: &Host) -> Check {
     } else {
         Check::warning("control groups", missing, fix)
     }
+}
+
+/// Each address stays bound until all have been tried, so that two keys with the same one are found.
+pub(super) async fn check_listeners(config: &Config, socket: Option<PathBuf>) -> Vec<Check> {
+    let is_running = match socket {
+        Some(socket) => UnixStream::connect(socket).await.is_ok(),
+        None => false,
+    };
+    let (mut bound, mut checks) = (Vec::new(), Vec::new());
+    for (key, listen) in [("http.listen", config.http.listen), ("worker.live_log", config.worker.live_log)] {
+        let Some(Listen(address)) = listen else { continue };
+        checks.push(match TcpListener::bind(address) {
+            Ok(listener) => {
+                bound.push(listener);
+                Check::ok(key, format!("{address} is free"))
+            }
+            Err(error) if is_running && error.kind() == ErrorKind::AddrInUse => {
+                Check::ok(key, format!("{address} is in use; the process of this configuration is running"))
+            }
+            Err(error) => Check::failed(
+                key,
+                format!("cannot listen on {address}: {error}"),
+                format!("stop the program that has it (`ss -ltnp` shows it), or change {key}"),
+            ),
+        });
+    }
+    checks
 }
 
 pub(super) async fn check_control_socket(path: PathBuf) -> Vec<Check> {

@@ -14,6 +14,7 @@ use tokio::time::timeout;
 
 use super::checks::{Check, report};
 use super::config_args::{ConfigArgs, NoFlags};
+use super::controller_socket::controller_socket;
 use super::exit::ExitResult;
 use super::file_checks;
 use super::output::Format;
@@ -117,7 +118,10 @@ async fn run_checks(loaded: &LoadedConfig, environment: &Environment) -> Vec<Che
     if config.pool.values().any(|pool| pool.queue_type != QueueType::None) {
         groups.push(("pools", Box::pin(broker::check_pools_broker(config, environment))));
     }
-    if !is_controller_config(config) {
+    let is_controller = is_controller_config(config);
+    let socket = if is_controller { controller_socket(config) } else { Some(control_socket(config)) };
+    groups.push(("listeners", Box::pin(host::check_listeners(config, socket))));
+    if !is_controller {
         groups.push(("cloud", Box::pin(host::check_cloud(&config.host))));
         groups.push(("host", Box::pin(host::check_host(config.clone()))));
         groups.push(("control socket", Box::pin(host::check_control_socket(control_socket(config)))));

@@ -201,7 +201,7 @@ pub(super) async fn run(command: OperateCommand, environment: &Environment) -> E
         OperateCommand::Status(call) => {
             let client = Client::new(call.client, environment)?;
             let status: Status = client.get("status", &[]).await?;
-            output::show(&status, call.output, |status| text::section(&console::status(status, now())))?;
+            output::show(&status, call.output, |status| text::section(&console::status(status, stamp())))?;
         }
         OperateCommand::Lanes { key, rows } => {
             show_rows("lanes", ("key", key), rows, console::lane_table, environment).await?
@@ -262,7 +262,7 @@ async fn show_rows<T: Serialize + DeserializeOwned>(
     let limit = limit.map(|limit| limit.to_string());
     let rows: Vec<T> =
         Client::new(call.client, environment)?.get(path, &[("endpoint", endpoint), ("limit", limit), of]).await?;
-    Ok(output::show(&rows, call.output, |rows| text::table(&table(rows, now())))?)
+    Ok(output::show(&rows, call.output, |rows| text::table(&table(rows, stamp())))?)
 }
 
 async fn note_one(
@@ -287,10 +287,6 @@ async fn change_one(
     let answer = Client::new(call.client, environment)?.post(&[kind, &name, action], &body).await?;
     let done = format!("{} {name}: {done}\n", kind.trim_end_matches('s'));
     Ok(output::show(&answer, call.output, |_| done)?)
-}
-
-fn now() -> Stamp {
-    stamp()
 }
 
 #[cfg(test)]

@@ -60,7 +60,7 @@ pub(super) async fn run(arguments: SendArgs, environment: &Environment) -> ExitR
         time: Some(jiff::Timestamp::now()),
         data: read_data(arguments.data)?,
     };
-    event.check().map_err(|error| Failure::from_error(Exit::Failed, &error))?;
+    event.check().map_err(|why| Failure::new(Exit::Failed, why))?;
     let sent = publisher.publish_within(&[event], arguments.timeout.0).await.map_err(failure);
     sent.map_err(|Failure { exit, message }| Failure { exit, message: format!("event `{id}`: {message}") })?;
     output::line(&id)?;

@@ -10,7 +10,7 @@ use crate::config::schema;
 use journeyman_domain::limits::AMQP_CLOSE_TIMEOUT;
 use journeyman_platform::amqp::{self, Broker, BrokerConfig};
 use journeyman_platform::settings::Environment;
-use journeyman_services::notifier::{AmqpConfig, MistralConfig, Outbox, Topology, TopologyError, UrlKey};
+use journeyman_services::notifier::{AmqpConfig, MistralConfig, Outbox, Topology, UrlKey};
 
 pub(super) async fn run(settings: ConfigArgs<NoFlags>, environment: &Environment) -> ExitResult {
     let loaded = settings.load(&environment.without_controller_variables())?;
@@ -26,7 +26,7 @@ pub(super) async fn run(settings: ConfigArgs<NoFlags>, environment: &Environment
         set_up_amqp(&amqp).await?;
     }
     if let Some(mistral) = mistral {
-        // Whoever sets up, and whoever the notifier is at the broker.
+        // The user that sets up, and the one that the notifier is at the broker.
         let mut users = BTreeSet::from([mistral.broker.user()]);
         if let Some(file) = &config.amqp.uri_file {
             let uri = BrokerConfig::new(file.load("an AMQP address", environment)?.reveal());
@@ -52,8 +52,8 @@ pub(super) fn outbox(config: &schema::Notifier, environment: &Environment) -> Re
 }
 
 async fn set_up_amqp(AmqpConfig { broker, topology }: &AmqpConfig) -> Result<(), Failure> {
-    let failure = |error: TopologyError| Failure::from_error(Exit::HostUnusable, &error);
-    let connection = broker.connect("journeyman notifier setup").await.map_err(|error| failure(error.into()))?;
+    let failure = |why: String| Failure::new(Exit::HostUnusable, why);
+    let connection = broker.connect("journeyman notifier setup").await.map_err(|error| failure(error.message))?;
     let ended = topology.set_up(broker, &connection).await;
     amqp::close(&connection, AMQP_CLOSE_TIMEOUT).await;
     ended.map_err(failure)?;

@@ -278,7 +278,7 @@ async fn read_log(
 /// Opens the log of a run, under whichever of the usual names it has.
 async fn open_log(api: &Api, run: &Run) -> Result<Download, CallError> {
     let refused = match api.artifact(run, LOG_ARTIFACT).await {
-        // It may also lead to a worker that has gone.
+        // It may also lead to a worker that is gone.
         Err(refused) => refused,
         opened => return opened,
     };

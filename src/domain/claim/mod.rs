@@ -58,7 +58,7 @@ pub struct ClaimPolicy {
     pub reports_cancellation: bool,
     /// Whether the payload is prepared and executed in one step, for claims that may be thousands a second.
     pub starts_in_one_step: bool,
-    /// As [`super::poll::Capabilities::fenced_reports`].
+    /// The same as [`super::poll::Capabilities::fenced_reports`].
     pub fenced_reports: bool,
 }
 
@@ -221,10 +221,6 @@ impl ClaimState {
 
     pub const fn lease(&self) -> Option<Lease> {
         self.lease
-    }
-
-    pub fn next_reclaim(&self) -> Option<Instant> {
-        self.reclaim_due()
     }
 
     pub const fn state_name(&self) -> &'static str {

@@ -165,7 +165,7 @@ impl ClaimState {
         ends_with_report && self.loss.is_none()
     }
 
-    pub(super) fn reclaim_due(&self) -> Option<Instant> {
+    pub fn reclaim_due(&self) -> Option<Instant> {
         match self.reclaim {
             // The queue refuses a reclaim after the task's deadline, but still accepts the report.
             ReclaimSchedule::Due(at) if self.is_leased() && self.deadline().is_none_or(|deadline| at < deadline) => {

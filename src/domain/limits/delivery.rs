@@ -17,6 +17,5 @@ pub const WEBHOOK_IDLE_TIMEOUT: Duration = Duration::from_secs(4);
 pub const WEBHOOK_RATE_ATTEMPTS_MAX: usize = 10_000;
 /// The beginning of an answer that is kept.
 pub const WEBHOOK_ANSWER_BYTES_MAX: usize = 16 << 10;
-pub const WEBHOOK_ID_BYTES_MAX: usize = 255;
 /// Of the text of a failed attempt; certificates of receivers can make it long.
 pub const WEBHOOK_ERROR_CHARS_MAX: usize = 500;

@@ -76,6 +76,8 @@ pub const POSTGRES_IDLE_TRANSACTION_TIMEOUT: Duration = Duration::from_secs(5);
 pub const POSTGRES_TRIES_MAX: usize = 4;
 /// The pause after the connection that listens was lost.
 pub const POSTGRES_HINT_RETRY: Duration = Duration::from_secs(2);
+/// Lanes whose messages one transaction sends once more.
+pub const NOTIFIER_REPLAY_LANES: usize = 200;
 /// Rows that one transaction of the clean-up removes.
 pub const NOTIFIER_UPKEEP_BATCH: usize = 500;
 /// Between its transactions, so that events and attempts come in between.

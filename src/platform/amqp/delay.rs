@@ -59,7 +59,6 @@ pub struct DelayQueues {
 
 impl DelayQueues {
     /// Queues of this prefix, with one queue for each of these delays.
-    #[must_use]
     pub fn new(prefix: &str, fixed: &[Duration]) -> Self {
         Self { prefix: prefix.to_owned(), fixed: fixed.to_vec() }
     }

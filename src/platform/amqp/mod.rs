@@ -34,6 +34,7 @@ pub use short_string::{NameTooLong, to_short_string, to_short_string_or_none};
 pub use topology::{
     bind_queue, declare_exchange, declare_own_queue, declare_queue, find_exchange, find_queue, find_queue_on,
 };
+use utf8_sanitizer::Utf8Sanitizer;
 pub use utf8_sanitizer::{REPLACEMENT_CHAR, Release};
 
 /// Reads the address of a broker again; `None` if it cannot be read.
@@ -183,8 +184,14 @@ impl Broker {
         let mut uri = self.uri.clone();
         uri.authority.userinfo = self.user_info();
         uri.query.heartbeat.get_or_insert(self.default_heartbeat);
-        let connecting = Connection::connector(uri, stream::runtime(), open, properties);
-        self.bounded("connect", connecting).await
+        let connecting = Box::pin(Connection::connector(uri, stream::runtime(), open, properties));
+        self.bounded_or_code("connect", connecting).await.map_err(|(mut error, code)| {
+            if code == Some(NOT_ALLOWED) {
+                error.message += "; does the virtual host at the end of the broker's URI exist (`rabbitmqctl add_vhost` \
+                                  creates one), and may the user enter it?";
+            }
+            error
+        })
     }
 
     fn reread_login(&self) {
@@ -233,11 +240,13 @@ impl Broker {
     async fn open_stream(&self, uri: &AMQPUri) -> std::io::Result<stream::BrokerStream> {
         let stream = tokio::net::TcpStream::connect((uri.authority.host.as_str(), uri.authority.port)).await?;
         stream.set_nodelay(true)?;
-        if uri.scheme == AMQPScheme::AMQPS {
+        let transport = if uri.scheme == AMQPScheme::AMQPS {
             let tls = tls::TlsClient::new(&uri.authority.host, &self.settings).map_err(std::io::Error::other)?;
-            return Ok(tls.connect(stream).await?.noting_release(Arc::clone(&self.release)));
-        }
-        Ok(stream::BrokerStream::plain(stream).noting_release(Arc::clone(&self.release)))
+            tls.connect(stream).await?
+        } else {
+            stream::Transport::Left(stream)
+        };
+        Ok(stream::BrokerStream::new(transport, Utf8Sanitizer::new(Arc::clone(&self.release))))
     }
 
     /// Converts an error of lapin's; the message names the operation and the broker.
@@ -289,7 +298,8 @@ pub const RESOURCE_LOCKED: u16 = 405;
 /// Reply code: it exists with other arguments, is in use, or a limit is reached.
 pub const PRECONDITION_FAILED: u16 = 406;
 /// Reply codes with which the broker closes a connection because of a call that it does not allow or implement.
-pub const CALL_CLOSES_CONNECTION: [u16; 3] = [530, 540, 541];
+pub const CALL_CLOSES_CONNECTION: [u16; 3] = [NOT_ALLOWED, 540, 541];
+const NOT_ALLOWED: u16 = 530;
 
 /// The broker's reply code and text, or lapin's own text.
 pub fn error_text(error: &lapin::Error) -> String {

@@ -2,28 +2,30 @@
 //!
 //! lapin's own TLS would add forty crates, so lapin gets a stream that uses the rustls of the rest of the program.
 
-use std::collections::VecDeque;
 use std::future::Future;
 use std::io::{self, Read as _};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use async_rs::traits::Reactor;
 use async_rs::util::RuntimeParts;
 use async_rs::{Runtime, Tokio};
+use bytes::{Buf as _, BytesMut};
 use futures_core::Stream;
 use futures_io::{AsyncRead, AsyncWrite};
-use parking_lot::Mutex;
 use tokio::net::TcpStream;
 use tokio_util::compat::{Compat, TokioAsyncReadCompatExt as _};
+use tokio_util::io::poll_read_buf;
 
-use super::utf8_sanitizer::{Release, Utf8Sanitizer};
+use super::utf8_sanitizer::Utf8Sanitizer;
 
-type Transport = tokio_util::either::Either<TcpStream, tokio_rustls::client::TlsStream<TcpStream>>;
+pub(super) type Transport = tokio_util::either::Either<TcpStream, tokio_rustls::client::TlsStream<TcpStream>>;
+
+/// How much is read from the broker at once.
+const READ_BYTES: usize = 64 << 10;
 
 /// tokio, with [`BrokerStream`] for TCP.
 pub(super) type LapinRuntime = RuntimeParts<Tokio, StreamReactor>;
@@ -42,43 +44,33 @@ pub(super) struct StreamReactor {
 pub(super) struct BrokerStream {
     transport: Compat<Transport>,
     sanitizer: Utf8Sanitizer,
-    /// Sanitized input that lapin has not read yet.
-    unread: VecDeque<u8>,
-    /// Where to note what the broker says of itself.
-    release: Arc<Mutex<Option<Release>>>,
+    /// Input that lapin has not read yet.
+    unread: BytesMut,
+    /// How much of it is sanitized: all but an incomplete frame.
+    ready: usize,
 }
 
 impl BrokerStream {
-    pub(super) fn new(transport: Transport) -> Self {
-        let (sanitizer, unread, release) = (Utf8Sanitizer::default(), VecDeque::new(), Arc::default());
-        Self { transport: transport.compat(), sanitizer, unread, release }
-    }
-
-    pub(super) fn noting_release(self, release: Arc<Mutex<Option<Release>>>) -> Self {
-        Self { release, ..self }
-    }
-
-    pub(super) fn plain(stream: TcpStream) -> Self {
-        let stream = Transport::Left(stream);
-        Self::new(stream)
+    pub(super) fn new(transport: Transport, sanitizer: Utf8Sanitizer) -> Self {
+        Self { transport: transport.compat(), sanitizer, unread: BytesMut::new(), ready: 0 }
     }
 }
 
 impl AsyncRead for BrokerStream {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut [u8]) -> Poll<io::Result<usize>> {
-        let Self { transport, sanitizer, unread, release } = &mut *self;
-        while unread.is_empty() && !into.is_empty() {
-            let count = ready!(Pin::new(&mut *transport).poll_read(context, into))?;
-            if count == 0 {
-                sanitizer.finish(unread);
+        let Self { transport, sanitizer, unread, ready } = &mut *self;
+        while *ready == 0 && !into.is_empty() {
+            unread.reserve(READ_BYTES);
+            if ready!(poll_read_buf(Pin::new(transport.get_mut()), context, unread))? == 0 {
+                *ready = unread.len();
                 break;
             }
-            sanitizer.feed(into.get(..count).unwrap_or_default(), unread);
-            if let Some(named) = sanitizer.release.take() {
-                *release.lock() = Some(named);
-            }
+            *ready = sanitizer.sanitize(unread);
         }
-        Poll::Ready(unread.read(into))
+        let count = unread.get(..*ready).unwrap_or_default().read(into)?;
+        unread.advance(count);
+        *ready -= count;
+        Poll::Ready(Ok(count))
     }
 }
 
@@ -128,6 +120,9 @@ impl Reactor for StreamReactor {
         &self,
         address: SocketAddr,
     ) -> impl Future<Output = io::Result<Self::TcpStream>> + Send + 'static {
-        async move { Ok(BrokerStream::plain(TcpStream::connect(address).await?)) }
+        async move {
+            let stream = TcpStream::connect(address).await?;
+            Ok(BrokerStream::new(Transport::Left(stream), Utf8Sanitizer::default()))
+        }
     }
 }

@@ -6,13 +6,11 @@ use std::sync::Arc;
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
-use tokio_util::either::Either;
 
-use super::stream::BrokerStream;
+use super::stream::Transport;
 use super::{BrokerConfig, InvalidBrokerConfig};
 use crate::host::tls_config::client_config;
 
-#[derive(Clone)]
 pub(super) struct TlsClient {
     connector: TlsConnector,
     host: ServerName<'static>,
@@ -28,8 +26,7 @@ impl TlsClient {
         Ok(Self { connector: TlsConnector::from(Arc::new(config)), host })
     }
 
-    pub(super) async fn connect(&self, stream: TcpStream) -> io::Result<BrokerStream> {
-        let stream = self.connector.connect(self.host.clone(), stream).await?;
-        Ok(BrokerStream::new(Either::Right(stream)))
+    pub(super) async fn connect(self, stream: TcpStream) -> io::Result<Transport> {
+        Ok(Transport::Right(self.connector.connect(self.host, stream).await?))
     }
 }

@@ -4,7 +4,9 @@
 //! redelivered message would close the next one too. Each invalid byte is replaced by [`REPLACEMENT_CHAR`]; lengths do not change.
 //! The release that the broker names is read here as well, which lapin does not show.
 
-use std::collections::VecDeque;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 /// Replaces an invalid byte: ASCII's SUB.
 pub const REPLACEMENT_CHAR: char = '\u{1a}';
@@ -38,66 +40,47 @@ impl Release {
 /// A parser of AMQP frames.
 #[derive(Debug, Default)]
 pub(super) struct Utf8Sanitizer {
-    pub(super) release: Option<Release>,
-    /// An incomplete frame.
-    frame: Vec<u8>,
+    release: Arc<Mutex<Option<Release>>>,
     /// Bytes that pass unchanged: the rest of a frame, or everything that is not known as AMQP.
     rest: usize,
 }
 
 impl Utf8Sanitizer {
-    /// Takes input, and appends output to `out`.
-    pub(super) fn feed(&mut self, mut bytes: &[u8], out: &mut VecDeque<u8>) {
-        while !bytes.is_empty() {
-            let wanted = if self.rest > 0 { self.rest } else { self.missing() };
-            let (taken, later) = bytes.split_at(wanted.min(bytes.len()));
-            bytes = later;
-            if self.rest > 0 {
-                out.extend(taken);
-                self.rest -= taken.len();
-                continue;
-            }
-            self.frame.extend_from_slice(taken);
-            if taken.len() == wanted {
-                self.check(out);
-            }
-        }
+    /// Notes the release there.
+    pub(super) const fn new(release: Arc<Mutex<Option<Release>>>) -> Self {
+        Self { release, rest: 0 }
     }
 
-    /// The remaining output at the end of the input.
-    pub(super) fn finish(&mut self, out: &mut VecDeque<u8>) {
-        out.extend(self.frame.drain(..));
-    }
-
-    /// Missing bytes of the head, or of the whole frame and its end mark.
-    fn missing(&self) -> usize {
-        let length = if self.frame.len() < FRAME_HEAD { FRAME_HEAD } else { FRAME_HEAD + self.size() + 1 };
-        length - self.frame.len()
-    }
-
-    fn size(&self) -> usize {
-        let size = self.frame.get(3..FRAME_HEAD).and_then(|size| size.try_into().ok()).map_or(0, u32::from_be_bytes);
-        usize::try_from(size).unwrap_or(usize::MAX - FRAME_HEAD - 1)
-    }
-
-    /// Checks a head or a whole frame.
-    fn check(&mut self, out: &mut VecDeque<u8>) {
-        let kind = self.frame.first().copied().unwrap_or_default();
-        if self.frame.len() == FRAME_HEAD {
+    /// Sanitizes input in place as far as it is complete, and returns how much that is. The next input begins with what is left.
+    pub(super) fn sanitize(&mut self, input: &mut [u8]) -> usize {
+        let mut done = 0;
+        loop {
+            let passed = self.rest.min(input.len() - done);
+            self.rest -= passed;
+            done += passed;
+            let frame = input.get_mut(done..).unwrap_or_default();
+            let Some([kind, _, _, size @ ..]) = frame.first_chunk::<FRAME_HEAD>().copied() else { return done };
+            let size = usize::try_from(u32::from_be_bytes(size)).unwrap_or(usize::MAX - FRAME_HEAD - 1);
             self.rest = match kind {
-                METHOD | HEADER if self.size() <= FRAME_BYTES_MAX => return,
-                BODY | HEARTBEAT => self.size() + 1,
+                METHOD | HEADER if size <= FRAME_BYTES_MAX => {
+                    // With its end mark.
+                    let Some(payload) = frame.get_mut(FRAME_HEAD..=FRAME_HEAD + size) else { return done };
+                    self.sanitize_payload(kind, payload);
+                    FRAME_HEAD + size + 1
+                }
+                BODY | HEARTBEAT => FRAME_HEAD + size + 1,
                 _ => usize::MAX,
             };
-        } else if let Some(payload) = self.frame.get_mut(FRAME_HEAD..) {
-            if kind == METHOD && payload.starts_with(&CONNECTION_START) {
-                self.release = Names { left: &mut payload.to_vec() }.release_of_start();
-            }
-            let mut names = Names { left: payload };
-            // An unreadable frame passes unchanged.
-            let _read = if kind == METHOD { names.of_method() } else { names.of_header() };
         }
-        out.extend(self.frame.drain(..));
+    }
+
+    fn sanitize_payload(&mut self, kind: u8, payload: &mut [u8]) {
+        if kind == METHOD && payload.starts_with(&CONNECTION_START) {
+            *self.release.lock() = Names { left: &mut *payload }.release_of_start();
+        }
+        let mut names = Names { left: payload };
+        // An unreadable frame passes unchanged.
+        let _read = if kind == METHOD { names.of_method() } else { names.of_header() };
     }
 }
 
@@ -265,10 +248,13 @@ mod tests {
     }
 
     fn passed(bytes: &[u8], piece: usize) -> Vec<u8> {
-        let (mut sanitizer, mut out) = (Utf8Sanitizer::default(), VecDeque::new());
-        bytes.chunks(piece.max(1)).for_each(|piece| sanitizer.feed(piece, &mut out));
-        sanitizer.finish(&mut out);
-        out.into()
+        let (mut sanitizer, mut unread, mut out) = (Utf8Sanitizer::default(), Vec::new(), Vec::new());
+        for piece in bytes.chunks(piece.max(1)) {
+            unread.extend_from_slice(piece);
+            let ready = sanitizer.sanitize(&mut unread);
+            out.extend(unread.drain(..ready));
+        }
+        [out, unread].concat()
     }
 
     #[test]

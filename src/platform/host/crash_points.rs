@@ -7,7 +7,6 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Points of every source, and of Taskcluster alone.
-#[doc(hidden)]
 pub const CLAIM_CRASH_POINTS: &[&str] = &[
     "startup-journal-read",
     "startup-processes-killed",
@@ -34,32 +33,25 @@ pub const CLAIM_CRASH_POINTS: &[&str] = &[
 ];
 
 /// Points of AMQP requests.
-#[doc(hidden)]
 pub const REQUEST_CRASH_POINTS: &[&str] =
     &["request-delivered", "request-copied", "request-published", "request-confirmed", "request-acknowledged"];
 
 /// Points of requests whose work runs elsewhere.
-#[doc(hidden)]
 pub const DEFERRAL_CRASH_POINTS: &[&str] = &["deferral-confirmed"];
 
 /// Points of pods.
-#[doc(hidden)]
 pub const POD_CRASH_POINTS: &[&str] = &["before-discard"];
 
 /// Points of the builds of a Screwdriver.
-#[doc(hidden)]
 pub const BUILD_CRASH_POINTS: &[&str] = &["build-pod-created", "build-secret-created", "build-failure-reported"];
 
 /// Points of events and webhooks.
-#[doc(hidden)]
 pub const NOTIFIER_CRASH_POINTS: &[&str] = &["notifier-stored", "notifier-sent", "notifier-committed"];
 
 /// Points of Mistral's queues, beside those of events.
-#[doc(hidden)]
 pub const MISTRAL_CRASH_POINTS: &[&str] = &["mistral-consumer-ended"];
 
 /// Points of requests in a ZooKeeper.
-#[doc(hidden)]
 pub const ZOOKEEPER_CRASH_POINTS: &[&str] = &[
     "zookeeper-claimed",
     "zookeeper-locked",

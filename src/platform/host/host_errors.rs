@@ -8,7 +8,6 @@ use rustix::io::Errno;
 const HOST_ERRNOS: [Errno; 8] =
     [Errno::MFILE, Errno::NFILE, Errno::AGAIN, Errno::NOMEM, Errno::NOSPC, Errno::DQUOT, Errno::ROFS, Errno::IO];
 
-#[must_use]
 pub fn is_host_error(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|code| HOST_ERRNOS.iter().any(|errno| errno.raw_os_error() == code))
 }

@@ -10,12 +10,6 @@ use sha2::{Digest as _, Sha256};
 #[derive(Clone, Copy)]
 pub struct BearerToken([u8; 32]);
 
-impl std::fmt::Debug for BearerToken {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.write_str("BearerToken")
-    }
-}
-
 impl BearerToken {
     pub fn new(text: &str) -> Self {
         Self(Sha256::digest(text).into())
@@ -40,12 +34,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_matches_itself_only_and_is_not_printed() {
+    fn a_token_matches_itself_only() {
         let token = BearerToken::new("t0ken-of-tests");
         assert!(token.matches("t0ken-of-tests"));
         for other in ["", "t0ken-of-test", "t0ken-of-testsX"] {
             assert!(!token.matches(other), "{other}");
         }
-        assert_eq!(format!("{token:?}"), "BearerToken");
     }
 }

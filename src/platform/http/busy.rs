@@ -2,7 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -12,33 +12,16 @@ use hyper::body::{Frame, SizeHint};
 use tokio::sync::Notify;
 use tokio::time::{Sleep, sleep};
 
-/// Orders the times at which the connections of one server became idle, and announces each.
-#[derive(Default)]
-pub(super) struct IdleSignal {
-    count: AtomicU64,
-    announced: Notify,
-}
-
-impl IdleSignal {
-    pub(super) async fn announced(&self) {
-        self.announced.notified().await;
-    }
-
-    fn next(&self) -> u64 {
-        self.count.fetch_add(1, Ordering::Relaxed) + 1
-    }
-}
-
 /// What one connection does.
 pub(super) struct Activity {
     requests: AtomicUsize,
-    idle_since: AtomicU64,
-    signal: Arc<IdleSignal>,
+    /// Of its server, which may have waited for an idle one.
+    is_idle: Arc<Notify>,
 }
 
 impl Activity {
-    pub(super) fn new(signal: Arc<IdleSignal>) -> Self {
-        Self { requests: AtomicUsize::new(0), idle_since: AtomicU64::new(signal.next()), signal }
+    pub(super) fn new(is_idle: Arc<Notify>) -> Self {
+        Self { requests: AtomicUsize::new(0), is_idle }
     }
 
     pub(super) fn begin(self: &Arc<Self>) -> Busy {
@@ -46,9 +29,8 @@ impl Activity {
         Busy(Arc::clone(self))
     }
 
-    /// `None` while it has a request.
-    pub(super) fn idle_since(&self) -> Option<u64> {
-        (self.requests.load(Ordering::Relaxed) == 0).then(|| self.idle_since.load(Ordering::Relaxed))
+    pub(super) fn is_idle(&self) -> bool {
+        self.requests.load(Ordering::Relaxed) == 0
     }
 }
 
@@ -56,10 +38,8 @@ pub(super) struct Busy(Arc<Activity>);
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        let Activity { requests, idle_since, signal } = &*self.0;
-        idle_since.store(signal.next(), Ordering::Relaxed);
-        requests.fetch_sub(1, Ordering::Relaxed);
-        signal.announced.notify_one();
+        self.0.requests.fetch_sub(1, Ordering::Relaxed);
+        self.0.is_idle.notify_one();
     }
 }
 

@@ -33,12 +33,13 @@ use hyper_util::service::TowerToHyperService;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
+use tokio::sync::Notify;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 pub use self::bearer::BearerToken;
-use self::busy::{Activity, IdleSignal, Watched};
+use self::busy::{Activity, Watched};
 use journeyman_domain::limits::{
     HTTP_BODY_TIMEOUT, HTTP_CONNECTION_AGE_MAX, HTTP_CONNECTIONS_MAX, HTTP_HEAD_BYTES_MAX, HTTP_HEAD_TIMEOUT,
 };
@@ -115,12 +116,8 @@ impl HttpListener {
         self.serve_with(router, Some(HTTP_CONNECTION_AGE_MAX)).await
     }
 
-    /// As [`HttpListener::serve`], for responses that may take any time.
-    pub async fn serve_streams(self, router: Router) -> Infallible {
-        self.serve_with(router, None).await
-    }
-
-    async fn serve_with(self, router: Router, connection_age_max: Option<Duration>) -> Infallible {
+    /// As [`HttpListener::serve`]; without a largest age, responses may take any time.
+    pub async fn serve_with(self, router: Router, connection_age_max: Option<Duration>) -> Infallible {
         let router = match self.exposure {
             Exposure::Loopback => router.layer(middleware::from_fn(require_loopback_host)),
             Exposure::Network => router,
@@ -170,29 +167,31 @@ pub async fn serve_until<L: Listener, P: Eq + Hash>(
 ) {
     let mut tasks = JoinSet::new();
     let mut peers: HashMap<P, VecDeque<Connection>> = HashMap::new();
-    let idle = Arc::<IdleSignal>::default();
+    let idle = Arc::<Notify>::default();
     'accept: while let Some((stream, address)) = stop.run_until_cancelled(listener.accept()).await {
         while tasks.try_join_next().is_some() {}
         let connections = peers.entry(peer(&address)).or_default();
         if connections.len() >= limits.connections_per_peer_max {
-            let Some(longest_idle) = take_idle(connections) else {
+            let Some(idle_one) = take_idle(connections) else {
                 tracing::debug!("connection refused: all that its peer may have are busy");
                 continue;
             };
-            longest_idle.abort();
+            idle_one.abort();
         }
         while tasks.len() >= limits.connections_max {
             // The peer with the most connections gives one up first.
             let mut all: Vec<_> = peers.values_mut().collect();
             all.sort_unstable_by_key(|connections| Reverse(connections.len()));
-            if let Some(longest_idle) = all.into_iter().find_map(take_idle) {
-                longest_idle.abort();
-                tasks.join_next().await;
+            if let Some(idle_one) = all.into_iter().find_map(take_idle) {
+                if !idle_one.is_finished() {
+                    idle_one.abort();
+                    tasks.join_next().await;
+                }
                 continue;
             }
             tokio::select! {
                 _ = tasks.join_next() => {}
-                () = idle.announced() => {}
+                () = idle.notified() => {}
                 () = stop.cancelled() => break 'accept,
             }
         }
@@ -212,11 +211,9 @@ struct Connection {
     activity: Arc<Activity>,
 }
 
-/// A connection that has ended, or else the one that has been idle the longest.
+/// The oldest connection that has ended or is idle.
 fn take_idle(connections: &mut VecDeque<Connection>) -> Option<AbortHandle> {
-    let idle_since = |one: &Connection| if one.task.is_finished() { Some(0) } else { one.activity.idle_since() };
-    let since = connections.iter().enumerate().filter_map(|(at, one)| Some((idle_since(one)?, at)));
-    let (_, at) = since.min()?;
+    let at = connections.iter().position(|one| one.task.is_finished() || one.activity.is_idle())?;
     connections.remove(at).map(|connection| connection.task)
 }
 
@@ -235,7 +232,7 @@ async fn serve_connection(
             Some(limit) => Body::new(Watched::until(body, limit)),
             None => Body::new(body),
         });
-        // The connection is busy until the response has been sent, or the call is dropped.
+        // The connection is busy until all of the response has been given to it, or the call is dropped.
         async move { router.call(request).await.map(|response| response.map(|body| Watched::holding(body, busy))) }
     });
     let mut builder = http1::Builder::new();
@@ -251,7 +248,7 @@ async fn serve_connection(
             () = stop.cancelled() => {}
             () = sleep(limits.connection_age_max.unwrap_or_default()), if limits.connection_age_max.is_some() => {}
         }
-        if activity.idle_since().is_some() {
+        if activity.is_idle() {
             return Ok(());
         }
         connection.as_mut().graceful_shutdown();
@@ -296,7 +293,6 @@ mod tests {
     use axum::routing::{get, post};
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::{TcpSocket, TcpStream};
-    use tokio::sync::Notify;
 
     use super::*;
 
@@ -378,7 +374,7 @@ mod tests {
             assert!(answer(&mut stream).await.starts_with("HTTP/1.1 200"));
             idle.push(stream);
         }
-        assert!(is_answered(connect([127, 0, 0, 1], address).await).await, "the longest idle one is closed");
+        assert!(is_answered(connect([127, 0, 0, 1], address).await).await, "the oldest idle one is closed");
         assert_eq!(idle[0].read(&mut [0]).await.unwrap_or(0), 0);
         let mut busy = connect([127, 0, 0, 1], address).await;
         busy.write_all(b"GET /gated HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
@@ -388,6 +384,25 @@ mod tests {
         }
         going.notify_one();
         assert!(answer(&mut busy).await.starts_with("HTTP/1.1 200"), "a busy connection stays");
+    }
+
+    #[tokio::test]
+    async fn f0_connections_that_have_ended_stand_before_no_idle_one() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut server = JoinSet::new();
+        server.spawn(async move { serve(listener, gated().0, streams(2), SocketAddr::ip).await });
+        for _ in 0..3 {
+            assert!(is_answered(connect([127, 0, 0, 1], address).await).await);
+        }
+        let mut idle = Vec::new();
+        for peer in [2, 3] {
+            let mut stream = connect([127, 0, 0, peer], address).await;
+            stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+            assert!(answer(&mut stream).await.starts_with("HTTP/1.1 200"));
+            idle.push(stream);
+        }
+        assert!(is_answered(connect([127, 0, 0, 4], address).await).await);
     }
 
     #[tokio::test]

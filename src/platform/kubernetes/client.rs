@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 use reqwest::{Method, Response};
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::Value;
 use tokio::time::{Duration, Instant, timeout};
 
@@ -44,6 +44,9 @@ pub enum KubernetesError {
     /// The request is wrong: do not repeat it.
     #[error("{0}")]
     Rejected(String),
+    /// The server does not accept the credentials, which are read again for the next call: repeat it.
+    #[error("{0}")]
+    Unauthorized(String),
     /// The call may have taken effect: read, then repeat it.
     #[error("{0}")]
     Retry(String),
@@ -132,6 +135,14 @@ impl KubernetesClient {
         let name = object["metadata"]["name"].as_str().unwrap_or_default();
         let call = Call { body: Some(object), ..self.call(Method::POST, kind, "") };
         self.read(Subject::of("create", kind, name), &call).await
+    }
+
+    /// Creates an object, unless there is one of its name.
+    pub async fn create_if_missing(&self, kind: &Kind, object: &Value) -> Result<(), KubernetesError> {
+        match self.create::<IgnoredAny>(kind, object).await {
+            Ok(_) | Err(KubernetesError::Conflict(_)) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// Fails with a conflict if the object has another version than this one.
@@ -344,7 +355,8 @@ fn classify(subject: Subject<'_>, status: StatusCode, message: &str) -> Kubernet
         403 if is_about_object(message) => KubernetesError::Rejected(text),
         403 => KubernetesError::Denied(text),
         // Credentials are renewed, or mended: nothing follows for the object.
-        401 | 429 | 500.. => KubernetesError::Retry(text),
+        401 => KubernetesError::Unauthorized(text),
+        429 | 500.. => KubernetesError::Retry(text),
         _ => KubernetesError::Rejected(text),
     }
 }
@@ -395,7 +407,8 @@ mod tests {
         assert!(matches!(classified(409), KubernetesError::Conflict(_)));
         assert!(matches!(classified(403), KubernetesError::Denied(_)));
         assert!(matches!(classified(422), KubernetesError::Rejected(_)));
-        for code in [401, 429, 500, 503, 504] {
+        assert!(matches!(classified(401), KubernetesError::Unauthorized(_)));
+        for code in [429, 500, 503, 504] {
             assert!(matches!(classified(code), KubernetesError::Retry(_)), "{code}");
         }
         assert_eq!(classified(422).to_string(), "cannot read pod a: 422 why");

@@ -103,7 +103,21 @@ async fn a_token_that_was_rotated_is_read_again_when_the_old_one_is_refused() {
     server.answer_with(StatusCode::UNAUTHORIZED, json!({ "message": "Unauthorized" }));
     let error = list(&client).await.unwrap_err();
     assert_eq!(error.to_string(), "cannot list the pods of a: 401 Unauthorized");
-    assert!(matches!(error, KubernetesError::Retry(_)) && server.seen.lock().len() == 4);
+    assert!(matches!(error, KubernetesError::Unauthorized(_)) && server.seen.lock().len() == 4);
+}
+
+#[tokio::test]
+async fn b13_a_newline_after_a_value_of_a_kubeconfig_or_a_plugin_is_not_part_of_it() {
+    let (server, place) = (Server::start().await, TempDir::new().unwrap());
+    std::fs::write(place.path().join("token"), "one\n").unwrap();
+    let issues = plugin(place.path(), "echo '{\"status\": {\"token\": \"one\\n\"}}'");
+    let password = json!({ "username": "me\n", "password": "one\n" });
+    for user in [json!({ "token": "one\n" }), json!({ "tokenFile": "token\n" }), issues, password] {
+        let client = client(place.path(), &format!("http://{}\n", server.address), &user);
+        assert_eq!(list(&client).await.unwrap(), 0, "{user}");
+    }
+    let bearer = "Bearer one";
+    assert_eq!(server.seen("authorization"), [bearer, bearer, bearer, "Basic bWU6b25l"]);
 }
 
 #[tokio::test]

@@ -12,6 +12,8 @@ use tokio::fs;
 
 use super::exec_plugin::{self, PluginCluster};
 use super::yaml;
+use crate::settings::Environment;
+use crate::settings::values::trimmed;
 use journeyman_domain::limits::KUBERNETES_TOKEN_REREAD;
 
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -44,9 +46,10 @@ impl Access {
         if let Some(path) = kubeconfig {
             return Self::of_files(&[path.to_owned()]).await;
         }
-        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        let environment = Environment::from_process();
+        let variable = |name| environment.get(name);
         let files: Vec<PathBuf> = match (variable("KUBECONFIG"), variable("HOME")) {
-            (Some(list), _) => std::env::split_paths(&list).filter(|path| !path.as_os_str().is_empty()).collect(),
+            (Some(list), _) => std::env::split_paths(list).filter(|path| !path.as_os_str().is_empty()).collect(),
             (None, home) => home.map(|home| PathBuf::from(home).join(".kube/config")).into_iter().collect(),
         };
         let error = match Self::of_files(&files).await {
@@ -57,7 +60,7 @@ impl Access {
         let (Some(host), Some(port)) = address else {
             return Err(format!("{error}; nor is this a pod: KUBERNETES_SERVICE_HOST is not set"));
         };
-        Self::of_service_account(&host.to_string_lossy(), &port.to_string_lossy(), Path::new(SERVICE_ACCOUNT)).await
+        Self::of_service_account(host, port, Path::new(SERVICE_ACCOUNT)).await
     }
 
     async fn of_service_account(host: &str, port: &str, folder: &Path) -> Result<Self, String> {
@@ -144,12 +147,10 @@ impl Credentials {
     }
 
     async fn read_token(&mut self, path: &Path) -> Result<(), String> {
-        let token = String::from_utf8(read(path).await?).unwrap_or_default();
-        if token.trim().is_empty() {
-            return Err(format!("{} holds no token", path.display()));
-        }
+        let text = String::from_utf8(read(path).await?).unwrap_or_default();
+        let token = trimmed(&text).ok_or_else(|| format!("{} holds no token", path.display()))?;
         self.valid_for = Some(KUBERNETES_TOKEN_REREAD);
-        self.authorize("Bearer", token.trim())
+        self.authorize("Bearer", token)
     }
 
     fn authorize(&mut self, scheme: &str, secret: &str) -> Result<(), String> {
@@ -195,14 +196,13 @@ impl Entry<'_> {
     }
 }
 
-/// A text that is not empty. A number may be meant as one.
+/// A text that is not empty, trimmed. A number may be meant as one.
 pub(super) fn text(value: &Value) -> Option<String> {
-    let text = match value {
-        Value::String(text) => text.clone(),
-        Value::Number(number) => number.to_string(),
-        Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => String::new(),
-    };
-    Some(text).filter(|text| !text.is_empty())
+    match value {
+        Value::String(text) => trimmed(text).map(str::to_owned),
+        Value::Number(number) => Some(number.to_string()),
+        Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => None,
+    }
 }
 
 async fn read(path: &Path) -> Result<Vec<u8>, String> {

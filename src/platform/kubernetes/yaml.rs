@@ -5,7 +5,7 @@ use serde_json::{Map, Number, Value};
 
 use journeyman_domain::limits::YAML_DEPTH_MAX;
 
-/// The only document of a text; null if there is none.
+/// The only document of a text; null if it is empty.
 pub fn from_str(text: &str) -> Result<Value, String> {
     let mut reader = Reader { events: &mut Parser::new_from_str(text), line: 1 };
     reader.document().map_err(|why| format!("{why} at line {}", reader.line))

@@ -28,7 +28,6 @@ pub const SECRET_NAME_PATTERNS: [&str; 4] = ["*_TOKEN", "*_SECRET", "*_PASSWORD"
 static PROCESS_SECRETS: LazyLock<RwLock<SecretSet>> = LazyLock::new(|| RwLock::new(SecretSet::default()));
 
 /// Secrets that are redacted while this lives.
-#[derive(Debug)]
 pub struct HiddenSecrets(Box<[SecretId]>);
 
 impl HiddenSecrets {

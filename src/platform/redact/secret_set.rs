@@ -43,12 +43,6 @@ impl Default for SecretSet {
     }
 }
 
-impl std::fmt::Debug for SecretId {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(out, "SecretId({})", self.number)
-    }
-}
-
 impl std::fmt::Debug for SecretSet {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(out, "SecretSet({} bytes)", self.bytes)

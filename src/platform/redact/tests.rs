@@ -304,33 +304,3 @@ fn variable_names_are_matched_against_the_patterns() {
     }
     assert!(is_secret_name("WORKER_KEY", &["WORKER_KEY".to_owned()]), "who says so means it");
 }
-
-/// Run by `cargo test --release --lib redaction_throughput -- --ignored --nocapture`.
-#[test]
-#[ignore = "a measurement that needs --release"]
-#[expect(clippy::disallowed_methods, reason = "it measures real time")]
-fn redaction_throughput() {
-    const BYTES: usize = 64 << 20;
-    let words =
-        ["compiling", "src/handler/log.rs", "[INFO]", "2026-11-21T14:00:00Z", "ok", "https://example.com/p?x=1", "="];
-    let mut dice = journeyman_domain::jitter::Jitter::seeded(1);
-    let mut number = |n: usize| usize::try_from(dice.bits() % n as u64).unwrap();
-    let mut text = String::with_capacity(BYTES + 32);
-    while text.len() < BYTES {
-        text.push_str(words[number(words.len())]);
-        text.push(if number(9) == 0 { '\n' } else { ' ' });
-    }
-    let mut set = SecretSet::default();
-    for _ in 0..50 {
-        let secret: String = (0..40).map(|_| char::from(b"ABCDEFghijklmnop0123456789-_/+"[number(30)])).collect();
-        set.add(&secret);
-    }
-    for chunk in [4 << 10, 16 << 10, 64 << 10] {
-        let (mut filter, began) = (RedactFilter::default(), std::time::Instant::now());
-        for piece in text.as_bytes().chunks(chunk) {
-            filter.push(&[&set], piece, &mut Vec::with_capacity(piece.len()));
-        }
-        let rate = text.len() as f64 / 1e6 / began.elapsed().as_secs_f64();
-        println!("{rate:.0} MB/s with 50 secrets, {} KiB at a time", chunk >> 10);
-    }
-}

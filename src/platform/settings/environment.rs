@@ -5,6 +5,7 @@ use std::ffi::OsString;
 
 use super::key::{PREFIX, Setting};
 use super::problem::{Problem, ValueOrigin};
+use super::values::trimmed;
 
 /// The configuration file, if no flag names one.
 pub const FILE_VARIABLE: &str = "JOURNEYMAN_CONFIG";
@@ -30,12 +31,6 @@ const CONTROLLER_VARIABLES: [&str; 9] = [
 #[derive(Clone, Default)]
 pub struct Environment(BTreeMap<OsString, OsString>);
 
-impl std::fmt::Debug for Environment {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(out, "Environment({} variables)", self.0.len())
-    }
-}
-
 impl Environment {
     /// The environment of this process.
     pub fn from_process() -> Self {
@@ -53,9 +48,9 @@ impl Environment {
         Self(self.0.clone().into_iter().chain(variables).collect())
     }
 
-    /// The value of a variable; `None` if it is not set, empty or not UTF-8.
+    /// The value of a variable, trimmed; `None` if it is not set, empty or not UTF-8.
     pub fn get(&self, name: &str) -> Option<&str> {
-        self.0.get(std::ffi::OsStr::new(name))?.to_str().filter(|value| !value.is_empty())
+        trimmed(self.0.get(std::ffi::OsStr::new(name))?.to_str()?)
     }
 
     /// The names of all variables that are UTF-8.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use secrecy::zeroize::Zeroizing;
 
 use super::Environment;
-use super::values::{Secret, SecretFile};
+use super::values::{Secret, SecretFile, trimmed};
 use journeyman_domain::limits::SECRET_BYTES_MAX;
 
 /// Why a secret cannot be read.
@@ -72,10 +72,32 @@ pub fn read_file(path: &Path, what: &'static str) -> Result<Secret, SecretError>
     file.take(bytes_max).read_to_string(&mut text).map_err(unreadable)?;
     let fault = if text.len() as u64 > SECRET_BYTES_MAX {
         "it is far too large"
-    } else if text.trim().is_empty() {
-        "it is empty"
+    } else if let Some(text) = trimmed(&text) {
+        return Ok(Secret::new(text));
     } else {
-        return Ok(Secret::new(&text));
+        "it is empty"
     };
     Err(SecretError { what, place, fault: fault.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn b13_a_newline_after_a_secret_its_path_or_its_variable_is_not_part_of_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("token");
+        std::fs::write(&path, "canary-token\n").unwrap();
+        let folder = format!("{}\n", folder.path().display());
+        let environment = Environment::from_pairs(&[("CREDENTIALS_DIRECTORY", &folder), ("TOKEN", "canary-token\n")]);
+        for place in [&format!("{}\n", path.display()), "systemd:token\n", "env:TOKEN\n"] {
+            let secret = place.parse::<SecretFile>().unwrap().load("a token", &environment).unwrap();
+            assert_eq!(secret.reveal(), "canary-token", "{place:?}");
+        }
+        assert!("\n".parse::<SecretFile>().is_err());
+        std::fs::write(&path, " \n").unwrap();
+        assert!(read_file(&path, "a token").unwrap_err().to_string().ends_with("it is empty"));
+        assert_eq!(Environment::from_pairs(&[("TOKEN", " \n")]).get("TOKEN"), None);
+    }
 }

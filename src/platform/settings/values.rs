@@ -444,10 +444,8 @@ pub struct File(pub PathBuf);
 
 impl Text for File {
     fn read(text: &str) -> Result<Self, String> {
-        if text.is_empty() || text.contains('\0') {
-            return Err("the path of a file or directory".to_owned());
-        }
-        Ok(Self(PathBuf::from(text)))
+        let path = trimmed(text).filter(|path| !path.contains('\0'));
+        path.map(|path| Self(PathBuf::from(path))).ok_or_else(|| "the path of a file or directory".to_owned())
     }
 
     fn write(&self) -> String {
@@ -472,6 +470,7 @@ pub(super) fn is_inline_secret(text: &str) -> bool {
 
 impl Text for SecretFile {
     fn read(text: &str) -> Result<Self, String> {
+        let text = text.trim();
         if let Some(name) = text.strip_prefix("systemd:") {
             let plain = !name.is_empty() && !name.contains(['/', '\0']) && !matches!(name, "." | "..");
             let expected = "systemd: and the name of a credential, such as \"systemd:access-token\"";
@@ -524,6 +523,11 @@ impl Text for Filter {
     fn write(&self) -> String {
         self.0.clone()
     }
+}
+
+/// The text without the white space around it, as of a line of a file; `None` if nothing is left.
+pub fn trimmed(text: &str) -> Option<&str> {
+    Some(text.trim()).filter(|text| !text.is_empty())
 }
 
 /// A secret: masked wherever it is written, redacted from every log while it exists, and wiped from memory on drop.

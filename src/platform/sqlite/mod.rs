@@ -41,14 +41,14 @@ pub trait Owner: Sized + Send + 'static {
     fn end(tx: Self::Tx<'_>) -> Self::Effects;
 
     /// Called if the job succeeded.
-    fn collect_effects(of_job: Self::Effects, effects: &mut Self::Effects);
+    fn collect_effects(_of_job: Self::Effects, _effects: &mut Self::Effects) {}
 
     /// Called after the jobs of each batch and before its commit. Without jobs there is a batch every
     /// [`SQLITE_BATCH_INTERVAL`].
-    fn end_batch(writer: &mut Writer<Self>, batch: &mut Batch<Self>);
+    fn end_batch(_writer: &mut Writer<Self>, _batch: &mut Batch<Self>) {}
 
     /// Called after the commit and the replies.
-    fn committed(&mut self, effects: Self::Effects);
+    fn committed(&mut self, _effects: Self::Effects) {}
 }
 
 #[derive(Debug)]
@@ -169,7 +169,7 @@ pub fn job<O: Owner>(work: Work<O>, reply: oneshot::Sender<Result<Done, O::Error
             return;
         }
         let result = writer.in_savepoint(batch, work);
-        // The caller may have gone.
+        // The caller may be gone.
         batch
             .replies
             .push(Box::new(move |committed| drop(reply.send(result.and_then(|done| committed.map(|()| done))))));

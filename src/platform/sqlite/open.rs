@@ -30,6 +30,8 @@ pub enum Db {
 pub enum OpenError {
     #[error("cannot open database {path}; is its directory writable?")]
     File { path: String, source: rusqlite::Error },
+    #[error("cannot open database {path}: no lock {path}.lock; is the directory writable, and the lock this user's?")]
+    Lock { path: String, source: std::io::Error },
     #[error("another process uses database {path}; stop that {owner}, or set another file as `{key}`")]
     InUse { path: String, owner: &'static str, key: &'static str },
     #[error(
@@ -56,8 +58,6 @@ pub struct Schema {
     pub application_id: i64,
     pub format: i64,
     pub sql: &'static str,
-    /// Formats, in order, each with the SQL that leads to the next one.
-    pub migrations: &'static [(i64, &'static str)],
     /// The role.
     pub owner: &'static str,
     /// The configuration key of the file.
@@ -77,25 +77,20 @@ fn beside(db: &Path, suffix: &str) -> PathBuf {
     path.into()
 }
 
-/// Creates the file with mode 0600, because it holds secrets of its role. SQLite reports any error when it opens it.
-fn create_private(path: &Path) {
-    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).ok();
-}
-
 impl Database {
     pub fn open(db: &Db, schema: &'static Schema) -> Result<Self, OpenError> {
         let Schema { format, owner, key, .. } = *schema;
         let (path, conn, file) = match db {
             Db::File(file) => {
                 let path = file.display().to_string();
-                // A folder that cannot have the lock cannot have the files of SQLite either, whose error is better.
                 let lock = match FileLock::acquire(&beside(file, ".lock")) {
-                    Ok(Some(lock)) => Some((file.clone(), Arc::new(lock))),
+                    Ok(Some(lock)) => Arc::new(lock),
                     Ok(None) => return Err(OpenError::InUse { path, owner, key }),
-                    Err(_) => None,
+                    Err(source) => return Err(OpenError::Lock { path, source }),
                 };
-                create_private(file);
-                (path, Connection::open(file), lock)
+                // With mode 0600, because it holds secrets of its role. SQLite reports any error when it opens it.
+                OpenOptions::new().write(true).create_new(true).mode(0o600).open(file).ok();
+                (path, Connection::open(file), Some((file.clone(), lock)))
             }
             Db::Memory => (":memory:".to_owned(), Connection::open_in_memory(), None),
         };
@@ -162,7 +157,7 @@ fn is_ours(conn: &Connection, schema: &Schema) -> rusqlite::Result<bool> {
     Ok(application == schema.application_id || (application == 0 && number("SELECT count(*) FROM sqlite_schema")? == 0))
 }
 
-/// Creates or migrates the tables. Returns the format of the database.
+/// Creates the tables, if there are none. Returns the format of the database.
 fn prepare(conn: &Connection, schema: &Schema) -> rusqlite::Result<i64> {
     conn.set_prepared_statement_cache_capacity(SQLITE_STATEMENTS_MAX);
     conn.pragma_update(None, "journal_mode", "WAL")?;
@@ -177,13 +172,6 @@ fn prepare(conn: &Connection, schema: &Schema) -> rusqlite::Result<i64> {
         conn.pragma_update(None, "application_id", schema.application_id)?;
         format = schema.format;
         conn.pragma_update(None, "user_version", format)?;
-    }
-    for (from, sql) in schema.migrations {
-        if *from == format {
-            conn.execute_batch(sql)?;
-            format += 1;
-            conn.pragma_update(None, "user_version", format)?;
-        }
     }
     conn.execute_batch("COMMIT")?;
     Ok(format)
@@ -204,34 +192,23 @@ fn reserve_log(db: &Path, owner: &str) {
 mod tests {
     use super::*;
 
-    const V1: Schema = Schema {
-        application_id: 7,
-        format: 1,
-        sql: "CREATE TABLE a (x)",
-        migrations: &[],
-        owner: "clerk",
-        key: "clerk.db",
-    };
-    const V3: Schema = Schema { format: 3, sql: "CREATE TABLE a (x, y, z)", migrations: &[(1, Y), (2, Z)], ..V1 };
-    const BROKEN: Schema = Schema { migrations: &[(1, Y), (2, "CREATE TABLE a (x)")], ..V3 };
+    const V1: Schema =
+        Schema { application_id: 7, format: 1, sql: "CREATE TABLE a (x)", owner: "clerk", key: "clerk.db" };
+    const V3: Schema = Schema { format: 3, sql: "CREATE TABLE a (x, y, z)", ..V1 };
     const OTHER: Schema = Schema { application_id: 8, ..V1 };
-    const Y: &str = "ALTER TABLE a ADD y";
-    const Z: &str = "ALTER TABLE a ADD z";
 
     #[test]
-    fn an_older_database_is_migrated_in_one_step_and_a_newer_or_foreign_one_stays_as_it_is() {
+    fn a_database_of_another_version_or_role_stays_as_it_is() {
         let folder = tempfile::tempdir().unwrap();
         let db = Db::File(folder.path().join("clerk.db"));
         let columns = |schema| {
             let count = "SELECT count(*) FROM pragma_table_info('a')";
             Database::open(&db, schema)?.run(|conn| conn.query_row(count, [], |row| row.get::<_, i64>(0)))
         };
-        assert_eq!(columns(&V1).unwrap(), 1);
-        assert!(matches!(columns(&BROKEN), Err(OpenError::File { .. })));
-        assert_eq!(columns(&V1).unwrap(), 1);
         assert_eq!(columns(&V3).unwrap(), 3);
         assert_eq!(columns(&V3).unwrap(), 3);
         assert!(matches!(columns(&V1), Err(OpenError::Format { found: 3, needed: 1, .. })));
+        assert_eq!(columns(&V3).unwrap(), 3);
         let open = Database::open(&db, &V3).unwrap();
         assert!(matches!(columns(&V3), Err(OpenError::InUse { .. })), "one process has it");
         drop(open);

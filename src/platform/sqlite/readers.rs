@@ -1,23 +1,22 @@
 //! The connections that read while the writer writes: each sees what was committed when its work began.
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rusqlite::{Connection, InterruptHandle, ffi};
 use tokio::sync::Semaphore;
-use tokio::task::JoinError;
 use tokio::time::timeout;
 
 use super::JobError;
 use crate::host::file_lock::FileLock;
+use crate::tasks::blocking;
 use journeyman_domain::limits::{SQLITE_BUSY_TIMEOUT, SQLITE_READ_TIMEOUT, SQLITE_READERS, SQLITE_STATEMENTS_MAX};
 
 #[derive(Debug)]
 pub(super) struct Readers {
     idle: Mutex<Vec<Connection>>,
-    /// As many as are idle.
+    /// Has a permit for each idle connection.
     free: Arc<Semaphore>,
     _lock: Arc<FileLock>,
 }
@@ -63,18 +62,14 @@ impl Readers {
             let mut conn = self.idle.lock().pop().ok_or_else(interrupted)?;
             let interrupt = Interrupt(Arc::new(Mutex::new(Some(conn.get_interrupt_handle()))));
             let (readers, running) = (Arc::clone(self), Arc::clone(&interrupt.0));
-            let reading = tokio::task::spawn_blocking(move || {
-                let done = catch_unwind(AssertUnwindSafe(|| read(&mut conn, work)));
+            let reading = blocking(move || {
+                let done = read(&mut conn, work);
                 running.lock().take();
                 readers.idle.lock().push(conn);
                 drop(permit);
-                done.unwrap_or_else(|panic| resume_unwind(panic))
+                done
             });
-            match reading.await.map_err(JoinError::try_into_panic) {
-                Ok(done) => done,
-                Err(Ok(panic)) => resume_unwind(panic),
-                Err(Err(_)) => Err(interrupted()),
-            }
+            reading.await.unwrap_or_else(|_| Err(interrupted()))
         };
         timeout(SQLITE_READ_TIMEOUT, reading).await.unwrap_or_else(|_| Err(interrupted()))
     }
@@ -98,14 +93,13 @@ mod tests {
     use tokio::sync::oneshot;
     use uuid::Uuid;
 
-    use crate::sqlite::{Batch, Database, Db, JobError, Owner, Schema, Writer};
+    use crate::sqlite::{Database, Db, JobError, Owner, Schema};
     use rusqlite::Connection;
 
     const SCHEMA: Schema = Schema {
         application_id: 7,
         format: 1,
         sql: "CREATE TABLE a (x); INSERT INTO a VALUES (1)",
-        migrations: &[],
         owner: "clerk",
         key: "clerk.db",
     };
@@ -126,12 +120,6 @@ mod tests {
         }
 
         fn end(_: &mut Connection) {}
-
-        fn collect_effects((): (), (): &mut ()) {}
-
-        fn end_batch(_: &mut Writer<Self>, _: &mut Batch<Self>) {}
-
-        fn committed(&mut self, (): ()) {}
     }
 
     fn count(conn: &Connection) -> rusqlite::Result<i64> {

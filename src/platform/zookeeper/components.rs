@@ -12,22 +12,18 @@ use super::{Error, Session};
 pub const MODEL_API_MAX: i64 = 38;
 
 /// What a process says of itself.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Component {
     /// Its state: it works, is paused, or is about to leave.
-    #[serde(default)]
     pub state: ComponentState,
     /// The name of its host.
-    #[serde(default)]
     pub hostname: String,
     /// Its kind, such as `executor`.
-    #[serde(default)]
     pub kind: String,
     /// The version of its program.
-    #[serde(default)]
     pub version: String,
     /// The data formats that it understands. A cluster writes those of its oldest member, and none of a member without the key.
-    #[serde(default)]
     pub model_api: i64,
     /// What its kind adds.
     #[serde(flatten)]

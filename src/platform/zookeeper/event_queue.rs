@@ -27,13 +27,11 @@ pub fn event(kind: &str, data: Value) -> Map<String, Value> {
 
 impl EventQueue {
     /// The queue below this path.
-    #[must_use]
     pub fn new(root: &str) -> Self {
         Self { root: root.to_owned() }
     }
 
     /// The results of a pipeline.
-    #[must_use]
     pub fn of_pipeline(tenant: &str, pipeline: &str) -> Self {
         Self::new(&format!("{TENANTS}/{tenant}/pipelines/{pipeline}/result"))
     }

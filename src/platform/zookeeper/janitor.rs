@@ -42,7 +42,6 @@ pub struct Janitor {
 
 impl Janitor {
     /// A clean-up of this queue.
-    #[must_use]
     pub fn new(queue: JobQueue, dialect: Dialect) -> Self {
         Self { queue, dialect, suspects: BTreeSet::new() }
     }

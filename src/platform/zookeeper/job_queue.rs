@@ -112,7 +112,6 @@ enum Start {
 
 impl JobQueue {
     /// The queue below this path, such as `/zuul/merger`.
-    #[must_use]
     pub fn new(root: &str) -> Self {
         Self { root: root.to_owned() }
     }
@@ -461,7 +460,7 @@ impl JobQueue {
     }
 }
 
-/// Where the job of a build is.
+/// The path of the job of a build.
 fn job_ref(params: &[u8]) -> Option<String> {
     #[derive(Deserialize)]
     struct Params {

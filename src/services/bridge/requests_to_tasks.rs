@@ -3,7 +3,6 @@
 //! The task id derives from the request's idempotency key. A request that is redelivered, to this bridge or another one, finds its
 //! task and waits for it.
 
-use std::fmt;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -51,12 +50,6 @@ pub struct PreparedTask {
     definition: Value,
 }
 
-impl fmt::Debug for PreparedTask {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "PreparedTask({})", self.id)
-    }
-}
-
 impl PayloadHandler for RequestsToTasks {
     type Payload = Request;
     type Prepared = PreparedTask;
@@ -70,7 +63,7 @@ impl PayloadHandler for RequestsToTasks {
     }
 
     async fn prepare(&self, request: Request, context: &Context) -> Result<PreparedTask, PrepareError> {
-        let key = request.idempotency_key.clone().unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
+        let key = (*request.idempotency_key).clone().unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
         let remaining = request.seconds_left.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         let time = remaining.unwrap_or(self.max_run_time).min(self.max_run_time);
         Ok(PreparedTask { id: task_id(&self.origin, &key), definition: self.definition(request, time, context) })

@@ -98,7 +98,6 @@ impl std::fmt::Debug for RpcReply {
 
 impl RpcReply {
     /// True if the status is `ok`.
-    #[must_use]
     pub fn is_ok(&self) -> bool {
         self.status.as_deref() == Some("ok")
     }
@@ -173,7 +172,6 @@ pub struct RpcClient {
 
 impl RpcClient {
     /// A client that connects with its first call, as `name`.
-    #[must_use]
     pub fn new(broker: Broker, name: impl Into<String>) -> Self {
         let call_permits = Arc::new(Semaphore::new(CALLS_MAX));
         Self { broker, name: name.into(), session: Mutex::default(), call_permits }

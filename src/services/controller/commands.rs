@@ -1,8 +1,10 @@
 //! Operator commands of a pool: pause, resume, scale, drain, retry.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
-use super::status::{self, Role};
+use super::status::Role;
 use super::{Controller, scale_limits};
 use journeyman_domain::group::Key;
 use journeyman_domain::group::overrides::{Pause, ScaleOverride};
@@ -13,32 +15,18 @@ use journeyman_domain::time::Instant;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum PoolCommand {
-    Pause {
-        #[serde(default)]
-        key: Option<String>,
-        #[serde(default)]
-        seconds: Option<f64>,
-    },
-    Resume {
-        #[serde(default)]
-        key: Option<String>,
-    },
+    Pause { key: Option<String>, seconds: Option<f64> },
+    Resume { key: Option<String> },
     Scale(ScaleCommand),
-    Drain {
-        worker: String,
-    },
-    Retry {
-        key: String,
-    },
+    Drain { worker: String },
+    Retry { key: String },
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScaleCommand {
     pub key: String,
-    #[serde(default)]
     pub min: Option<u32>,
-    #[serde(default)]
     pub max: Option<u32>,
     pub seconds: f64,
 }
@@ -166,5 +154,5 @@ fn expires_at(seconds: f64, now: Instant) -> Result<Instant, CommandError> {
         let most = COMMAND_DURATION_MAX.as_secs();
         return Err(CommandError::Invalid(format!("a duration is between 0 and {most} seconds")));
     }
-    Ok(now.plus(status::seconds_to_duration(seconds)))
+    Ok(now.plus(Duration::from_secs_f64(seconds)))
 }

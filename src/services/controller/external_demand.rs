@@ -37,12 +37,6 @@ impl DemandQueue {
     }
 }
 
-impl std::fmt::Debug for DemandSource {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(out, "Demand({} for {})", self.name, self.key)
-    }
-}
-
 impl DemandCounts {
     pub(super) fn add_to(self, load: Load) -> Load {
         match self.claimed {
@@ -73,10 +67,7 @@ pub(super) struct DemandState {
     pub(super) error: Option<String>,
 }
 
-pub(super) async fn poll_demand<E: From<DemandReport>>(
-    demand: &DemandSource,
-    events: &mpsc::Sender<E>,
-) -> SessionError {
+pub(super) async fn poll_demand(demand: &DemandSource, reports: &mpsc::Sender<DemandReport>) -> SessionError {
     let mut session = None;
     loop {
         let counts = match &demand.queue {
@@ -86,7 +77,7 @@ pub(super) async fn poll_demand<E: From<DemandReport>>(
             }
         };
         let report = DemandReport { name: demand.name.clone(), key: demand.key.clone(), counts };
-        events.send(report.into()).await.ok();
+        reports.send(report).await.ok();
         sleep(DEMAND_INTERVAL).await;
     }
 }

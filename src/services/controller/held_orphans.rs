@@ -12,7 +12,7 @@ use journeyman_domain::group::Key;
 use journeyman_domain::group::pool::{Event, Pool};
 use journeyman_domain::limits::{
     CONTROLLER_BIND_ATTEMPTS_MAX, CONTROLLER_FORWARDS_MAX, CONTROLLER_GROUPS_MAX, CONTROLLER_HEADERS_BYTES_MAX,
-    CONTROLLER_ORPHAN_TIMEOUT, CONTROLLER_QUEUE_DECLARE_SLOW, CONTROLLER_QUEUE_FULL_WAITING_MAX,
+    CONTROLLER_HOPS_MAX, CONTROLLER_ORPHAN_TIMEOUT, CONTROLLER_QUEUE_DECLARE_SLOW, CONTROLLER_QUEUE_FULL_WAITING_MAX,
     CONTROLLER_RECONCILE_INTERVAL,
 };
 use journeyman_domain::time::Instant;
@@ -59,7 +59,7 @@ impl HeldOrphans {
             let message = format!("the headers are larger than {CONTROLLER_HEADERS_BYTES_MAX} bytes");
             return self.reject(delivery, DeadLetterReason::new("headers-too-large", message));
         }
-        if message_headers::is_looping(&delivery) {
+        if message_headers::hops(&delivery) >= CONTROLLER_HOPS_MAX {
             return self.reject(delivery, DeadLetterReason::for_loop());
         }
         if is_group_limit_reached(pool, &key) {

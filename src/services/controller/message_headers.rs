@@ -4,7 +4,6 @@ use lapin::BasicProperties;
 use lapin::message::Delivery;
 use lapin::types::AMQPValue;
 
-use journeyman_domain::limits::CONTROLLER_HOPS_MAX;
 use journeyman_platform::amqp::headers;
 use journeyman_platform::copy_properties;
 
@@ -13,10 +12,6 @@ pub(super) const HOPS: &str = "x-journeyman-hops";
 
 pub(super) fn hops(delivery: &Delivery) -> u64 {
     delivery.properties.headers().as_ref().and_then(|table| headers::number(table, HOPS)).unwrap_or_default()
-}
-
-pub(super) fn is_looping(delivery: &Delivery) -> bool {
-    hops(delivery) >= CONTROLLER_HOPS_MAX
 }
 
 pub(super) fn integer(number: u64) -> AMQPValue {

@@ -32,6 +32,7 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::controller::config::{PoolConfig, QueueType};
@@ -39,7 +40,9 @@ use journeyman_domain::group::overrides::Overrides;
 use journeyman_domain::group::pool::{Event, Pool};
 use journeyman_domain::group::scale::ScaleLimits;
 use journeyman_domain::group::tracker::TrackerPolicy;
-use journeyman_domain::limits::{CONTROLLER_STATUS_REQUESTS_MAX, CONTROLLER_WORKERS_TIMEOUT};
+use journeyman_domain::limits::{
+    CONTROLLER_STANDBY_INTERVAL, CONTROLLER_STATUS_REQUESTS_MAX, CONTROLLER_WORKERS_TIMEOUT,
+};
 use journeyman_domain::poll::POLL_RETRY;
 use journeyman_domain::time::Instant;
 use journeyman_platform::amqp::Broker;
@@ -61,7 +64,7 @@ use session_error::SessionError;
 use status::{CounterValues, Role};
 use workers::WorkerSet;
 
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct ControllerConfig {
     pub pool: String,
     pub broker: Broker,
@@ -110,6 +113,11 @@ impl ControllerConfig {
 
     fn service(&self) -> &'static str {
         if self.zookeeper().is_some() { "ZooKeeper" } else { "broker" }
+    }
+
+    fn service_address(&self) -> String {
+        let zookeeper = self.zookeeper().map(|connect| format!("ZooKeeper at {}", connect.servers));
+        zookeeper.unwrap_or_else(|| self.broker.display_url().to_owned())
     }
 }
 
@@ -260,6 +268,31 @@ impl Controller {
         }
     }
 
+    async fn stand_by(&mut self) {
+        if self.role != Role::Standby {
+            tracing::info!("another controller holds the pool; standing by");
+            self.set_role(Role::Standby);
+            self.disconnect_reason = None;
+            self.retry.on_success();
+        }
+        self.run_while(sleep(CONTROLLER_STANDBY_INTERVAL)).await;
+    }
+
+    async fn become_active(&mut self) {
+        self.retry.on_success();
+        self.disconnect_reason = None;
+        self.set_role(Role::Active);
+        let (pool, broker) = (&self.config.pool, self.config.service_address());
+        tracing::info!(pool, broker, "acquired the pool; this controller is active");
+        self.pool.handle(Event::Connected, self.clock.now());
+        let loading = self.workers.load_known_keys();
+        let known_keys = self.run_while(loading).await;
+        self.workers.on_known_keys_loaded(known_keys.clone());
+        for key in self.workers.counts(&known_keys).into_keys() {
+            self.pool.handle(Event::demand(key), self.clock.now());
+        }
+    }
+
     async fn run_while<T>(&mut self, doing: impl Future<Output = T>) -> T {
         let mut doing = std::pin::pin!(doing);
         loop {
@@ -274,7 +307,7 @@ impl Controller {
 
     async fn wait_for_workers(&mut self) {
         let until = self.clock.now().plus(CONTROLLER_WORKERS_TIMEOUT);
-        while !self.workers.has_listed() {
+        while !self.workers.is_listed {
             let clock = self.clock;
             tokio::select! {
                 biased;

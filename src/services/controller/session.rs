@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use super::dead_letters;
-use super::external_demand::{self, DemandReport};
+use super::external_demand::poll_demand;
 use super::forwarding;
 use super::held_orphans::{HeldOrphans, is_group_limit_reached};
 use super::policies::{self, PolicyCheck};
@@ -33,7 +33,7 @@ use journeyman_domain::limits::{
     AMQP_CALL_TIMEOUT, CONTROLLER_COUNTS_INTERVAL, CONTROLLER_DEAD_LETTERS_MAX, CONTROLLER_ORPHANS_MAX,
     CONTROLLER_PLAN_DEBOUNCE, CONTROLLER_POLICIES_INTERVAL, CONTROLLER_QUEUE_CHECK_RETRY_DELAY,
     CONTROLLER_QUIET_QUEUE_INTERVAL, CONTROLLER_RECONCILE_INTERVAL, CONTROLLER_REPORTS_BATCH_MAX,
-    CONTROLLER_SESSION_EVENTS_MAX, CONTROLLER_STANDBY_INTERVAL,
+    CONTROLLER_SESSION_EVENTS_MAX,
 };
 use journeyman_domain::time::Instant;
 use journeyman_platform::amqp::management::Management;
@@ -57,15 +57,8 @@ pub(super) struct DepthSample {
 }
 
 enum SessionEvent {
-    Demand(DemandReport),
     Policies(PolicyCheck),
     Counts(CountResult),
-}
-
-impl From<DemandReport> for SessionEvent {
-    fn from(report: DemandReport) -> Self {
-        Self::Demand(report)
-    }
 }
 
 struct SessionChannels {
@@ -106,16 +99,9 @@ async fn run_active(
         topology.argument_source = ArgumentSource::Policy;
     }
     declare_requests_exchange(controller, topology).await?;
-    controller.retry.on_success();
-    controller.disconnect_reason = None;
-    controller.set_role(Role::Active);
-    tracing::info!(
-        pool = settings.pool,
-        broker = settings.broker.display_url(),
-        "acquired the pool; this controller is active"
-    );
 
     let (events, mut received) = mpsc::channel(CONTROLLER_SESSION_EVENTS_MAX);
+    let (demand_reports, mut demands) = mpsc::channel(CONTROLLER_SESSION_EVENTS_MAX);
     let (rejects, to_reject) = mpsc::channel(usize::from(CONTROLLER_ORPHANS_MAX));
     let counters = controller.counters.clone();
     let mut tasks = FuturesUnordered::<SessionTask<'_>>::new();
@@ -127,18 +113,12 @@ async fn run_active(
         tasks.push(Box::pin(poll_policies(management, settings, &events)));
     }
     for demand in &settings.demands {
-        tasks.push(Box::pin(external_demand::poll_demand(demand, &events)));
+        tasks.push(Box::pin(poll_demand(demand, &demand_reports)));
     }
     let mut jobs = QueueJobs::new(topology, settings);
     let mut forwarding = FuturesUnordered::new();
 
-    controller.pool.handle(Event::Connected, clock.now());
-    let loading = controller.workers.load_known_keys();
-    let known_keys = controller.run_while(loading).await;
-    controller.workers.on_known_keys_loaded(known_keys.clone());
-    for key in controller.workers.counts(&known_keys).into_keys() {
-        controller.pool.handle(Event::demand(key), clock.now());
-    }
+    controller.become_active().await;
     let mut ticks = interval(CONTROLLER_RECONCILE_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut planned, mut planned_at) = (controller.pool.tracker().changes(), clock.now());
@@ -158,7 +138,11 @@ async fn run_active(
             Some(request) = controller.requests.recv() => controller.handle(request),
             event = controller.workers.next_event() => controller.on_driver_event(event),
             Some(over) = tasks.next() => return Err(over),
-            Some(event) = received.recv() => controller.on_session_event(event),
+            Some(event) = received.recv() => match event {
+                SessionEvent::Policies(result) => controller.on_policy_result(result),
+                SessionEvent::Counts(counts) => controller.on_broker_counts(counts),
+            },
+            Some(report) = demands.recv() => controller.on_demand_report(report),
             _ = ticks.tick() => {
                 controller.on_tick();
                 controller.pool.handle(Event::Tick, clock.now());
@@ -275,14 +259,6 @@ impl Controller {
         // Any client can publish reports, so the group limit applies.
         if !is_group_limit_reached(&self.pool, &key) {
             self.pool.handle(Event::demand(key), now);
-        }
-    }
-
-    fn on_session_event(&mut self, event: SessionEvent) {
-        match event {
-            SessionEvent::Demand(report) => self.on_demand_report(report),
-            SessionEvent::Policies(result) => self.on_policy_result(result),
-            SessionEvent::Counts(counts) => self.on_broker_counts(counts),
         }
     }
 
@@ -408,13 +384,7 @@ async fn acquire_lock(
         match controller.run_while(declared).await {
             Ok(channel) => return Ok(channel),
             Err(error) if amqp::reply_code(&error) == Some(amqp::RESOURCE_LOCKED) => {
-                if controller.role != Role::Standby {
-                    tracing::info!("another controller holds the pool; standing by");
-                    controller.set_role(Role::Standby);
-                    controller.disconnect_reason = None;
-                    controller.retry.on_success();
-                }
-                controller.run_while(sleep(CONTROLLER_STANDBY_INTERVAL)).await;
+                controller.stand_by().await;
             }
             Err(error) => return Err(error.into()),
         }

@@ -29,10 +29,7 @@ impl Controller {
             role: self.role,
             seconds_in_role: seconds(now.since(self.role_since)),
             broker: BrokerStatus {
-                address: match self.config.zookeeper() {
-                    Some(connect) => format!("ZooKeeper at {}", connect.servers),
-                    None => self.config.broker.display_url().to_owned(),
-                },
+                address: self.config.service_address(),
                 error: lost,
                 consecutive_failures: self.retry.failures(),
             },

@@ -11,10 +11,10 @@ use parking_lot::Mutex;
 use rusqlite::Connection;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
-use tokio::task::spawn_blocking;
 
 use journeyman_domain::group::Key;
 use journeyman_domain::limits::CONTROLLER_STORE_TIMEOUT;
+use journeyman_platform::tasks::blocking;
 
 const FILE: &str = "state.db";
 
@@ -97,7 +97,7 @@ impl StateStore {
         let (store, gate) = (Arc::clone(self), Arc::clone(&self.gate));
         Box::pin(async move {
             let permit = gate.acquire_owned().await.map_err(io::Error::other)?;
-            let working = spawn_blocking(move || {
+            let working = blocking(move || {
                 let _permit = permit;
                 work(&store)
             });
@@ -141,8 +141,10 @@ impl StateStore {
         Ok(self.texts("SELECT id FROM stop_request")?.into_iter().collect())
     }
 
-    pub(super) fn add_stop_request(&self, id: &str) -> io::Result<()> {
-        self.execute("INSERT OR IGNORE INTO stop_request VALUES (?1)", [id])
+    /// Returns whether there was none.
+    pub(super) fn add_stop_request(&self, id: &str) -> io::Result<bool> {
+        let added = self.connection.lock().execute("INSERT OR IGNORE INTO stop_request VALUES (?1)", [id]);
+        added.map(|rows| rows > 0).map_err(failed)
     }
 
     pub(super) fn remove_stop_request(&self, id: &str) -> io::Result<()> {

@@ -1,7 +1,6 @@
 //! Status of a pool, as JSON. Times are seconds; the keys are stable. No request body and no credential appears in it.
 
 use std::fmt;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -75,10 +74,6 @@ impl PoolStatus {
 
     pub fn failing_groups(&self) -> usize {
         self.groups.iter().filter(|group| group.failing).count()
-    }
-
-    pub fn settled_groups(&self) -> usize {
-        self.groups.iter().filter(|group| group.waiting_for.is_none()).count()
     }
 }
 
@@ -268,8 +263,4 @@ named_enum! {
         /// Its workers are stopped, then its queue is deleted.
         Deleting = "deleting",
     }
-}
-
-pub(super) fn seconds_to_duration(seconds: f64) -> Duration {
-    Duration::try_from_secs_f64(seconds).unwrap_or_default()
 }

@@ -6,18 +6,16 @@ use std::sync::Arc;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::mpsc;
-use tokio::time::{MissedTickBehavior, interval, sleep};
+use tokio::time::{MissedTickBehavior, interval};
 
 use super::Controller;
-use super::external_demand::{DemandReport, poll_demand};
+use super::external_demand::poll_demand;
 use super::session::DepthSample;
 use super::session_error::{SessionError, stream_ended};
 use super::status::Role;
 use journeyman_domain::group::Key;
 use journeyman_domain::group::pool::{Event, QueueStep, StepResult};
-use journeyman_domain::limits::{
-    CONTROLLER_RECONCILE_INTERVAL, CONTROLLER_SESSION_EVENTS_MAX, CONTROLLER_STANDBY_INTERVAL,
-};
+use journeyman_domain::limits::{CONTROLLER_RECONCILE_INTERVAL, CONTROLLER_SESSION_EVENTS_MAX};
 use journeyman_platform::zookeeper::lock::{HeldLock, LockMode};
 use journeyman_platform::zookeeper::{ConnectConfig, Session};
 
@@ -35,20 +33,9 @@ async fn run_active(controller: &mut Controller, connect: &ConnectConfig) -> Res
     let _lock = acquire_lock(controller, &session).await?;
     controller.set_role(Role::Starting);
     controller.wait_for_workers().await;
-    controller.retry.on_success();
-    controller.disconnect_reason = None;
-    controller.set_role(Role::Active);
-    tracing::info!(pool = settings.pool, "acquired the pool; this controller is active");
-
-    let (events, mut reports) = mpsc::channel::<DemandReport>(CONTROLLER_SESSION_EVENTS_MAX);
+    controller.become_active().await;
+    let (events, mut reports) = mpsc::channel(CONTROLLER_SESSION_EVENTS_MAX);
     let mut polls: FuturesUnordered<_> = settings.demands.iter().map(|demand| poll_demand(demand, &events)).collect();
-    controller.pool.handle(Event::Connected, clock.now());
-    let loading = controller.workers.load_known_keys();
-    let known_keys = controller.run_while(loading).await;
-    controller.workers.on_known_keys_loaded(known_keys.clone());
-    for key in controller.workers.counts(&known_keys).into_keys() {
-        controller.pool.handle(Event::demand(key), clock.now());
-    }
     let mut ticks = interval(CONTROLLER_RECONCILE_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -97,12 +84,6 @@ async fn acquire_lock(controller: &mut Controller, session: &Arc<Session>) -> Re
         if let Some(lock) = controller.run_while(HeldLock::try_take(session, &folder, LockMode::Exclusive)).await? {
             return Ok(lock);
         }
-        if controller.role != Role::Standby {
-            tracing::info!("another controller holds the pool; standing by");
-            controller.set_role(Role::Standby);
-            controller.disconnect_reason = None;
-            controller.retry.on_success();
-        }
-        controller.run_while(sleep(CONTROLLER_STANDBY_INTERVAL)).await;
+        controller.stand_by().await;
     }
 }

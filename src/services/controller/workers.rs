@@ -31,7 +31,7 @@ use journeyman_platform::tasks::supervised;
 pub(super) struct WorkerSet {
     pool: String,
     driver: Option<DriverHandle>,
-    is_listed: bool,
+    pub(super) is_listed: bool,
     is_list_failing: bool,
     refused_starts: RestartBackoff,
     pub(super) restarts: BTreeMap<Key, RestartBackoff>,
@@ -108,10 +108,6 @@ impl WorkerSet {
         self.on_driver_available();
     }
 
-    pub(super) const fn has_listed(&self) -> bool {
-        self.is_listed
-    }
-
     pub(super) async fn next_event(&mut self) -> DriverEvent {
         match &mut self.driver {
             Some(driver) => driver.next_event().await,
@@ -129,7 +125,7 @@ impl WorkerSet {
 
     /// The broker does not report requests that arrive in existing queues, so their keys are stored.
     pub(super) fn load_known_keys(&self) -> impl Future<Output = BTreeSet<Key>> + use<> {
-        let store = self.driver.as_ref().map(|driver| Arc::clone(driver.store()));
+        let store = self.driver.as_ref().map(|driver| Arc::clone(&driver.store));
         let pool = self.pool.clone();
         async move {
             let Some(store) = store else { return BTreeSet::new() };
@@ -156,7 +152,7 @@ impl WorkerSet {
         let keys: BTreeSet<Key> = keys.cloned().collect();
         let removed: Vec<Key> = self.known_keys.difference(&keys).cloned().collect();
         let added: Vec<Key> = keys.difference(&self.known_keys).cloned().collect();
-        let update = driver.store().run(move |store| store.update_known_keys(&removed, &added));
+        let update = driver.store.run(move |store| store.update_known_keys(&removed, &added));
         let pool = self.pool.clone();
         self.storing.spawn(supervised("a pool's known keys", async move {
             if let Err(error) = update.await {

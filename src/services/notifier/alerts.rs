@@ -64,7 +64,7 @@ impl Change<'_> {
                 "[alert operator] endpoint {endpoint} did not take a message in time; `journeyman notifier attempts` has the errors"
             );
         }
-        // An alert that nobody took makes no other one.
+        // An alert that was not taken makes no other one.
         if is_exhausted && !head.event_type.starts_with(OWN_TYPES) {
             let id = format!(
                 "{endpoint}/{}/{}/{}",

@@ -60,13 +60,15 @@ pub(crate) struct Engine {
     taken: HashMap<LaneId, Partition>,
     term: watch::Receiver<Term>,
     lease: Lease,
-    /// Until the engine runs.
+    /// What the task of the lease needs, until the engine runs.
     keeper: Option<(watch::Sender<Term>, watch::Receiver<Vec<Partition>>)>,
     let_go: watch::Sender<Vec<Partition>>,
     tasks: JoinSet<Step>,
     jitter: Jitter,
     clock: Clock,
     wall_clock: WallClock,
+    /// The clock was set back by so much at a time, and the heads that wait do not know it.
+    uncorrected: Option<(i64, Stamp)>,
     /// The time at which the store is looked through whatever was told.
     look_at: Instant,
     /// The time at which the first pause ends.
@@ -83,7 +85,7 @@ pub(crate) struct Engine {
     is_storing: bool,
 }
 
-/// Whether the store is being read.
+/// A read of the store: none, one under way, or one that is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reading {
     No,
@@ -119,7 +121,7 @@ enum Step {
     Saved { endpoint: Arc<str>, saved: Result<(), StoreFailure> },
     Changed { read: Result<(StoredEndpoints, Option<Stamp>), StoreFailure> },
     Found { asked: Vec<(Arc<str>, usize)>, found: Result<Found, StoreFailure> },
-    SetBack { set: Result<(), StoreFailure> },
+    SetBack { by_ms: i64, since: Stamp, set: Result<(), StoreFailure> },
 }
 
 /// What an attempt has brought.
@@ -173,6 +175,7 @@ impl Engine {
             jitter: Jitter::seeded(uuid::Uuid::new_v4().as_u64_pair().0),
             clock,
             wall_clock: WallClock::new(stamp(), clock.now()),
+            uncorrected: None,
             look_at: Instant::ORIGIN,
             pause_ends: None,
             changes: Reading::No,
@@ -191,8 +194,12 @@ impl Engine {
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         let mut keeping = JoinSet::new();
         if let Some((term, let_go)) = self.keeper.take() {
-            let keeping_lease = lease::keep(self.store.clone(), self.clock, term, let_go);
-            keeping.spawn(supervised("a notifier's lease", keeping_lease));
+            let (store, clock) = (self.store.clone(), self.clock);
+            let renew = move |partitions| {
+                let store = store.clone();
+                async move { store.keep_lease(partitions).await }
+            };
+            keeping.spawn(supervised("a notifier's lease", lease::keep(renew, clock, term, let_go)));
         }
         loop {
             self.follow_lease();
@@ -206,7 +213,7 @@ impl Engine {
                 self.find_due_lanes();
                 self.begin_all();
             }
-            let wait = self.next_wait();
+            let wait = if stop.is_cancelled() { NOTIFIER_REFILL_INTERVAL } else { self.next_wait() };
             tokio::select! {
                 Some(Ok(step)) = self.tasks.join_next() => self.on_step(step),
                 endpoints = self.store.stored() => self.on_stored(endpoints),
@@ -227,6 +234,9 @@ impl Engine {
             (self.look_at, self.pause_ends) = (at.plus(NOTIFIER_REFILL_INTERVAL), None);
             self.changes = self.changes.again();
             self.is_all_behind = true;
+            if let Some((by_ms, since)) = self.uncorrected.take() {
+                self.correct_heads(by_ms, since);
+            }
         }
         let Some(step) = self.wall_clock.step(now, at) else { return };
         tracing::warn!(
@@ -250,8 +260,12 @@ impl Engine {
             }
         }
         self.next_due.values_mut().for_each(|due| due.0 = due.0.saturating_sub(by_ms));
+        self.correct_heads(by_ms, now);
+    }
+
+    fn correct_heads(&mut self, by_ms: i64, since: Stamp) {
         let store = self.store.clone();
-        let setting = async move { Step::SetBack { set: store.set_back(by_ms, now).await } };
+        let setting = async move { Step::SetBack { by_ms, since, set: store.set_back(by_ms, since).await } };
         self.tasks.spawn(supervised("a correction of times", setting));
     }
 
@@ -527,11 +541,10 @@ impl Engine {
                 self.changes = Reading::Later(self.clock.now().plus(NOTIFIER_STORE_RETRY));
             }
             Step::Found { asked, found } => self.on_found(asked, found),
-            Step::SetBack { set } => {
-                if let Err(error) = set {
-                    tracing::error!("cannot correct the times of heads that wait: {error}");
-                }
-                self.is_all_behind = true;
+            Step::SetBack { set: Ok(()), .. } => self.is_all_behind = true,
+            Step::SetBack { by_ms, since, set: Err(error) } => {
+                tracing::error!("cannot correct the times of heads that wait, retrying: {error}");
+                self.uncorrected = Some((by_ms, since));
             }
         }
     }
@@ -562,11 +575,13 @@ impl Engine {
                 self.give_back(next);
             }
             Err(error) => {
-                if could_store {
-                    tracing::error!("cannot store an attempt, retrying; no other one begins until then: {error}");
-                }
                 // What is wrong with one lane holds up no others.
                 self.is_storing = matches!(error, StoreFailure::Failed(_));
+                if self.is_storing {
+                    tracing::error!(endpoint = &*next.endpoint, "cannot store an attempt, retrying: {error}");
+                } else if could_store {
+                    tracing::error!("cannot store an attempt, retrying; no other one begins until then: {error}");
+                }
                 self.commit(commit, NOTIFIER_STORE_RETRY);
             }
         }
@@ -670,7 +685,7 @@ impl Reading {
         is_due
     }
 
-    /// As [`Reading::begin`], of a read that nothing need ask for.
+    /// Begins as [`Reading::begin`] does, even if nothing has asked for the read.
     fn begin_if_idle(&mut self, now: Instant) -> bool {
         if *self == Self::No {
             *self = Self::Later(Instant::ORIGIN);

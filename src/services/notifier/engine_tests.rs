@@ -1,13 +1,23 @@
 //! Steps of the engine, one at a time: what it asks of the store, what it begins, and how long it waits.
 
-use journeyman_domain::lane::dispatcher::AttemptLimits;
-use journeyman_platform::sqlite::Db;
-use serde_json::value::RawValue;
+use std::net::Ipv4Addr;
 
+use axum::response::Response;
+use journeyman_domain::lane::dispatcher::AttemptLimits;
+use journeyman_domain::limits::NOTIFIER_STOP_TIMEOUT;
+use journeyman_platform::http::BearerToken;
+use journeyman_platform::sqlite::Db;
+use journeyman_worker::notify::TypePattern;
+use serde_json::value::RawValue;
+use tokio::io::AsyncReadExt as _;
+use tokio::net::TcpListener;
+
+use super::super::api::{Console, Shown, Tokens};
 use super::super::delivery::SenderConfig;
 use super::super::registry::EndpointSettings;
 use super::super::seal::SealKeys;
 use super::super::store::{LaneChange, NewEvents};
+use super::super::{Database, Notifier, NotifierConfig};
 use super::*;
 
 const LIMITS: AttemptLimits = AttemptLimits { in_all: 9, per_endpoint: 9, per_origin: 9 };
@@ -18,16 +28,18 @@ fn event(id: &str) -> Event {
     Event { source, id: id.to_owned(), r#type, key: id.to_owned(), epoch: None, time: None, last: false, data }
 }
 
+/// An endpoint of a receiver that has a minute to answer.
+fn endpoint(name: &str, receiver: &str) -> (Arc<str>, (Endpoint, Vec<TypePattern>)) {
+    let url = format!("http://{receiver}/{name}");
+    let settings = serde_json::json!({ "url": url, "events": ["*"], "timeout_seconds": 60 });
+    (Arc::from(name), EndpointSettings::build(&serde_json::from_value(settings).unwrap()).unwrap())
+}
+
 /// An engine with these endpoints, at which nothing listens.
 async fn engine(endpoints: &[&str]) -> Engine {
     rustls::crypto::ring::default_provider().install_default().ok();
     let (store, _status) = Store::open(&Db::Memory).unwrap();
-    let settings = |name: &&str| {
-        let url = format!("http://127.0.0.1:9/{name}");
-        let settings = serde_json::from_value(serde_json::json!({ "url": url, "events": ["*"] }));
-        (Arc::from(*name), EndpointSettings::build(&settings.unwrap()).unwrap())
-    };
-    let configured = endpoints.iter().map(settings).collect();
+    let configured = endpoints.iter().map(|name| endpoint(name, "127.0.0.1:9")).collect();
     let registry = Arc::new(Registry::new(configured, SealKeys(Vec::new())));
     let intake = Arc::new(Intake::new(store.clone(), Arc::clone(&registry)));
     let sender = Sender::new(SenderConfig::default()).unwrap();
@@ -111,10 +123,13 @@ async fn f3_a_result_that_cannot_be_stored_is_kept_and_no_attempt_begins_until_o
     }
     let commit = commit.unwrap();
     // The disk is full, rather than what the store has said.
-    engine.on_committed(commit.clone(), Err(StoreFailure::DiskFull));
-    let repeated = engine.tasks.len();
-    engine.begin_all();
-    assert_eq!((engine.waiting(), repeated, engine.tasks.len()), (1, 1, 1), "the commit, and no attempt");
+    for (count, failure) in
+        [StoreFailure::DiskFull, StoreFailure::Unusable("read-only".to_owned())].into_iter().enumerate()
+    {
+        engine.on_committed(commit.clone(), Err(failure));
+        engine.begin_all();
+        assert_eq!((engine.waiting(), engine.tasks.len()), (1, count + 1), "the commit, and no attempt");
+    }
     assert!(engine.taken.contains_key(&commit.next.lane), "its lane does not begin again");
     engine.on_committed(commit, Ok(Committed::Due(None)));
     engine.dispatcher.rest("a", None);
@@ -154,6 +169,48 @@ async fn f8_the_engine_looks_again_when_the_first_pause_ends() {
 }
 
 #[tokio::test]
+async fn f14_a_stop_that_waits_no_longer_for_an_attempt_ends_it_and_gives_the_lanes_up() {
+    rustls::crypto::ring::default_provider().install_default().ok();
+    let receiver = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let sender = SenderConfig { allowed_networks: vec!["127.0.0.1/32".parse().unwrap()], ..SenderConfig::default() };
+    let draw = |_: &Shown| Response::default();
+    let config = NotifierConfig {
+        database: Database::Sqlite(Db::Memory),
+        listen: (Ipv4Addr::LOCALHOST, 0).into(),
+        tokens: Tokens { write: BearerToken::new("token"), read: None, publish: None },
+        console: Console { page: draw, metrics: draw },
+        retention: Duration::from_secs(3_600),
+        sender: Sender::new(sender).unwrap(),
+        seal_keys: SealKeys(Vec::new()),
+        amqp: None,
+        mistral: None,
+        outbox: None,
+        endpoints: [endpoint("a", &receiver.local_addr().unwrap().to_string())].into(),
+    };
+    let notifier = Notifier::start(config).await.unwrap();
+    notifier.engine.store_event("1", "a").await;
+    let (store, stop) = (notifier.store.clone(), CancellationToken::new());
+    let has_lane = async || !store.due(vec![(Arc::from("a"), 9)], Stamp(i64::MAX)).await.unwrap()[0].lanes.is_empty();
+    let stopping = async {
+        let (mut attempt, _) = receiver.accept().await.unwrap();
+        attempt.readable().await.unwrap();
+        assert!(has_lane().await);
+        stop.cancel();
+        // The notifier begins to wait.
+        for _ in 0..3 {
+            tokio::task::yield_now().await;
+        }
+        tokio::time::pause();
+        tokio::time::advance(NOTIFIER_STOP_TIMEOUT).await;
+        tokio::time::resume();
+        attempt.read_to_end(&mut Vec::new()).await.unwrap();
+    };
+    let (ended, ()) = tokio::join!(notifier.run(stop.clone()), stopping);
+    ended.unwrap();
+    assert!(!has_lane().await, "another node may have it");
+}
+
+#[tokio::test]
 async fn f13_what_waits_is_due_as_much_earlier_as_the_clock_was_set_back() {
     let mut engine = engine(&["a"]).await;
     let hour = 3_600_000;
@@ -162,7 +219,7 @@ async fn f13_what_waits_is_due_as_much_earlier_as_the_clock_was_set_back() {
     engine.endpoints.get_mut("a").unwrap().state.health.rests_until = Some(later);
     engine.wall_clock = WallClock::new(Stamp(stamp().0 + hour), engine.clock.now());
     engine.watch_clocks();
-    let Step::SetBack { set: Ok(()) } = engine.step().await else { panic!("a correction") };
+    let Step::SetBack { set: Ok(()), .. } = engine.step().await else { panic!("a correction") };
     let entry = &engine.endpoints["a"];
     assert!(engine.next_due["a"].0 - stamp().0 < 60_000 && entry.is_unsaved);
     assert!(entry.state.health.rests_until.unwrap().0 - stamp().0 < 60_000);

@@ -5,7 +5,6 @@ use reqwest::header::HeaderValue;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::delivery::WebhookId;
 use super::store::Head;
 
 /// What an endpoint gets of an event.
@@ -58,13 +57,16 @@ fn uri_reference(text: &str) -> String {
 }
 
 /// The same for an event that its source sends again, whatever the store holds.
-pub(super) fn webhook_id(source: &str, event_id: &str) -> WebhookId {
+pub(super) fn webhook_id(source: &str, event_id: &str) -> HeaderValue {
     let mut hash = Sha256::new();
     hash.update(source.as_bytes());
     // No control character is in either.
     hash.update([0]);
     hash.update(event_id.as_bytes());
-    WebhookId::of_hash(&hash.finalize())
+    let hash = hash.finalize();
+    let text = format!("evt_{}", hex::encode(hash.get(..16).unwrap_or(&hash)));
+    // Letters, digits and `_`.
+    HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static("evt_"))
 }
 
 #[cfg(test)]

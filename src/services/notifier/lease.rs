@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::store::{Lease, Store, StoreFailure};
+use super::store::{Lease, StoreFailure};
 use journeyman_domain::lane::partitions::Partition;
 use journeyman_domain::limits::{NOTIFIER_LEASE_RENEWAL, NOTIFIER_STORE_RETRY};
 use journeyman_domain::time::Instant;
@@ -36,20 +36,7 @@ impl Term {
 
 /// Renews the lease until the caller drops it. `let_go` has the partitions that another node is to have, and of which no attempt is
 /// under way.
-pub(super) async fn keep(
-    store: Store,
-    clock: Clock,
-    term: watch::Sender<Term>,
-    let_go: watch::Receiver<Vec<Partition>>,
-) {
-    let renew = |partitions| {
-        let store = store.clone();
-        async move { store.keep_lease(partitions).await }
-    };
-    keep_with(renew, clock, term, let_go).await;
-}
-
-async fn keep_with<F: Future<Output = Result<(Lease, Option<Duration>), StoreFailure>>>(
+pub(super) async fn keep<F: Future<Output = Result<(Lease, Option<Duration>), StoreFailure>>>(
     renew: impl Fn(Vec<Partition>) -> F,
     clock: Clock,
     term: watch::Sender<Term>,
@@ -129,7 +116,7 @@ mod tests {
             async move {
                 if is_away {
                     tokio::time::sleep(NOTIFIER_LEASE * 4).await;
-                    return Err(StoreFailure::Unreachable("timeout".to_owned()));
+                    return Err(StoreFailure::Unusable("timeout".to_owned()));
                 }
                 Ok(lease())
             }
@@ -146,7 +133,7 @@ mod tests {
             assert!(term.borrow().has(Partition(7)) && !term.borrow().ended.is_cancelled());
         };
         tokio::select! {
-            () = keep_with(renew, clock, sender, partitions) => {}
+            () = keep(renew, clock, sender, partitions) => {}
             () = checking => {}
         }
         assert_eq!(calls.get(), 3);

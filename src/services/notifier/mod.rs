@@ -39,7 +39,7 @@ use self::intake::Intake;
 pub use self::intake::amqp::AmqpConfig;
 use self::intake::amqp::AmqpIntake;
 pub use self::intake::outbox::Outbox;
-pub use self::intake::topology::{Topology, TopologyError};
+pub use self::intake::topology::Topology;
 use self::mistral::MistralIntake;
 pub use self::mistral::{MistralConfig, UrlKey};
 use self::registry::Registry;

@@ -2,8 +2,6 @@
 //!
 //! A sealed secret is a version, a random nonce, and the output of ChaCha20-Poly1305.
 
-use std::fmt;
-
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
@@ -30,14 +28,7 @@ impl std::str::FromStr for SealKey {
     }
 }
 
-impl fmt::Debug for SealKey {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str("SealKey([REDACTED])")
-    }
-}
-
 /// The first one seals, each of them opens.
-#[derive(Debug)]
 pub struct SealKeys(pub Vec<SealKey>);
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -128,9 +119,8 @@ mod tests {
     #[test]
     fn a_key_that_cannot_be_used_is_refused_and_none_is_shown() {
         for text in ["", "c2VjcmV0", "sec!ret", &STANDARD.encode([1; 31]), &STANDARD.encode([1; 33])] {
-            let error = text.parse::<SealKey>().expect_err("it is invalid").to_string();
+            let error = text.parse::<SealKey>().err().expect("it is invalid").to_string();
             assert!(error.contains("32 random bytes") && !error.contains("c2Vj"), "{error}");
         }
-        assert!(format!("{:?}", keys(&[1])).contains("REDACTED"));
     }
 }

@@ -18,7 +18,7 @@ use super::auth::{AuthenticatedRequest, Caller, Keyring, check_payload_hash};
 use super::clock::UnixMillis;
 use super::config::Config;
 use super::field_types::{
-    header_str, invalid_argument, is_identifier, is_printable, is_queue_id, parse_fields, query_param,
+    body_error, header_str, invalid_argument, is_identifier, is_printable, is_queue_id, query_param,
 };
 use super::queue_error::{Params, QueueError, QueueErrorCode};
 use super::store::tx::{PageRequest, Tx};
@@ -130,8 +130,10 @@ impl Call {
         Ok(Self { caller, body, root_url, params, query, _share: share })
     }
 
+    /// An empty body is an empty object.
     pub(crate) fn fields<T: DeserializeOwned>(&self) -> Result<T, QueueError> {
-        parse_fields(&self.body)
+        let body = if self.body.is_empty() { &b"{}"[..] } else { &self.body };
+        serde_json::from_slice(body).map_err(|error| body_error(&error))
     }
 
     /// Empty if the call has no such parameter.

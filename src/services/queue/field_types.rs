@@ -2,17 +2,11 @@
 
 use axum::http::header::AsHeaderName;
 use axum::http::request::Parts;
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use url::Url;
 
 use super::queue_error::{QueueError, QueueErrorCode};
 use journeyman_worker::task::formats::is_slugid;
-
-/// Parses a body. An empty body is an empty object.
-pub(crate) fn parse_fields<T: DeserializeOwned>(body: &[u8]) -> Result<T, QueueError> {
-    serde_json::from_slice(if body.is_empty() { b"{}" } else { body }).map_err(|error| body_error(&error))
-}
 
 pub(crate) fn body_error(error: &serde_json::Error) -> QueueError {
     let code = if error.is_data() { QueueErrorCode::InputValidationError } else { QueueErrorCode::MalformedPayload };

@@ -63,14 +63,6 @@ pub enum StartError {
     UnauthenticatedAddress(String),
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum QueueFailure {
-    #[error("the database failed: {0}; check the disk, then restart the queue")]
-    File(String),
-    #[error("the store thread panicked (see the log); restart the queue")]
-    Panic,
-}
-
 /// A running queue. Dropping it stops it without waiting; [`RunningQueue::stop`] waits.
 #[derive(Debug)]
 pub struct RunningQueue {
@@ -214,13 +206,15 @@ impl RunningQueue {
     /// # Cancel safety
     ///
     /// Cancel safe.
-    pub fn failed(&self) -> impl Future<Output = QueueFailure> + Send + use<> {
+    pub fn failed(&self) -> impl Future<Output = String> + Send + use<> {
         let mut status = self.store_status.clone();
         async move {
             match store_ended(&mut status).await {
-                Ok(StoreStatus::Failed(what)) => QueueFailure::File(what),
+                Ok(StoreStatus::Failed(what)) => {
+                    format!("the database failed: {what}; check the disk, then restart the queue")
+                }
                 Ok(StoreStatus::Running | StoreStatus::Closed) => std::future::pending().await,
-                Err(_) => QueueFailure::Panic,
+                Err(_) => "the store thread panicked (see the log); restart the queue".to_owned(),
             }
         }
     }

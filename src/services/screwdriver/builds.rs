@@ -6,7 +6,6 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
-use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio::time::interval;
@@ -120,8 +119,8 @@ impl ScrewdriverHandler {
         let mut record = deferral.and_then(Deferral::record).cloned().unwrap_or_default();
         let retries = record.infrastructure_failures;
         // Without an answer it is tried for as long as it takes.
-        let is_tried_again =
-            matches!(error, KubernetesError::Retry(_)) || self.pods.config.limits.may_reprocess(retries);
+        let is_tried_again = matches!(error, KubernetesError::Retry(_) | KubernetesError::Unauthorized(_))
+            || self.pods.config.limits.may_reprocess(retries);
         if let Some(deferral) = deferral
             && is_tried_again
         {
@@ -253,10 +252,7 @@ impl BuildPods {
     async fn stop(&self, build_id: u64) -> Result<(), KubernetesError> {
         let metadata = json!({ "name": self.tombstone(build_id), "labels": { STOPPED: self.label(build_id) } });
         let tombstone = json!({ "apiVersion": "v1", "kind": "Secret", "metadata": metadata });
-        match self.client.create::<IgnoredAny>(&SECRETS, &tombstone).await {
-            Ok(_) | Err(KubernetesError::Conflict(_)) => {}
-            Err(error) => return Err(error),
-        }
+        self.client.create_if_missing(&SECRETS, &tombstone).await?;
         let subject = ("the pods of build", &*self.label(build_id));
         self.client.delete_all(&PODS, subject, &self.selector(build_id)).await
     }
@@ -269,11 +265,7 @@ impl BuildPods {
 
     /// The token, which a pod names and does not contain.
     async fn create_secret(&self, pod: &Pod, build: &Build) -> Result<(), KubernetesError> {
-        let secret = token_secret(pod, build);
-        match self.client.create::<IgnoredAny>(&SECRETS, &secret).await {
-            Ok(_) | Err(KubernetesError::Conflict(_)) => Ok(()),
-            Err(error) => Err(error),
-        }
+        self.client.create_if_missing(&SECRETS, &token_secret(pod, build)).await
     }
 
     async fn find(&self, build: &Build) -> Result<StagedAnswer, KubernetesError> {
@@ -316,7 +308,7 @@ impl BuildPods {
             Err(KubernetesError::Denied(why) | KubernetesError::Rejected(why) | KubernetesError::Gone(why)) => {
                 return refused(why).await;
             }
-            Err(error @ KubernetesError::Retry(_)) => return Err(error),
+            Err(error @ (KubernetesError::Retry(_) | KubernetesError::Unauthorized(_))) => return Err(error),
         };
         crash_point("build-pod-created");
         self.create_secret(&pod, build).await?;

@@ -370,7 +370,7 @@ pub(super) async fn execute(prepared: PreparedPayload, claim: LocalToken, contex
     let ended = tokio::select! {
         biased;
         ended = catch_panic(prepared(&context)) => ended,
-        () = kill_overdue(&context) => {
+        () = async { (context.kill_due().await, tokio::time::sleep(KILL_SLACK).await).1 } => {
             tracing::error!(claim.run = %context.task().run, "dropping a handler that did not end in time");
             Ok(Err(ExecuteError::internal("the handler did not end after SIGTERM and the grace")))
         }
@@ -393,11 +393,6 @@ fn remove_all_but_artifacts(context: Context) {
             }
         });
     }
-}
-
-async fn kill_overdue(context: &Context) {
-    context.kill_due().await;
-    tokio::time::sleep(KILL_SLACK).await;
 }
 
 /// If the task's directory cannot be created, the handler's result says nothing about the task.

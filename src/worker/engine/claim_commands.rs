@@ -62,7 +62,7 @@ impl Engine {
             handler: binding.handler.describe(),
             dequeue_count: live.dequeue_count,
             reclaims: live.reclaims,
-            reclaim_in_seconds: view.state.next_reclaim().map(|at| seconds_between(now, at)),
+            reclaim_in_seconds: view.state.reclaim_due().map(|at| seconds_between(now, at)),
             containment: self.containment().level().as_str().to_owned(),
             cgroup: scope.as_ref().and_then(|scope| scope.cgroup().map(Into::into)),
             processes: Vec::new(),

@@ -189,8 +189,9 @@ impl ClaimRuntime {
         let (source, trace) = (binding.name.clone(), self.trace);
         let reported_runs = self.claim.as_ref().map_or(0, |claim| claim.reported_runs());
         let task = TaskInfo { run: run.clone(), source, definition, env, trace, reported_runs };
-        let context = Context::of_claim(task, names, scope, self.cancel.subscribe(), self.lease(), config.clock)
-            .with_results(self.results.take());
+        let context =
+            Context::with_files(task, None, Some(names), scope, self.cancel.subscribe(), self.lease(), config.clock)
+                .with_results(self.results.take());
         self.task = Some(TaskView::of(context.clone()));
         context
     }

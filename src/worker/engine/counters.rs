@@ -49,7 +49,6 @@ impl WorkerCounters {
     }
 
     /// Reads all counters.
-    #[must_use]
     pub fn read(&self) -> WorkerCounts {
         *self.0.lock()
     }

@@ -64,7 +64,6 @@ impl EndKind {
 pub struct TaskDurations([[Durations; EndKind::ALL.len()]; TaskPhase::ALL.len()]);
 
 impl TaskDurations {
-    #[must_use]
     pub const fn of(&self, phase: TaskPhase, end: EndKind) -> &Durations {
         &self.0[phase as usize][end as usize]
     }

@@ -8,7 +8,7 @@ use tokio::runtime::{Builder, Handle, Runtime};
 
 #[derive(Debug)]
 pub(super) struct HandlerRuntime {
-    handle: Handle,
+    pub(super) handle: Handle,
     runtime: Option<Runtime>,
 }
 
@@ -21,10 +21,6 @@ impl HandlerRuntime {
 
     pub(super) fn shared() -> Self {
         Self { handle: Handle::current(), runtime: None }
-    }
-
-    pub(super) const fn handle(&self) -> &Handle {
-        &self.handle
     }
 }
 

@@ -19,19 +19,16 @@ pub struct Liveness {
 
 impl Liveness {
     /// True once it has polled: its handlers are loaded, and its queue exists.
-    #[must_use]
     pub fn is_claiming(&self) -> bool {
         self.claiming.load(Ordering::Relaxed)
     }
 
     /// Claims granted and extended since the start.
-    #[must_use]
     pub fn claims_received(&self) -> u64 {
         self.claims_received.load(Ordering::Relaxed)
     }
 
     /// Claims held.
-    #[must_use]
     pub fn claims_held(&self) -> usize {
         self.claims_held.load(Ordering::Relaxed)
     }

@@ -267,7 +267,6 @@ impl fmt::Display for Command {
 
 impl Worker {
     /// Creates a worker with these sources, polled in this order.
-    #[must_use]
     pub fn new(config: WorkerConfig, sources: Vec<SourceBinding>) -> Self {
         let (sender, requests) = mpsc::channel(CONTROL_REQUESTS_MAX);
         let control = Control {
@@ -305,14 +304,12 @@ impl Worker {
 
     /// The sources that show what their queues hold, by name; see [`Source::inspect`].
     #[doc(hidden)]
-    #[must_use]
     pub fn inspected_sources(&self) -> Vec<(String, Arc<dyn Source>)> {
         let inspected = self.sources.iter().filter(|binding| binding.source.inspect().is_some());
         inspected.map(|binding| (binding.name.clone(), Arc::clone(&binding.source))).collect()
     }
 
     /// The handle for commands and counters.
-    #[must_use]
     pub fn control(&self) -> Control {
         self.control.clone()
     }
@@ -480,19 +477,16 @@ impl Control {
     }
 
     /// How payloads are contained; `None` before the start.
-    #[must_use]
     pub fn containment(&self) -> Option<&Containment> {
         self.containment.get()
     }
 
     /// The liveness signals of the worker.
-    #[must_use]
     pub fn liveness(&self) -> Arc<Liveness> {
         Arc::clone(&self.liveness)
     }
 
     /// The current counters.
-    #[must_use]
     pub fn counts(&self) -> WorkerCounts {
         self.counters.read()
     }

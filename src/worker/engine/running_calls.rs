@@ -36,7 +36,7 @@ impl UncleanedScope {
 
 pub(super) struct RunningCalls {
     pub(super) claims: HashMap<LocalToken, ClaimRuntime>,
-    /// Also of claims that are closed.
+    /// The scopes that may have processes, of open and of closed claims.
     pub(super) uncleaned: HashMap<LocalToken, UncleanedScope>,
     pub(super) messages: HashMap<LocalToken, PolledMessage>,
     results: JoinSet<CallResult>,
@@ -69,13 +69,13 @@ impl RunningCalls {
     }
 
     pub(super) fn spawn_handler(&mut self, call: impl Future<Output = CallResult> + Send + 'static) {
-        self.results.spawn_on(supervised(CALL, call), self.handlers.handle());
+        self.results.spawn_on(supervised(CALL, call), &self.handlers.handle);
     }
 
     /// Outlives its claim, and delays the exit by at most [`WORK_DISCARD_EXIT_TIMEOUT`].
     pub(super) fn spawn_discard(&mut self, discard: impl Future<Output = ()> + Send + 'static) {
         while self.discards.try_join_next().is_some() {}
-        self.discards.spawn_on(supervised(CALL, discard), self.handlers.handle());
+        self.discards.spawn_on(supervised(CALL, discard), &self.handlers.handle);
     }
 
     /// A call of a granted claim, aborted at the end of the claim.

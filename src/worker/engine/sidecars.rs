@@ -59,7 +59,7 @@ impl Sidecars {
                     );
                 }
             };
-            sidecars.running.spawn_on(supervise, handlers.handle());
+            sidecars.running.spawn_on(supervise, &handlers.handle);
         }
         sidecars
     }

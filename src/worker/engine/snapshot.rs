@@ -201,7 +201,7 @@ impl Engine {
 
     fn next_action(&self, claiming: ClaimingState, now: Instant) -> Option<String> {
         let reclaims = self.rules.claims().filter_map(|claim| {
-            let at = claim.state.next_reclaim()?;
+            let at = claim.state.reclaim_due()?;
             Some((at, format!("reclaim {}", claim.run)))
         });
         let polls = self.rules.sources().iter().zip(&self.sources).filter_map(|(source, binding)| {

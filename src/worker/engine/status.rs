@@ -201,7 +201,6 @@ pub struct Note {
 
 impl Note {
     /// A note without a reason.
-    #[must_use]
     pub fn of(by: &str) -> Self {
         Self { by: by.to_owned(), text: String::new() }
     }
@@ -305,7 +304,6 @@ pub struct ClaimStatus {
     /// The time until the claim expires unless extended.
     pub lease_left_seconds: Option<f64>,
     /// The length of the lease from the last request.
-    #[serde(default)]
     pub lease_seconds: Option<f64>,
     /// Since the last reclaim.
     pub reclaimed_seconds_ago: Option<f64>,

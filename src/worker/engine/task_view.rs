@@ -19,7 +19,7 @@ impl TaskView {
         Self(context)
     }
 
-    /// For a call that runs on the threads of the handlers.
+    /// The whole context, for a call that runs on the threads of the handlers.
     pub(super) fn for_handler(&self) -> Context {
         self.0.clone()
     }
@@ -86,7 +86,7 @@ impl TaskView {
         self.0.workdir_result().map(|_| self.0.workdir_path())
     }
 
-    /// For readers of its file, who read it on other threads.
+    /// The log whose file other threads read.
     pub(super) fn followed_log(&self) -> TaskLog {
         self.0.log().clone()
     }

@@ -91,7 +91,6 @@ impl Timeline {
     }
 
     /// The phases in the order in which they began.
-    #[must_use]
     pub fn phases(&self) -> &[PhaseTiming] {
         &self.0
     }

@@ -88,7 +88,6 @@ struct DeclarationList {
 
 impl Artifacts {
     /// Creates an empty set.
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
@@ -133,7 +132,6 @@ impl Artifacts {
     }
 
     /// Returns whether nothing is declared.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.declared.lock().list.is_empty()
     }
@@ -234,7 +232,6 @@ pub(super) fn guess_content_type(path: &Path) -> String {
 }
 
 /// Says why an artifact that is stored by this time cannot have this `expires`.
-#[must_use]
 pub fn expiry_error(expires: &str, definition: &serde_json::Value, stored_by: jiff::Timestamp) -> Option<String> {
     let expires = expires.parse::<jiff::Timestamp>().ok()?;
     if time_of(definition, "expires").is_some_and(|task| expires > task) {

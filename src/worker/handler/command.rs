@@ -162,7 +162,6 @@ pub struct PreparedCommands {
 
 impl Command {
     /// `redact_env` names variables whose values are redacted; see [`redact::is_secret_name`].
-    #[must_use]
     pub fn new(config: CommandHandler, redact_env: Vec<String>, worker: &Environment) -> Self {
         let env = environment::select(&config.env_allow, worker.pairs());
         Self { config, env, redact_env }
@@ -383,7 +382,7 @@ pub(super) fn validate_artifacts(
 ) -> Vec<ArtifactDeclaration> {
     // The artifacts are declared after the commands have run; this finds duplicate names and too many artifacts before.
     let (trial, definition) = (Artifacts::new(), context.task().definition.json());
-    // As generic-worker has it: nothing is stored after the deadline.
+    // Generic-worker stores nothing after the deadline either.
     let stored_by = time_of(definition, "deadline").unwrap_or_else(jiff::Timestamp::now);
     let mut declarations = Vec::new();
     for (number, artifact) in artifacts.into_iter().enumerate() {

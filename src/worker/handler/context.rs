@@ -104,7 +104,7 @@ pub(crate) enum PublishedLogs {
 }
 
 #[derive(Debug)]
-struct TaskFiles {
+pub(crate) struct TaskFiles {
     workdir: PathBuf,
     log: TaskLog,
 }
@@ -140,7 +140,6 @@ impl ContextInner {
 
 impl Context {
     /// Creates a context. `workdir` is created when it is first used.
-    #[must_use]
     pub fn new(
         task: TaskInfo,
         workdir: PathBuf,
@@ -149,25 +148,14 @@ impl Context {
         lease: watch::Receiver<Option<Lease>>,
         clock: Clock,
     ) -> Self {
-        let files = OnceLock::from(TaskFiles { workdir, log });
-        Self::with_files(task, files, None, ProcessScope::without_cookie(), cancel, lease, clock)
+        let files = TaskFiles { workdir, log };
+        Self::with_files(task, Some(files), None, ProcessScope::without_cookie(), cancel, lease, clock)
     }
 
-    /// The context of a claim.
-    pub(crate) fn of_claim(
+    /// The context of a claim has names, and any other one has files.
+    pub(crate) fn with_files(
         task: TaskInfo,
-        names: FileNames,
-        scope: ProcessScope,
-        cancel: watch::Receiver<Option<Cancellation>>,
-        lease: watch::Receiver<Option<Lease>>,
-        clock: Clock,
-    ) -> Self {
-        Self::with_files(task, OnceLock::new(), Some(names), scope, cancel, lease, clock)
-    }
-
-    fn with_files(
-        task: TaskInfo,
-        files: OnceLock<TaskFiles>,
+        files: Option<TaskFiles>,
         names: Option<FileNames>,
         scope: ProcessScope,
         cancel: watch::Receiver<Option<Cancellation>>,
@@ -176,7 +164,7 @@ impl Context {
     ) -> Self {
         let inner = ContextInner {
             task,
-            files,
+            files: files.map_or_else(OnceLock::new, OnceLock::from),
             names,
             workdir_result: OnceLock::new(),
             removal: Mutex::default(),
@@ -288,7 +276,6 @@ impl Context {
     }
 
     /// Returns where replies go; `None` if the task is not a request.
-    #[must_use]
     pub const fn results(&self) -> Option<&Results> {
         self.results.as_ref()
     }
@@ -345,7 +332,6 @@ impl Context {
     }
 
     /// Returns the task.
-    #[must_use]
     pub fn task(&self) -> &TaskInfo {
         &self.inner.task
     }
@@ -353,7 +339,6 @@ impl Context {
     /// Returns the task directory. It is empty at the start and removed at the end.
     ///
     /// The first call creates it. If that fails, the worker releases the task, whatever the handler returns.
-    #[must_use]
     pub fn workdir(&self) -> &Path {
         self.inner.workdir_result.get_or_init(|| work_dir::create_task_dir(self.workdir_path()));
         self.workdir_path()
@@ -374,7 +359,6 @@ impl Context {
     }
 
     /// Returns the scope that contains the task's processes; by default only their process groups.
-    #[must_use]
     pub const fn scope(&self) -> &ProcessScope {
         &self.scope
     }
@@ -385,13 +369,11 @@ impl Context {
     }
 
     /// Returns the task's log.
-    #[must_use]
     pub fn log(&self) -> &TaskLog {
         &self.inner.files().log
     }
 
     /// Returns the task's artifacts. The worker uploads them after the payload has ended.
-    #[must_use]
     pub fn artifacts(&self) -> &Artifacts {
         self.inner.artifacts.get_or_init(Artifacts::new)
     }
@@ -406,19 +388,16 @@ impl Context {
     }
 
     /// Returns the last progress text.
-    #[must_use]
     pub fn progress(&self) -> Option<String> {
         self.inner.progress.lock().clone()
     }
 
     /// Returns when the claim expires unless it is reclaimed, on the worker's clock.
-    #[must_use]
     pub fn expires_at(&self) -> Instant {
         self.inner.lease.borrow().map_or(Instant::ORIGIN, |lease| lease.expires_at())
     }
 
     /// Returns the time until `deadline`; zero if it has passed.
-    #[must_use]
     pub fn time_until(&self, deadline: Instant) -> Duration {
         deadline.since(self.inner.clock.now())
     }
@@ -459,7 +438,6 @@ impl Context {
     }
 
     /// Returns the request to end early, if there is one.
-    #[must_use]
     pub fn cancellation(&self) -> Option<Cancellation> {
         *self.inner.cancel.borrow()
     }

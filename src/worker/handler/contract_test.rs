@@ -65,7 +65,6 @@ pub struct ContractReport {
 }
 
 impl ContractReport {
-    #[must_use]
     pub fn passed(&self) -> bool {
         !self.rules.iter().any(|case| matches!(case.outcome, RuleOutcome::Failed(_)))
     }

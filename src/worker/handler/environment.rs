@@ -15,7 +15,6 @@ pub fn select(names: &[String], variables: impl IntoIterator<Item = (String, Str
 }
 
 /// `PATH` and `HOME`, then `allowed` from the worker.
-#[must_use]
 pub fn base(allowed: &Variables, home: &Path) -> Variables {
     let mut variables = Variables::from([
         ("PATH".to_owned(), PATH_DEFAULT.to_owned()),
@@ -26,14 +25,12 @@ pub fn base(allowed: &Variables, home: &Path) -> Variables {
 }
 
 /// The environment of a task without variables of its payload.
-#[must_use]
 pub fn for_task(allowed: &Variables, context: &Context) -> Variables {
     for_payload(allowed, Variables::new(), context)
 }
 
 /// Each set overrides the one before: [`base`]; `payload`; then what no payload can override: `TASK_ID`, `RUN_ID`, the
 /// variables of the source, and `TASK_WORKDIR`.
-#[must_use]
 pub fn for_payload(allowed: &Variables, payload: Variables, context: &Context) -> Variables {
     let mut variables = base(allowed, context.workdir());
     variables.extend(payload);
@@ -55,7 +52,6 @@ pub(super) fn identity(context: &Context) -> Variables {
 }
 
 /// Why a variable cannot be set; `None` if it can.
-#[must_use]
 pub fn variable_error(name: &str, value: &str) -> Option<&'static str> {
     if name.is_empty() || name.contains('=') {
         Some("a name must not be empty or contain '='")

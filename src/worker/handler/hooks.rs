@@ -12,8 +12,8 @@ use journeyman_domain::outcome::Outcome;
 use super::environment::{self, Variables};
 use super::process::{EndCause, Launch, ProcessStatus, RunLimits, RunningProcess, format_seconds};
 use super::{
-    Context, DynHandler, EndedWork, ExecuteError, ExecuteFailure, HandlerFuture, PrepareError, PreparedPayload,
-    Sidecar, use_absolute_program,
+    Context, DynHandler, EndedWork, ExecuteError, ExecuteFailure, HandlerFuture, PreparedPayload, Preparing, Sidecar,
+    use_absolute_program,
 };
 
 /// Between SIGTERM and SIGKILL.
@@ -39,7 +39,6 @@ struct HookRunner {
 }
 
 /// Runs the payloads of a handler between hooks. `env` has the variables that the handler passes on from the worker.
-#[must_use]
 pub fn with_hooks(handler: Arc<dyn DynHandler>, mut config: Hooks, env: Variables) -> Arc<dyn DynHandler> {
     let mut programs = [&mut config.pre_task, &mut config.post_task, &mut config.error];
     if programs.iter().all(|program| program.is_empty()) {
@@ -58,11 +57,7 @@ impl DynHandler for HookedHandler {
         self.handler.schema()
     }
 
-    fn prepare<'a>(
-        &'a self,
-        payload: &'a Value,
-        context: &'a Context,
-    ) -> HandlerFuture<'a, Result<PreparedPayload, PrepareError>> {
+    fn prepare<'a>(&'a self, payload: &'a Value, context: &'a Context) -> Preparing<'a> {
         Box::pin(async move {
             let prepared = match self.handler.prepare(payload, context).await {
                 Ok(prepared) => prepared,

@@ -116,7 +116,6 @@ impl LogProgress {
 
 impl TaskLog {
     /// Creates a log at `path`. An existing file is overwritten; a symbolic link is not followed.
-    #[must_use]
     pub fn new(path: impl Into<PathBuf>, limits: LogLimits) -> Self {
         Self::in_work_dir(path.into(), limits, None)
     }
@@ -143,7 +142,6 @@ impl TaskLog {
     }
 
     /// Returns the path of the file, which the first write creates.
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.shared.path
     }
@@ -259,19 +257,16 @@ impl TaskLog {
     }
 
     /// Returns how many bytes the log has, without those held back. Does not wait for a write in progress.
-    #[must_use]
     pub fn bytes(&self) -> u64 {
         self.shared.progress.borrow().bytes
     }
 
     /// Returns whether nothing was written yet. Does not wait for a write in progress.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         !self.shared.progress.borrow().written
     }
 
     /// Returns whether the log is finished. Does not wait for a write in progress.
-    #[must_use]
     pub fn is_finished(&self) -> bool {
         self.shared.progress.borrow().finished
     }

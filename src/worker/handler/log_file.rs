@@ -26,7 +26,7 @@ pub(super) struct LogFile {
     work_dir_lock: Option<WorkDirLock>,
     head: Option<TaskFile>,
     head_bytes: u64,
-    /// Where the allocated blocks of the head end.
+    /// The end of the allocated blocks of the head.
     allocated: u64,
     ring: Option<ClosedOffThread<File>>,
     /// All bytes that went into the ring, overwritten ones included.

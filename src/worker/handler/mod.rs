@@ -77,13 +77,11 @@ impl PrepareError {
     }
 
     /// The payload can never run.
-    #[must_use]
     pub const fn malformed(messages: Vec<String>) -> Self {
         Self { reason: PrepareFailure::Malformed, messages }
     }
 
     /// An error of the operating system: a fault of the host if its resources are exhausted, else of the handler.
-    #[must_use]
     pub fn from_io(subject: &str, error: &io::Error) -> Self {
         let host = host_errors::is_host_error(error);
         let reason = if host { PrepareFailure::HostFault } else { PrepareFailure::Internal };
@@ -123,7 +121,6 @@ impl ExecuteError {
     }
 
     /// The same as [`PrepareError::from_io`].
-    #[must_use]
     pub fn from_io(subject: &str, error: &io::Error) -> Self {
         let host = host_errors::is_host_error(error);
         let reason = if host { ExecuteFailure::HostFault } else { ExecuteFailure::Internal };
@@ -162,7 +159,7 @@ pub struct EndedWork {
     pub source: String,
     /// The task and its run.
     pub run: Run,
-    /// Of a request: the key of its work.
+    /// The key of the work of a request.
     pub request: Option<String>,
 }
 
@@ -243,6 +240,9 @@ pub trait PayloadHandler: Send + Sync + 'static {
 /// A future returned by a handler.
 pub type HandlerFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
+/// What [`DynHandler::prepare`] returns.
+pub type Preparing<'a> = HandlerFuture<'a, Result<PreparedPayload, PrepareError>>;
+
 /// A handler with its payload types erased, as the worker holds it.
 pub trait DynHandler: Send + Sync + 'static {
     /// The same as [`PayloadHandler::describe`].
@@ -252,14 +252,10 @@ pub trait DynHandler: Send + Sync + 'static {
     fn schema(&self) -> serde_json::Value;
 
     /// Validates the payload against the schema, then prepares it.
-    fn prepare<'a>(
-        &'a self,
-        payload: &'a serde_json::Value,
-        context: &'a Context,
-    ) -> HandlerFuture<'a, Result<PreparedPayload, PrepareError>>;
+    fn prepare<'a>(&'a self, payload: &'a serde_json::Value, context: &'a Context) -> Preparing<'a>;
 
     /// Prepares the payload of the context's task.
-    fn prepare_task<'a>(&'a self, context: &'a Context) -> HandlerFuture<'a, Result<PreparedPayload, PrepareError>> {
+    fn prepare_task<'a>(&'a self, context: &'a Context) -> Preparing<'a> {
         self.prepare(context.task().definition.payload(), context)
     }
 
@@ -306,11 +302,7 @@ impl<H: PayloadHandler> DynHandler for ErasedHandler<H> {
         self.schema.schema().clone()
     }
 
-    fn prepare<'a>(
-        &'a self,
-        payload: &'a serde_json::Value,
-        context: &'a Context,
-    ) -> HandlerFuture<'a, Result<PreparedPayload, PrepareError>> {
+    fn prepare<'a>(&'a self, payload: &'a serde_json::Value, context: &'a Context) -> Preparing<'a> {
         Box::pin(async move {
             self.schema.validate(payload)?;
             // serde's message may quote the payload, so it is not logged.
@@ -320,7 +312,7 @@ impl<H: PayloadHandler> DynHandler for ErasedHandler<H> {
     }
 
     /// A handler of requests gets the request as it came, which keeps its schema by its type.
-    fn prepare_task<'a>(&'a self, context: &'a Context) -> HandlerFuture<'a, Result<PreparedPayload, PrepareError>> {
+    fn prepare_task<'a>(&'a self, context: &'a Context) -> Preparing<'a> {
         let definition = &context.task().definition;
         if TypeId::of::<H::Payload>() == TypeId::of::<Request>()
             && let Some(payload) = (&mut definition.request() as &mut dyn Any).downcast_mut::<Option<H::Payload>>()
@@ -349,17 +341,27 @@ fn deserialize_error<H: PayloadHandler>(error: &serde_json::Error) -> PrepareErr
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
     use crate::handler::log::{LogLimits, TaskLog};
     use crate::task::{Definition, RequestMessage};
     use journeyman_platform::host::clock::Clock;
 
-    struct Message(Request);
+    #[derive(Default)]
+    struct Message {
+        request: Request,
+        keys_computed: AtomicUsize,
+    }
 
     impl RequestMessage for Message {
         fn request(&self) -> Option<Request> {
-            Some(self.0.clone())
+            Some(self.request.clone())
+        }
+
+        fn idempotency_key(&self) -> Option<String> {
+            self.keys_computed.fetch_add(1, Ordering::Relaxed);
+            Some("key".to_owned())
         }
 
         fn definition(&self) -> serde_json::Value {
@@ -390,7 +392,7 @@ mod tests {
     #[tokio::test]
     async fn c1_a_handler_of_requests_shares_the_body_and_no_json_is_written() {
         let request = Request { body: b"{}".to_vec().into(), ..Request::default() };
-        let definition = Definition::of_request(Arc::new(Message(request.clone())));
+        let definition = Definition::of_request(Arc::new(Message { request: request.clone(), ..Message::default() }));
         let folder = tempfile::tempdir().unwrap();
         let (workdir, log) =
             (folder.path().join("task"), TaskLog::new(folder.path().join("log"), LogLimits::default()));
@@ -400,5 +402,16 @@ mod tests {
         assert!(handler.prepare_task(&context).await.is_ok());
         let kept = handler.handler.0.lock().unwrap().take().unwrap();
         assert_eq!(kept.body.as_ptr(), request.body.as_ptr());
+    }
+
+    #[test]
+    fn c6_the_key_of_a_request_is_computed_for_who_asks_and_once() {
+        let message = Arc::new(Message::default());
+        let request = Definition::of_request(message.clone()).request().unwrap();
+        let computed = || message.keys_computed.load(Ordering::Relaxed);
+        assert_eq!((request.text(), computed()), (Some(""), 0));
+        for _ in 0..2 {
+            assert_eq!((request.idempotency_key.as_deref(), computed()), (Some("key"), 1));
+        }
     }
 }

@@ -22,13 +22,11 @@ impl PayloadSchema {
         Self { schema, validator }
     }
 
-    #[must_use]
     pub const fn schema(&self) -> &Value {
         &self.schema
     }
 
     /// Why the schema is invalid. Every payload is rejected then.
-    #[must_use]
     pub fn error(&self) -> Option<&str> {
         self.validator.as_ref().err().map(String::as_str)
     }

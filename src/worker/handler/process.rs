@@ -58,7 +58,6 @@ pub struct Launch<'a> {
 
 impl<'a> Launch<'a> {
     /// A process of a task: in its directory and its scope, without input and messages.
-    #[must_use]
     pub fn new(argv: &'a [String], env: &'a Variables, context: &'a Context) -> Self {
         Self {
             argv,
@@ -134,7 +133,6 @@ pub struct ProcessEnd {
 
 impl ProcessEnd {
     /// Describes how the leader ended, and the limit that may have caused it.
-    #[must_use]
     pub fn describe(&self) -> String {
         match self.limit_exceeded {
             Some(exceeded) => format!("{}; {exceeded}", self.status),
@@ -263,7 +261,6 @@ impl RunningProcess {
     }
 
     /// Returns the process group id, which is the leader's process id.
-    #[must_use]
     pub const fn group(&self) -> i32 {
         self.group.leader.as_raw_pid()
     }
@@ -472,7 +469,6 @@ fn process_status(status: std::process::ExitStatus) -> ProcessStatus {
 }
 
 /// Formats a duration as `1.250s`.
-#[must_use]
 pub fn format_seconds(span: Duration) -> String {
     format!("{:.3}s", span.as_secs_f64())
 }

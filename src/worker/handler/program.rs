@@ -47,8 +47,8 @@ use super::program_messages::{ProgramReport, ProgramRun, run_with_messages};
 use super::staged::{Work, drive};
 use super::staged_program::ProgramWork;
 use super::{
-    Context, DynHandler, ExecuteError, ExecuteFailure, HandlerConfigError, HandlerFuture, PrepareError, PrepareFailure,
-    PreparedPayload, use_absolute_program,
+    Context, DynHandler, ExecuteError, ExecuteFailure, HandlerConfigError, PrepareError, PrepareFailure,
+    PreparedPayload, Preparing, use_absolute_program,
 };
 
 pub const PROTOCOL: &str = "stdio-json/1";
@@ -96,7 +96,6 @@ impl Program {
         Ok(Self { inner: Arc::new(ProgramInner { name: name.to_owned(), config, env, schema }) })
     }
 
-    #[must_use]
     pub fn config(&self) -> &ProgramHandler {
         &self.inner.config
     }
@@ -221,11 +220,7 @@ impl DynHandler for Program {
         self.inner.schema.schema().clone()
     }
 
-    fn prepare<'a>(
-        &'a self,
-        payload: &'a Value,
-        context: &'a Context,
-    ) -> HandlerFuture<'a, Result<PreparedPayload, PrepareError>> {
+    fn prepare<'a>(&'a self, payload: &'a Value, context: &'a Context) -> Preparing<'a> {
         Box::pin(async move {
             let ProgramInner { name, config, env, schema } = &*self.inner;
             schema.validate(payload)?;

@@ -89,14 +89,13 @@ fn push_components(pending: &mut Vec<OsString>, path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether there is no such file, or another kind of file in its place.
+/// Returns true if there is no such file, or another kind of file in its place.
 pub(super) fn is_of_path(error: &io::Error) -> bool {
     let errno = error.raw_os_error().map(Errno::from_raw_os_error);
     matches!(errno, Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP))
 }
 
 /// Why [`Root::open_below`] failed.
-#[must_use]
 pub fn classify_error(error: &io::Error) -> (ArtifactErrorReason, String) {
     let (reason, message) = match error.raw_os_error().map(Errno::from_raw_os_error) {
         Some(Errno::NOENT) => (ArtifactErrorReason::Missing, "no such file or directory"),

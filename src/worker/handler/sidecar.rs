@@ -73,7 +73,6 @@ pub struct SidecarHandle {
 
 impl SidecarContext {
     /// Creates a context and its handle. `folder` need not exist.
-    #[must_use]
     pub fn channel(folder: PathBuf, clock: Clock, containment: Containment) -> (Self, SidecarHandle) {
         let (status, status_receiver) = watch::channel(SidecarStatus::default());
         let (stop_sender, stop) = watch::channel(false);
@@ -87,13 +86,11 @@ impl SidecarContext {
     }
 
     /// Returns the worker's clock.
-    #[must_use]
     pub const fn clock(&self) -> Clock {
         self.clock
     }
 
     /// Returns the path of the log of a process. The log of the previous process has the suffix `.previous`.
-    #[must_use]
     pub fn log_path(&self, name: &str) -> PathBuf {
         self.folder.join(format!("{name}.log"))
     }

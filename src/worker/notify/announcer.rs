@@ -69,7 +69,7 @@ impl Announcer {
         let id = event.id.clone();
         let failed = match event.check() {
             Ok(()) => events.try_send(event).err().map(|_| "too many events wait for the notifier".to_owned()),
-            Err(error) => Some(error.to_string()),
+            Err(why) => Some(why),
         };
         if let Some(why) = failed {
             let dropped = dropped.fetch_add(1, Ordering::Relaxed) + 1;

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::strict_json::find_refused;
+use super::strict_json;
 use journeyman_domain::limits::{NOTIFIER_DATA_BYTES_MAX, NOTIFIER_NAME_BYTES_MAX};
 
 /// The beginning of the types of the notifier's own events, which no `*` alone stands for.
@@ -31,18 +31,6 @@ pub struct Event {
     pub data: Box<RawValue>,
 }
 
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum InvalidEvent {
-    #[error("{0} is empty, longer than {NOTIFIER_NAME_BYTES_MAX} bytes, or has control characters")]
-    Name(&'static str),
-    #[error("type is not made of names with letters, digits, `_` and `-` that dots separate")]
-    Type,
-    #[error("data has more than {0} bytes")]
-    Data(usize),
-    #[error("data has {0} at its byte {1}, which many parsers refuse")]
-    Refused(&'static str, usize),
-}
-
 impl Event {
     /// Whether it is one of the notifier's own about this endpoint, which does not get it.
     pub fn is_about(&self, endpoint: &str) -> bool {
@@ -52,7 +40,7 @@ impl Event {
     /// # Errors
     ///
     /// Fails if it cannot be stored, be sent in a header, or be parsed by a receiver.
-    pub fn check(&self) -> Result<(), InvalidEvent> {
+    pub fn check(&self) -> Result<(), String> {
         self.check_with(NOTIFIER_DATA_BYTES_MAX)
     }
 
@@ -60,23 +48,25 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// As [`Event::check`].
-    pub fn check_with(&self, data_bytes_max: usize) -> Result<(), InvalidEvent> {
+    /// Fails as [`Event::check`] does.
+    pub fn check_with(&self, data_bytes_max: usize) -> Result<(), String> {
         for (field, text) in [("source", &self.source), ("id", &self.id), ("type", &self.r#type), ("key", &self.key)] {
             let is_good = (1..=NOTIFIER_NAME_BYTES_MAX).contains(&text.len()) && !text.contains(char::is_control);
             if !is_good {
-                return Err(InvalidEvent::Name(field));
+                return Err(format!(
+                    "{field} is empty, longer than {NOTIFIER_NAME_BYTES_MAX} bytes, or has control characters"
+                ));
             }
         }
         let is_part = |part: &str| {
             !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte))
         };
         if !self.r#type.split('.').all(is_part) {
-            return Err(InvalidEvent::Type);
+            return Err("type is not made of names with letters, digits, `_` and `-` that dots separate".to_owned());
         }
         if self.data.get().len() > data_bytes_max {
-            return Err(InvalidEvent::Data(data_bytes_max));
+            return Err(format!("data has more than {data_bytes_max} bytes"));
         }
-        find_refused(self.data.get()).map_or(Ok(()), |(what, at)| Err(InvalidEvent::Refused(what, at)))
+        strict_json::check(self.data.get()).map_err(|why| format!("data is refused by many parsers: {why}"))
     }
 }

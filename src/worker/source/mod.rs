@@ -109,7 +109,7 @@ pub struct InspectionTable {
     pub note: Option<&'static str>,
 }
 
-/// Waits for the next event, for ever once nobody sends any.
+/// Waits for the next event, for ever once all senders are gone.
 async fn next_of(events: &Mutex<mpsc::Receiver<SourceEvent>>) -> SourceEvent {
     match events.lock().await.recv().await {
         Some(event) => event,

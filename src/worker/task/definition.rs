@@ -5,17 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use serde_json::Value;
 
-use super::Request;
-
-/// A request as its queue brought it.
-pub trait RequestMessage: Send + Sync {
-    /// Reads the request, if it is the payload; a handler with a schema of its own gets the body instead.
-    fn request(&self) -> Option<Request>;
-    /// Writes the request as a task's definition.
-    fn definition(&self) -> Value;
-    /// The trace of its sender.
-    fn traceparent(&self) -> Option<String>;
-}
+use super::request::{IdempotencyKey, Request, RequestMessage};
 
 /// The definition of a task.
 #[derive(Clone, Default)]
@@ -35,14 +25,15 @@ impl Definition {
         self.json.get_or_init(|| self.message.as_ref().map_or(Value::Null, |message| message.definition()))
     }
 
-    /// The payload; null if there is none.
+    /// The payload; null without one.
     pub fn payload(&self) -> &Value {
         self.json().get("payload").unwrap_or(&Value::Null)
     }
 
     /// The request, if it is the payload.
     pub fn request(&self) -> Option<Request> {
-        self.message.as_ref()?.request()
+        let message = self.message.as_ref()?;
+        Some(Request { idempotency_key: IdempotencyKey::of(message), ..message.request()? })
     }
 
     /// The name in the metadata, which a request does not have.

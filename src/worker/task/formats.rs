@@ -7,13 +7,11 @@ use jiff::Timestamp;
 use journeyman_domain::id::TaskId;
 
 /// A new random task id.
-#[must_use]
 pub fn new_task_id() -> TaskId {
     task_id_from_bytes(*uuid::Uuid::new_v4().as_bytes())
 }
 
 /// Encodes sixteen bytes as a task id: a version 4 UUID in 22 characters. Seven bits are fixed.
-#[must_use]
 #[expect(clippy::expect_used, reason = "the alphabet holds nothing that an id may not")]
 pub fn task_id_from_bytes(mut bytes: [u8; 16]) -> TaskId {
     bytes[6] = bytes[6] & 0x0f | 0x40;
@@ -24,7 +22,6 @@ pub fn task_id_from_bytes(mut bytes: [u8; 16]) -> TaskId {
 }
 
 /// Whether a text is a version 4 UUID in 22 characters of URL-safe base64.
-#[must_use]
 pub fn is_slugid(text: &str) -> bool {
     let bytes = text.as_bytes();
     bytes.len() == 22
@@ -35,7 +32,6 @@ pub fn is_slugid(text: &str) -> bool {
 }
 
 /// Formats a time as the queue does.
-#[must_use]
 pub fn format_time(time: Timestamp) -> String {
     time.strftime("%Y-%m-%dT%H:%M:%S%.3fZ").to_string()
 }

@@ -8,9 +8,9 @@ pub mod request;
 pub mod results;
 
 pub use artifact::{Artifact, ArtifactBody, ArtifactErrorReason};
-pub use definition::{Definition, RequestMessage};
+pub use definition::Definition;
 pub use file::TaskFile;
-pub use request::Request;
+pub use request::{IdempotencyKey, Request, RequestMessage};
 pub(crate) use results::cannot_pause;
 pub use results::{
     Deferral, NextCheck, PartialReplySink, Reply, ReplyError, ReplyFuture, ReplyLimits, ReplyStatus, Results,

@@ -1,11 +1,15 @@
 //! A request as the payload of a task.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Deref;
+use std::sync::{Arc, OnceLock};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use journeyman_domain::limits::REQUEST_JSON_BYTES_MAX;
 use journeyman_platform::committed_schema;
@@ -24,7 +28,7 @@ pub struct Request {
     pub correlation_id: Option<String>,
     /// A key that is the same at each delivery of this request. A request may be delivered twice; use the key for effects
     /// that must not happen twice.
-    pub idempotency_key: Option<String>,
+    pub idempotency_key: IdempotencyKey,
     /// Headers whose value is a string, a number or a boolean, as strings. Other headers are omitted.
     pub headers: BTreeMap<String, String>,
     /// The media type of the body.
@@ -39,7 +43,7 @@ pub struct Request {
 
 impl Request {
     /// Returns the JSON Schema of a request as a payload.
-    pub fn schema() -> serde_json::Value {
+    pub fn schema() -> Value {
         committed_schema::parse(include_str!("request.schema.json"))
     }
 
@@ -58,8 +62,59 @@ impl Request {
     }
 
     /// Writes the request as a payload.
-    pub fn into_value(self) -> serde_json::Value {
+    pub fn into_value(self) -> Value {
         serde_json::to_value(self).unwrap_or_default()
+    }
+}
+
+/// A request as its queue brought it.
+pub trait RequestMessage: Send + Sync {
+    /// Reads the request without its key, if it is the payload; a handler with a schema of its own gets the body instead.
+    fn request(&self) -> Option<Request>;
+    /// Computes the key that is the same at each delivery of the request.
+    fn idempotency_key(&self) -> Option<String>;
+    /// Writes the request as a task's definition.
+    fn definition(&self) -> Value;
+    /// The trace of its sender.
+    fn traceparent(&self) -> Option<String>;
+}
+
+/// The key of a request. It is computed when it is first read, since that hashes the body.
+#[derive(Clone, Default)]
+pub struct IdempotencyKey {
+    message: Option<Arc<dyn RequestMessage>>,
+    key: OnceLock<Option<String>>,
+}
+
+impl IdempotencyKey {
+    pub(super) fn of(message: &Arc<dyn RequestMessage>) -> Self {
+        Self { message: Some(Arc::clone(message)), key: OnceLock::new() }
+    }
+}
+
+impl Deref for IdempotencyKey {
+    type Target = Option<String>;
+
+    fn deref(&self) -> &Option<String> {
+        self.key.get_or_init(|| self.message.as_ref()?.idempotency_key())
+    }
+}
+
+impl From<Option<String>> for IdempotencyKey {
+    fn from(key: Option<String>) -> Self {
+        Self { message: None, key: key.into() }
+    }
+}
+
+impl PartialEq for IdempotencyKey {
+    fn eq(&self, other: &Self) -> bool {
+        **self == **other
+    }
+}
+
+impl fmt::Debug for IdempotencyKey {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(out)
     }
 }
 
@@ -104,7 +159,7 @@ struct RequestJson {
     body_base64: Option<String>,
     /// The parsed body, if it is JSON of at most 1 MiB. Without `body` and `bodyBase64`, it is the body.
     #[serde(skip_serializing_if = "Option::is_none")]
-    json: Option<serde_json::Value>,
+    json: Option<Value>,
 }
 
 impl From<Request> for RequestJson {
@@ -117,7 +172,7 @@ impl From<Request> for RequestJson {
             path,
             routing_key,
             correlation_id,
-            idempotency_key,
+            idempotency_key: (*idempotency_key).clone(),
             headers,
             content_type,
             content_encoding,
@@ -146,7 +201,7 @@ impl TryFrom<RequestJson> for Request {
             path,
             routing_key,
             correlation_id,
-            idempotency_key,
+            idempotency_key: idempotency_key.into(),
             headers,
             content_type,
             content_encoding,
@@ -158,7 +213,7 @@ impl TryFrom<RequestJson> for Request {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 

@@ -100,7 +100,6 @@ pub struct NextCheck {
 
 impl Deferral {
     /// For a message that carries `record`; `None` for the first one of the work.
-    #[must_use]
     pub fn new(record: Option<StagedRecord>) -> Self {
         Self { record, next: Mutex::default() }
     }

@@ -8,4 +8,4 @@ mod protocol;
 mod runner_config;
 
 pub use protocol::{RunnerProtocol, RunnerRequest};
-pub use runner_config::{RunnerConfig, RunnerConfigError, SOURCE_NAME};
+pub use runner_config::{RunnerConfig, SOURCE_NAME};

@@ -17,7 +17,7 @@ const CAPABILITIES: [&str; 5] = ["graceful-termination", "new-credentials", "err
 pub struct RunnerProtocol {
     agreed_capabilities: Option<BTreeSet<String>>,
     hello_sent: bool,
-    /// When each kind of alert was reported last.
+    /// The time at which each kind of alert was reported last.
     reported: BTreeMap<String, Instant>,
 }
 

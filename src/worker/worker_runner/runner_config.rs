@@ -25,16 +25,6 @@ const OF_HOST: [&str; 8] = [
     "wstAudience",
 ];
 
-#[derive(Debug, thiserror::Error)]
-pub enum RunnerConfigError {
-    #[error("not a worker-runner configuration file: {0}")]
-    NotJson(#[from] serde_json::Error),
-    #[error("`journeyman` must be an object with configuration sections, such as {{\"worker\": {{\"capacity\": 2}}}}")]
-    NotAnObject,
-    #[error("cannot convert it to TOML: {0}")]
-    Toml(#[from] toml::ser::Error),
-}
-
 /// Unknown keys, such as those of generic-worker, have no effect.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -68,8 +58,9 @@ impl RunnerConfig {
     /// # Errors
     ///
     /// The text is not a worker-runner configuration. The error contains no value of the file.
-    pub fn parse(text: &str) -> Result<Self, RunnerConfigError> {
-        Ok(serde_json::from_slice(text.as_bytes())?)
+    pub fn parse(text: &str) -> Result<Self, String> {
+        serde_json::from_slice(text.as_bytes())
+            .map_err(|error| format!("not a worker-runner configuration file: {error}"))
     }
 
     pub fn credentials(&self) -> ClientCredentials {
@@ -97,7 +88,7 @@ impl RunnerConfig {
     /// # Errors
     ///
     /// `journeyman` is not an object.
-    pub fn to_toml(&self) -> Result<String, RunnerConfigError> {
+    pub fn to_toml(&self) -> Result<String, String> {
         let mut config = Value::Object(Map::new());
         let seconds = self.idle_timeout_secs.filter(|seconds| *seconds > 0).map(|seconds| format!("{seconds}s"));
         let worker = [
@@ -117,7 +108,8 @@ impl RunnerConfig {
             Value::Null => {}
             Value::Object(_) => merge_json(&mut config, self.journeyman.clone()),
             Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
-                return Err(RunnerConfigError::NotAnObject);
+                let example = r#"{"worker": {"capacity": 2}}"#;
+                return Err(format!("`journeyman` must be an object with configuration sections, such as {example}"));
             }
         }
         let identity = json!({
@@ -129,7 +121,7 @@ impl RunnerConfig {
             }},
         });
         merge_json(&mut config, identity);
-        Ok(toml::to_string_pretty(&config)?)
+        toml::to_string_pretty(&config).map_err(|error| format!("cannot convert it to TOML: {error}"))
     }
 }
 
@@ -185,14 +177,12 @@ mod tests {
     fn an_error_names_the_missing_key_and_repeats_no_value() {
         let error =
             RunnerConfig::parse(r#"{"rootURL": "u", "clientId": 7, "accessToken": "runner-bad-canary"}"#).unwrap_err();
-        assert!(!error.to_string().contains("canary"), "{error}");
-        let error = RunnerConfig::parse(r#"{"rootURL": "https://x"}"#).unwrap_err().to_string();
+        assert!(!error.contains("canary"), "{error}");
+        let error = RunnerConfig::parse(r#"{"rootURL": "https://x"}"#).unwrap_err();
         assert!(error.contains("clientId"), "{error}");
         let mut file: Value = serde_json::from_str(FILE).unwrap();
         file["journeyman"] = json!("capacity = 3");
-        assert!(matches!(
-            RunnerConfig::parse(&file.to_string()).unwrap().to_toml(),
-            Err(RunnerConfigError::NotAnObject)
-        ));
+        let error = RunnerConfig::parse(&file.to_string()).unwrap().to_toml().unwrap_err();
+        assert!(error.contains("must be an object"), "{error}");
     }
 }

@@ -57,7 +57,7 @@ async fn scale_creates_a_group_and_overrides_its_limits() {
         "{seen}"
     );
 
-    // Another one takes the place of a worker that is told to go.
+    // Another one takes the place of a worker that was drained.
     let first = seen["groups"][0]["worker_list"][0]["id"].as_str().expect("a worker").to_owned();
     let said = succeeds(&socket, &["drain", &first]).await;
     assert!(said.contains("draining worker"), "{said}");

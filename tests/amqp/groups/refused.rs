@@ -277,3 +277,15 @@ async fn c3_a_request_that_expires_because_workers_do_not_last_is_answered_with_
     assert!(message.contains(" s ago: exit status: 7; log: "), "{body}");
     assert_eq!(body["context"]["reason"], "expired");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn b13_a_missing_vhost_is_named_with_what_to_do() {
+    let Some(mut pool) = Pool::new().await else { return };
+    pool.uri = in_vhost(&pool.uri, "nowhere");
+    let mut controller = pool.controller("");
+    let line = controller.line("no connection to the broker", 1).await;
+    for words in ["vhost nowhere not found", "does the virtual host at the end of the broker's URI exist"] {
+        assert!(line.contains(words), "{line}");
+    }
+    controller.drained().await;
+}

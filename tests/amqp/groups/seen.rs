@@ -153,6 +153,9 @@ async fn c5_clients_of_osrdyne_see_the_workers_of_their_keys_and_the_reason_of_a
         let seen: Value = serde_json::from_str(&get(&address, query).await.body).expect("JSON");
         seen["workers"].as_object().expect("workers").values().cloned().collect::<Vec<_>>()
     };
+    // It replies before the controller has its report.
+    let is_ready = |one: &Value| one["status"] == "Ready";
+    within("its worker is ready", async { while !workers("/status").await.iter().all(is_ready) {} }).await;
     let found = workers("/status?keys=b&keys=a").await;
     assert_eq!(found.len(), 1, "{found:?}");
     assert_includes(&found[0], &json!({ "status": "Ready", "worker_metadata": { "worker_key": "a" } }));

@@ -11,7 +11,6 @@
 mod cgroup;
 pub mod children;
 mod dir_size;
-#[doc(hidden)]
 pub mod exec_shim;
 mod kill_recorded;
 mod proc_scan;

@@ -104,7 +104,7 @@ pub fn encode_environment<'a>(variables: impl Iterator<Item = (&'a str, &'a str)
 }
 
 impl ShimError {
-    /// Parses the shim's report; `None` if there is none, so that it has become the payload.
+    /// Parses the shim's report; `None` without a report: the shim has become the payload.
     pub fn parse(report: &[u8]) -> Option<io::Error> {
         let report = String::from_utf8_lossy(report);
         let mut rest = report.rsplit_once(Self::MARKER)?.1.chars();

@@ -122,7 +122,6 @@ pub struct PendingRecord {
 
 impl PendingRecord {
     /// A record that is on the disk.
-    #[must_use]
     pub fn succeeded() -> Self {
         let (sender, result) = oneshot::channel();
         sender.send(Ok(())).ok();

@@ -83,11 +83,11 @@ pub(super) struct Connection {
     /// The calls in flight, by their numbers.
     in_flight: VecDeque<InFlight>,
     ping_in_flight: Option<boot::Instant>,
-    /// When the last frame was sent that the server has answered.
-    proved_at: boot::Instant,
+    /// The time at which the last frame was sent that the server has answered.
+    pub(super) proved_at: boot::Instant,
     next_xid: i32,
-    sent_at: Instant,
-    is_closing: bool,
+    pub(super) sent_at: Instant,
+    pub(super) is_closing: bool,
 }
 
 impl Connection {
@@ -116,18 +116,6 @@ impl Connection {
         self.ping(self.sent_at);
     }
 
-    pub(super) const fn sent_at(&self) -> Instant {
-        self.sent_at
-    }
-
-    pub(super) const fn proved_at(&self) -> boot::Instant {
-        self.proved_at
-    }
-
-    pub(super) const fn is_closing(&self) -> bool {
-        self.is_closing
-    }
-
     pub(super) fn has_room(&self) -> bool {
         let is_full = self.in_flight.len() >= ZOOKEEPER_CALLS_IN_FLIGHT_MAX;
         !self.is_closing && !is_full && self.output.len() < ZOOKEEPER_REQUEST_BYTES_MAX
@@ -139,7 +127,7 @@ impl Connection {
 
     pub(super) fn ping(&mut self, now: Instant) {
         self.put(xid::PING, &records::request(Operation::Ping));
-        // Of several the first: the next answer may be its.
+        // The first one stays: the next answer may be its.
         self.ping_in_flight.get_or_insert_with(boot_now);
         self.sent_at = now;
     }
@@ -232,7 +220,7 @@ impl Connection {
     }
 }
 
-/// As leases are measured, also through suspend.
+/// The clock of leases, which runs through suspend.
 pub(super) fn boot_now() -> boot::Instant {
     Clock::boot().now()
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::connection::{Connection, Loss, Request, boot_now};
 use super::jute::Reader;
@@ -117,12 +117,12 @@ impl Session {
             self.watches.on_reconnected();
             let Err(loss) = self.serve(stream, &mut connection).await;
             let (state, why) = match loss {
-                Loss::Connection(why) if connection.is_closing() => (SessionState::Closed, why),
+                Loss::Connection(why) if connection.is_closing => (SessionState::Closed, why),
                 Loss::Connection(why) => (SessionState::Disconnected, why),
                 Loss::Session(state) => (state, "the server has ended it".to_owned()),
             };
             let id = self.status.borrow().id;
-            // Before the calls in flight fail: those who made them ask for the state.
+            // Before the calls in flight fail: their callers ask for the state.
             self.set_state(state);
             drop(connection);
             self.watches.on_connection_lost();
@@ -147,8 +147,8 @@ impl Session {
     async fn find_server(&mut self, ends_at: Instant) -> Result<Stream, Error> {
         loop {
             let longest = (self.timeout() / 3).clamp(ZOOKEEPER_CONNECT_ATTEMPT_MIN, ZOOKEEPER_CONNECT_ATTEMPT_MAX);
-            let attempt_ends_at = ends_at.min(Instant::now() + longest);
-            let sent_at = boot_now();
+            let (began_at, sent_at) = (Instant::now(), boot_now());
+            let attempt_ends_at = ends_at.min(began_at + longest);
             let why = match timeout_at(attempt_ends_at, self.try_server()).await {
                 Ok(Ok((stream, granted))) => {
                     self.on_granted(granted, sent_at);
@@ -159,12 +159,12 @@ impl Session {
                 Err(_) => "no answer".to_owned(),
             };
             tracing::debug!("no connection to ZooKeeper: {why}");
-            let pause = self.delay / 2 + self.jitter.below(self.delay / 2);
+            let next_at = began_at + self.delay / 2 + self.jitter.below(self.delay / 2);
             self.delay = (self.delay * 2).min(ZOOKEEPER_RECONNECT_DELAY_MAX).min(self.timeout() / 6);
-            if Instant::now() + pause >= ends_at {
+            if next_at.max(Instant::now()) >= ends_at {
                 return Err(Error::Connect(why));
             }
-            sleep(pause).await;
+            sleep_until(next_at).await;
         }
     }
 
@@ -204,7 +204,7 @@ impl Session {
         let mut input = bytes::BytesMut::new();
         loop {
             let now = Instant::now();
-            if now >= connection.sent_at() + ping_after {
+            if now >= connection.sent_at + ping_after {
                 connection.ping(now);
             }
             // All that wait leave in one write.
@@ -215,7 +215,7 @@ impl Session {
                     Err(mpsc::error::TryRecvError::Empty) => break,
                 }
             }
-            let wake_at = (self.heard_at + leave_after).min(connection.sent_at() + ping_after);
+            let wake_at = (self.heard_at + leave_after).min(connection.sent_at + ping_after);
             input.reserve(ZOOKEEPER_READ_BYTES);
             tokio::select! {
                 biased;
@@ -230,7 +230,7 @@ impl Session {
                     }
                     self.heard_at = Instant::now();
                     self.status.send_if_modified(|status| {
-                        status.proved_at = connection.proved_at();
+                        status.proved_at = connection.proved_at;
                         false
                     });
                 }
@@ -259,5 +259,40 @@ impl Drop for Session {
             }
             was_open
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::{TcpSocket, TcpStream};
+
+    use super::super::session_tests::Server;
+    use super::*;
+
+    /// Whether it refuses connections or, as a host that is down, does not answer at all.
+    #[tokio::test]
+    async fn d2_a_server_is_tried_at_least_each_second_until_the_session_ends() {
+        let server = Server::start(Duration::from_secs(60)).await;
+        let (options, (_requests, receiver)) = (server.options(), mpsc::channel(1));
+        let (opened, line) = tokio::join!(Session::open(&options, receiver), server.accept());
+        let (mut session, stream) = opened.unwrap();
+        drop((server, line, stream));
+        let [refusing, full] = [(), ()].map(|()| {
+            let socket = TcpSocket::new_v4().unwrap();
+            socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+            socket
+        });
+        let (refuses, is_silent) = (refusing.local_addr().unwrap(), full.local_addr().unwrap());
+        let _full = full.listen(1).unwrap();
+        // What comes after these has to wait.
+        let _waiting = [TcpStream::connect(is_silent).await.unwrap(), TcpStream::connect(is_silent).await.unwrap()];
+        tokio::time::pause();
+        for address in [refuses, is_silent] {
+            session.transport = Transport::new(&address.to_string(), None, &mut session.jitter).unwrap();
+            let began_at = Instant::now();
+            assert!(session.find_server(began_at + Duration::from_secs(100)).await.is_err());
+            let (tries, took) = (session.transport.next, began_at.elapsed());
+            assert!(tries >= 99 && took >= Duration::from_secs(99), "{tries} tries in {took:?}");
+        }
     }
 }

@@ -12,13 +12,13 @@ use journeyman_domain::limits::ZOOKEEPER_ANSWER_BYTES_MAX;
 
 const ID: i64 = 0x17;
 
-struct Server {
+pub(super) struct Server {
     listener: TcpListener,
     timeout: Duration,
 }
 
 /// A connection of the client's session.
-struct Line(TcpStream);
+pub(super) struct Line(TcpStream);
 
 /// A request as the server sees it.
 #[derive(Debug, PartialEq, Eq)]
@@ -29,17 +29,21 @@ struct Seen {
 }
 
 impl Server {
-    async fn start(timeout: Duration) -> Self {
+    pub(super) async fn start(timeout: Duration) -> Self {
         Self { listener: TcpListener::bind("127.0.0.1:0").await.expect("a port"), timeout }
     }
 
-    async fn client(&self) -> (Client, Line) {
-        let options = ConnectOptions {
+    pub(super) fn options(&self) -> ConnectOptions {
+        ConnectOptions {
             servers: self.listener.local_addr().expect("an address").to_string(),
             session_timeout: self.timeout,
             tls: None,
             auth: None,
-        };
+        }
+    }
+
+    async fn client(&self) -> (Client, Line) {
+        let options = self.options();
         let (client, line) = tokio::join!(Client::connect(&options), self.accept());
         (client.expect("it is connected"), line)
     }
@@ -51,7 +55,7 @@ impl Server {
         (line, greeting)
     }
 
-    async fn accept(&self) -> Line {
+    pub(super) async fn accept(&self) -> Line {
         let (mut line, _) = self.greeted().await;
         let timeout_ms = i32::try_from(self.timeout.as_millis()).expect("it is short");
         line.grant(timeout_ms, ID).await;

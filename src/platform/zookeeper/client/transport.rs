@@ -27,7 +27,7 @@ struct Server {
 
 pub(super) struct Transport {
     servers: Vec<Server>,
-    next: usize,
+    pub(super) next: usize,
     tls: Option<TlsConnector>,
 }
 

@@ -23,11 +23,12 @@ dies*) echo "goodbye"; exit 3 ;;
 stays*) trap '' TERM ;;
 wraps*) (trap '' TERM; echo >"$SEEN/$WORKER_ID.up"; while [ ! -e "$SEEN/go" ]; do sleep 0.05; done; echo >"$SEEN/$WORKER_ID.done") & ;;
 strays*) setsid sh -c 'echo $$ >"$SEEN/$WORKER_ID.stray"; exec sleep 1000' & ;;
-lingers*) trap 'echo told >>"$SEEN/$WORKER_ID.told"' TERM ;;
+lingers*) trap 'echo told >>"$SEEN/$WORKER_ID.told"' TERM; trap 'echo last >>"$SEEN/$WORKER_ID.told"' URG ;;
 esac
 exec 3>&1
 printf '%s' "$WORKER_KEY" >"$SEEN/$WORKER_ID"
-while :; do sleep 0.05; done
+# One that a failed test has left ends when the folder is gone.
+while [ -d "$SEEN" ]; do sleep 0.05; done
 "#;
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
@@ -533,6 +534,41 @@ mod real {
         let (started, ()) = tokio::join!(site.start(worker.clone()), unlocking);
         started.expect("it waits for the lock");
         site.wait_for_exit(&worker.id, false).await;
+    }
+
+    /// A call that timed out on a slow disk may have sent it.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a7_a_stop_that_is_repeated_sends_one_term() {
+        let place = Fixture::new();
+        let pool = place.processes("core", &place.path().join("worker").display().to_string());
+        let mut site = DriverUnderTest::new(&pool);
+        let lingers = worker_spec(&place, "lingers");
+        site.start(lingers.clone()).await.expect("it is started");
+        wait_until_up(&place, &lingers).await;
+        let told = place.path().join("seen").join(format!("{}.told", lingers.id));
+        let wait_until_told = async |what: &str| {
+            let telling = async {
+                while !std::fs::read_to_string(&told).is_ok_and(|text| text.ends_with(what)) {
+                    tokio::task::yield_now().await;
+                }
+            };
+            timeout(TEST_TIMEOUT, telling).await.expect("it is told");
+        };
+        let stop = async |mode| {
+            let stop = DriverCall::Stop(lingers.id.clone(), lingers.key.clone(), mode);
+            Arc::clone(&site.handle.driver).call(stop, Arc::clone(&site.handle.store)).await;
+        };
+        for _ in 0..2 {
+            stop(StopMode::Terminate).await;
+            wait_until_told("told\n").await;
+        }
+        // A shell runs the traps of signals that wait in the order of their numbers.
+        let process = record(&pool, &lingers.id).process.expect("a process");
+        let group = rustix::process::Pid::from_raw(process.pid).expect("a number");
+        rustix::process::kill_process_group(group, rustix::process::Signal::URG).expect("it is there");
+        wait_until_told("last\n").await;
+        stop(StopMode::Kill).await;
+        assert_eq!(std::fs::read_to_string(&told).expect("it was told"), "told\nlast\n");
     }
 
     #[tokio::test(flavor = "multi_thread")]

@@ -190,7 +190,7 @@ impl<D: Driver> AnyDriver for D {
                     let recorded = if mode == StopMode::Terminate && result.is_ok() {
                         let id = id.clone();
                         let record = store.run(move |store| store.add_stop_request(&id));
-                        with_timeout(async { Ok(record.await?) }).await
+                        with_timeout(async { Ok(record.await.map(drop)?) }).await
                     } else {
                         Ok(())
                     };
@@ -242,7 +242,7 @@ pub(super) enum WorkerChange {
 /// A driver, which is called while the controller holds the pool.
 pub(super) struct DriverHandle {
     driver: Arc<dyn AnyDriver>,
-    store: Arc<StateStore>,
+    pub(super) store: Arc<StateStore>,
     clock: Clock,
     list_interval: Duration,
     pub(super) reconciler: Reconciler,
@@ -302,10 +302,6 @@ impl DriverHandle {
         let list_interval = if is_local { CONTROLLER_RECONCILE_INTERVAL } else { DRIVER_POLL_INTERVAL };
         let reconciler = Reconciler::new(pool.termination_grace.0, id_source);
         Ok(Some(Self { driver, store, clock, list_interval, reconciler, forgotten: Vec::new(), active: None }))
-    }
-
-    pub(super) const fn store(&self) -> &Arc<StateStore> {
-        &self.store
     }
 
     pub(super) fn activate(&mut self) {

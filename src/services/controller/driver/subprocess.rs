@@ -21,6 +21,7 @@ use journeyman_platform::host::containment::{Cgroup, WorkerCgroups, command_pref
 use journeyman_platform::host::process::{self, ProcessStat};
 use journeyman_platform::host::program_path::find_program;
 use journeyman_platform::host::work_dir::remove_tree;
+use journeyman_platform::tasks::blocking;
 
 /// Everything that it does reads or writes files, of `/proc` too, and so is off the controller's threads.
 pub(super) struct SubprocessDriver(Arc<Processes>);
@@ -162,9 +163,11 @@ impl Processes {
         let running = if is_running(record)? { record.process } else { None };
         match (mode, running) {
             (StopMode::Terminate, Some(process)) => {
-                // Before the signal: a shell may exit at once, and its worker keeps its time.
-                self.store.add_stop_request(id)?;
-                signal_group(id, process.pid, Signal::TERM);
+                // Before the signal: a shell may exit at once, and its worker keeps its time. A call that timed out on a slow disk
+                // may have sent it, and a second TERM makes a worker release what it runs.
+                if self.store.add_stop_request(id)? {
+                    signal_group(id, process.pid, Signal::TERM);
+                }
             }
             (StopMode::Terminate, None) => {}
             (StopMode::Kill, Some(process)) => {
@@ -198,7 +201,7 @@ impl Driver for SubprocessDriver {
         if mode == StopMode::Remove {
             let dir = self.0.worker_dir(&id);
             // It may have many files, and other calls do not wait for them.
-            let removed = tokio::task::spawn_blocking(move || remove_tree(&dir)).await;
+            let removed = blocking(move || remove_tree(&dir)).await;
             removed.map_err(io::Error::other)?.map_err(|error| {
                 DriverError(format!("cannot remove its directory {}: {error}", self.0.worker_dir(&id).display()))
             })?;

@@ -1,9 +1,12 @@
 //! Takes events over HTTP, and answers once they are on disk.
 
+use std::error::Error as _;
+
 use axum::Json;
 use axum::body::{Body, HttpBody as _, to_bytes};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
+use http_body_util::LengthLimitError;
 use serde_json::json;
 
 use super::{Publisher, Refused};
@@ -20,8 +23,9 @@ pub(super) async fn accept(Publisher(api): Publisher, body: Body) -> Result<Resp
     let Ok(_share) = api.bodies.try_acquire_many(u32::try_from(bytes).unwrap_or(u32::MAX)) else {
         return Err(Refused(StatusCode::TOO_MANY_REQUESTS, "too many calls at once; retry in a second".to_owned()));
     };
-    let unread = |error| {
-        let status = declared.map_or(StatusCode::PAYLOAD_TOO_LARGE, |_| StatusCode::REQUEST_TIMEOUT);
+    let unread = |error: axum::Error| {
+        let is_large = error.source().is_some_and(|source| source.is::<LengthLimitError>());
+        let status = if is_large { StatusCode::PAYLOAD_TOO_LARGE } else { StatusCode::REQUEST_TIMEOUT };
         Refused(status, format!("cannot read the body of the call: {error}"))
     };
     let body = to_bytes(body, NOTIFIER_BODY_BYTES_MAX).await.map_err(unread)?;

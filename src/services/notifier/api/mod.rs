@@ -1,4 +1,4 @@
-//! The notifier over HTTP: for those who send events, and for operators.
+//! The notifier over HTTP: for senders of events, and for operators.
 
 mod events;
 mod mistral;
@@ -76,7 +76,7 @@ impl From<StoreFailure> for Refused {
     fn from(failure: StoreFailure) -> Self {
         let status = match failure {
             StoreFailure::DiskFull => StatusCode::INSUFFICIENT_STORAGE,
-            StoreFailure::Unreachable(_) | StoreFailure::Changed(_) => StatusCode::SERVICE_UNAVAILABLE,
+            StoreFailure::Unusable(_) | StoreFailure::Changed(_) => StatusCode::SERVICE_UNAVAILABLE,
             StoreFailure::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
         };
         Self(status, failure.to_string())

@@ -131,8 +131,11 @@ pub(super) async fn lanes(Reader(api): Reader, Query(rows): Query<Rows>) -> Answ
 
 pub(super) async fn attempts(Reader(api): Reader, Query(rows): Query<Rows>) -> Answer<Vec<AttemptRow>> {
     let max = rows.max();
-    let before = rows.before.map(|text| text.parse()).transpose();
-    let before = before.map_err(|why| Refused::bad_request(format!("before: {why}")))?;
+    let numbers = |text: String| Vec::from_iter(text.split(',').map_while(|part| part.parse::<i64>().ok()));
+    let before =
+        rows.before.map(|text| numbers(text).try_into()).transpose().map_err(|_| {
+            Refused::bad_request("before: expected the `started_at,lane,position,number` of an attempt")
+        })?;
     Ok(Json(api.store.attempts(rows.endpoint, rows.lane, before, max).await?))
 }
 

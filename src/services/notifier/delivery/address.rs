@@ -1,6 +1,6 @@
 //! Judges the address that a webhook would be delivered to.
 //!
-//! Whoever registers a URL chooses where the notifier connects to.
+//! The URL of an endpoint decides where the notifier connects to, and callers of the API choose it.
 
 use std::net::IpAddr;
 

@@ -10,5 +10,4 @@ mod signature;
 pub(super) use headers::parse_headers;
 pub(super) use sender::{AttemptResult, DeliveryRequest};
 pub use sender::{ClientCertificate, Sender, SenderConfig};
-pub(super) use signature::WebhookId;
 pub use signature::{Signed, SigningKey, verify};

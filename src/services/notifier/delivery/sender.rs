@@ -24,7 +24,7 @@ use tokio::time::{Instant, timeout_at};
 use url::{Host, Url};
 
 use super::address::AddressPolicy;
-use super::signature::{SigningKey, WebhookId, sign};
+use super::signature::{SigningKey, sign};
 use journeyman_domain::lane::{Control, ErrorClass};
 use journeyman_domain::limits::{
     REDACT_SECRET_CHARS_MIN, WEBHOOK_ANSWER_BYTES_MAX, WEBHOOK_CONNECT_TIMEOUT, WEBHOOK_DNS_TIMEOUT,
@@ -82,7 +82,7 @@ pub struct InvalidSenderConfig(String);
 /// One attempt.
 pub(crate) struct DeliveryRequest {
     pub(crate) url: Url,
-    pub(crate) webhook_id: WebhookId,
+    pub(crate) webhook_id: HeaderValue,
     /// The time of the attempt, since 1970.
     pub(crate) at: Duration,
     /// The headers of the endpoint and of the lane; they may be secret.
@@ -223,12 +223,12 @@ impl Sender {
         let mut head = Vec::new();
         let now = Stamp(request.at.as_millis().try_into().unwrap_or_default());
         // A body that breaks off, or takes too long, leaves what was read. The connection is closed when `response` is dropped.
-        timeout_at(deadline, read_head(&mut response, &mut head)).await.ok();
+        let is_cut = timeout_at(deadline, read_head(&mut response, &mut head)).await.unwrap_or(true);
         Ok(Answer {
             status: response.status().as_u16(),
             retry_after: retry_after(response.headers(), now),
             control: control(response.headers()),
-            head: redacted(head, request),
+            head: redacted(head, is_cut, request),
         })
     }
 }
@@ -260,7 +260,7 @@ fn headers(request: &DeliveryRequest) -> Result<HeaderMap, reqwest::header::Inva
         headers.remove(name);
     }
     headers.entry(CONTENT_TYPE).or_insert_with(|| request.content_type.clone());
-    headers.insert(WEBHOOK_ID, request.webhook_id.header().clone());
+    headers.insert(WEBHOOK_ID, request.webhook_id.clone());
     headers.insert(WEBHOOK_TIMESTAMP, request.at.as_secs().into());
     if !request.keys.is_empty() {
         headers.insert(WEBHOOK_SIGNATURE, sign(&request.keys, &request.webhook_id, request.at, &request.body)?);
@@ -268,14 +268,15 @@ fn headers(request: &DeliveryRequest) -> Result<HeaderMap, reqwest::header::Inva
     Ok(headers)
 }
 
-/// A receiver may echo the request, and its answer is stored and shown.
-fn redacted(head: Vec<u8>, request: &DeliveryRequest) -> Bytes {
+/// A receiver may echo the request, and its answer is stored and shown. Where it is cut a secret may have begun.
+fn redacted(mut head: Vec<u8>, is_cut: bool, request: &DeliveryRequest) -> Bytes {
     if head.len() < REDACT_SECRET_CHARS_MIN {
         return head.into();
     }
-    let mut secrets = SecretSet::default();
+    let (mut secrets, mut longest) = (SecretSet::default(), 0);
     let mut add = |text: &str| {
         if text.len() >= REDACT_SECRET_CHARS_MIN {
+            longest = longest.max(text.len());
             secrets.add(text);
         }
     };
@@ -294,20 +295,28 @@ fn redacted(head: Vec<u8>, request: &DeliveryRequest) -> Bytes {
         .for_each(&mut add);
     url.query_pairs().for_each(|(_, value)| add(&value));
     url.password().into_iter().for_each(&mut add);
+    if is_cut {
+        head.truncate(head.len().saturating_sub(longest));
+    }
     match redact::bytes(&head, Some(&secrets)) {
         Cow::Borrowed(_) => head.into(),
         Cow::Owned(redacted) => redacted.into(),
     }
 }
 
-async fn read_head(response: &mut Response, head: &mut Vec<u8>) {
-    while let Ok(Some(chunk)) = response.chunk().await {
-        let room = WEBHOOK_ANSWER_BYTES_MAX - head.len();
-        head.extend_from_slice(&chunk[..chunk.len().min(room)]);
-        if head.len() == WEBHOOK_ANSWER_BYTES_MAX {
-            return;
+/// Returns whether there is more.
+async fn read_head(response: &mut Response, head: &mut Vec<u8>) -> bool {
+    while head.len() < WEBHOOK_ANSWER_BYTES_MAX {
+        match response.chunk().await {
+            Ok(Some(chunk)) => {
+                let room = WEBHOOK_ANSWER_BYTES_MAX - head.len();
+                head.extend_from_slice(&chunk[..chunk.len().min(room)]);
+            }
+            Ok(None) => return false,
+            Err(_) => return true,
         }
     }
+    true
 }
 
 fn control(headers: &HeaderMap) -> Option<Control> {

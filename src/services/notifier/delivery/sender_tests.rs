@@ -352,6 +352,18 @@ async fn f6_a_receiver_that_echoes_the_request_puts_no_secret_into_the_record() 
 }
 
 #[tokio::test]
+async fn f6_a_secret_that_begins_where_the_answer_is_cut_is_not_in_the_record() {
+    let echo = format!("{}canary-token-7{}", "x".repeat(WEBHOOK_ANSWER_BYTES_MAX - 10), "y".repeat(100));
+    let answer = format!("HTTP/1.1 500 X\r\ncontent-length: {}\r\n\r\n{echo}", echo.len());
+    let receiver = Receiver::answering(answer).await;
+    let mut request = request(&receiver.url(), LONG);
+    request.headers.insert("authorization", "Bearer canary-token-7".parse().expect("a value"));
+    let answer = sender().send(&request).await.result.expect("an answer");
+    let head = String::from_utf8_lossy(&answer.head).into_owned();
+    assert!(head.len() > WEBHOOK_ANSWER_BYTES_MAX / 2 && !head.contains("canary"), "{}", head.len());
+}
+
+#[tokio::test]
 async fn p6_urls_of_private_addresses_are_denied_in_every_spelling() {
     let sender = Sender::new(SenderConfig::default()).expect("it is valid");
     let receiver = Receiver::start(|_| async {}).await;

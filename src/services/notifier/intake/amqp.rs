@@ -72,7 +72,7 @@ impl AmqpIntake {
 
     async fn open_shards(&self, connection: &Connection) -> Result<Vec<Shard>, String> {
         let AmqpConfig { broker, topology } = &self.config;
-        let dead = topology.check(broker, connection).await.map_err(|error| error.to_string())?;
+        let dead = topology.check(broker, connection).await?;
         if dead > 0 {
             tracing::warn!(
                 queue = topology.dead.as_str(),

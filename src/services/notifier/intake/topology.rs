@@ -8,39 +8,9 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{Connection, ExchangeKind};
 
 use journeyman_domain::limits::NOTIFIER_DELIVERY_LIMIT;
-use journeyman_domain::refusal::CallError;
 use journeyman_platform::amqp::{self, Broker, NameTooLong, header_table, text_value, to_short_string};
 
 const HASH: &str = "x-modulus-hash";
-
-/// Why the queues cannot be used or made.
-#[derive(Debug, thiserror::Error)]
-pub enum TopologyError {
-    #[error("RabbitMQ has no {0}: run `journeyman notifier setup` once, as a user that may configure it")]
-    Missing(String),
-    #[error(
-        "{exchange} was set up with another number of shards than `notifier.amqp.shards`; a change would mix up the order of \
-         events, so set the old number, or another `notifier.amqp.queue`"
-    )]
-    OtherShards { exchange: String },
-    #[error(
-        "{what} exists with other arguments ({why}); set another `notifier.amqp.queue`, or delete it once it is empty"
-    )]
-    Differs { what: String, why: String },
-    #[error(
-        "this RabbitMQ has no exchanges of the type {HASH}: enable its plugin (`rabbitmq-plugins enable rabbitmq_sharding`), or \
-         set `notifier.amqp.shards` to 1"
-    )]
-    NoHashExchange,
-    #[error("{0}")]
-    Call(String),
-}
-
-impl From<CallError> for TopologyError {
-    fn from(error: CallError) -> Self {
-        Self::Call(error.message)
-    }
-}
 
 #[derive(Debug, Clone)]
 pub struct Topology {
@@ -68,18 +38,18 @@ impl Topology {
     }
 
     /// Checks that everything is there, without declaring anything. Returns how many messages could not be taken.
-    pub(super) async fn check(&self, broker: &Broker, connection: &Connection) -> Result<u32, TopologyError> {
+    pub(super) async fn check(&self, broker: &Broker, connection: &Connection) -> Result<u32, String> {
         let look = Look { broker, connection };
         if !look.has_exchange(&self.exchange).await? {
-            return Err(TopologyError::Missing(format!("exchange {}", self.exchange)));
+            return Err(missing("exchange", &self.exchange));
         }
         for shard in &self.shards {
-            look.count(shard).await?.ok_or_else(|| TopologyError::Missing(format!("queue {shard}")))?;
+            look.count(shard).await?.ok_or_else(|| missing("queue", shard))?;
         }
         if look.count(&self.beyond).await?.is_some() {
             return Err(self.other_shards());
         }
-        look.count(&self.dead).await?.ok_or_else(|| TopologyError::Missing(format!("queue {}", self.dead)))
+        look.count(&self.dead).await?.ok_or_else(|| missing("queue", &self.dead))
     }
 
     /// Makes what is missing.
@@ -87,7 +57,7 @@ impl Topology {
     /// # Errors
     ///
     /// Fails if something exists that differs, or the broker refuses.
-    pub async fn set_up(&self, broker: &Broker, connection: &Connection) -> Result<(), TopologyError> {
+    pub async fn set_up(&self, broker: &Broker, connection: &Connection) -> Result<(), String> {
         let look = Look { broker, connection };
         let (Some(first), Some(last)) = (self.shards.first(), self.shards.last()) else { return Ok(()) };
         let has_too_few = look.count(first).await?.is_some() && look.count(last).await?.is_none();
@@ -129,9 +99,17 @@ impl Topology {
         header_table([("x-queue-type", text_value("quorum")), ("x-delivery-limit", limit)])
     }
 
-    fn other_shards(&self) -> TopologyError {
-        TopologyError::OtherShards { exchange: self.exchange.to_string() }
+    fn other_shards(&self) -> String {
+        format!(
+            "{} was set up with another number of shards than `notifier.amqp.shards`; a change would mix up the order of \
+             events, so set the old number, or another `notifier.amqp.queue`",
+            self.exchange
+        )
     }
+}
+
+fn missing(what: &str, name: &ShortString) -> String {
+    format!("RabbitMQ has no {what} {name}: run `journeyman notifier setup` once, as a user that may configure it")
 }
 
 /// Each call has a channel of its own, which the broker closes with an error.
@@ -142,17 +120,17 @@ struct Look<'a> {
 
 impl Look<'_> {
     /// The messages of a queue; `None` if it does not exist.
-    async fn count(&self, queue: &ShortString) -> Result<Option<u32>, TopologyError> {
+    async fn count(&self, queue: &ShortString) -> Result<Option<u32>, String> {
         let found = self.call("look up", queue, amqp::find_queue(self.connection, queue.clone())).await?;
         Ok(found.map(|queue| queue.message_count()))
     }
 
-    async fn has_exchange(&self, exchange: &ShortString) -> Result<bool, TopologyError> {
+    async fn has_exchange(&self, exchange: &ShortString) -> Result<bool, String> {
         let found = self.call("look up", exchange, amqp::find_exchange(self.connection, exchange.clone())).await?;
         Ok(found.is_some())
     }
 
-    async fn declare_queue(&self, name: &ShortString, arguments: FieldTable) -> Result<(), TopologyError> {
+    async fn declare_queue(&self, name: &ShortString, arguments: FieldTable) -> Result<(), String> {
         let declaring =
             async { amqp::declare_queue(&self.connection.create_channel().await?, name.as_str(), arguments).await };
         self.call("declare", name, declaring).await.map(drop)
@@ -163,7 +141,7 @@ impl Look<'_> {
         name: &ShortString,
         kind: ExchangeKind,
         arguments: FieldTable,
-    ) -> Result<(), TopologyError> {
+    ) -> Result<(), String> {
         let declaring = async {
             let channel = self.connection.create_channel().await?;
             amqp::declare_exchange(&channel, name.as_str(), kind, arguments).await
@@ -171,7 +149,7 @@ impl Look<'_> {
         self.call("declare", name, declaring).await.map(drop)
     }
 
-    async fn bind(&self, queue: &ShortString, exchange: &ShortString) -> Result<(), TopologyError> {
+    async fn bind(&self, queue: &ShortString, exchange: &ShortString) -> Result<(), String> {
         let binding = async {
             let channel = self.connection.create_channel().await?;
             amqp::bind_queue(&channel, queue.as_str(), exchange.as_str(), "").await
@@ -185,7 +163,7 @@ impl Look<'_> {
         operation: &str,
         name: &ShortString,
         call: impl Future<Output = lapin::Result<T>>,
-    ) -> Result<Option<T>, TopologyError> {
+    ) -> Result<Option<T>, String> {
         let mut refusal = None;
         let watched = async {
             call.await.inspect_err(|error| refusal = Some((amqp::reply_code(error), amqp::error_text(error))))
@@ -194,11 +172,14 @@ impl Look<'_> {
         match (ended, refusal) {
             (Ok(done), _) => Ok(Some(done)),
             (Err(_), Some((Some(amqp::NOT_FOUND), why))) if !why.contains("down or inaccessible") => Ok(None),
-            (Err(_), Some((_, why))) if why.contains("exchange type") => Err(TopologyError::NoHashExchange),
-            (Err(_), Some((Some(amqp::PRECONDITION_FAILED), why))) => {
-                Err(TopologyError::Differs { what: name.to_string(), why })
-            }
-            (Err(error), _) => Err(error.into()),
+            (Err(_), Some((_, why))) if why.contains("exchange type") => Err(format!(
+                "this RabbitMQ has no exchanges of the type {HASH}: enable its plugin (`rabbitmq-plugins enable \
+                 rabbitmq_sharding`), or set `notifier.amqp.shards` to 1"
+            )),
+            (Err(_), Some((Some(amqp::PRECONDITION_FAILED), why))) => Err(format!(
+                "{name} exists with other arguments ({why}); set another `notifier.amqp.queue`, or delete it once it is empty"
+            )),
+            (Err(error), _) => Err(error.message),
         }
     }
 }

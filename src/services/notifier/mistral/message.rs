@@ -55,7 +55,7 @@ struct Body {
 
 /// # Errors
 ///
-/// Why it is none, in words without anything of the message.
+/// What is wrong with it, in words without anything of the message.
 pub(super) fn parse(queue: &str, key: &UrlKey, properties: &BasicProperties, data: &[u8]) -> Result<Message, String> {
     let Some((execution, url_key)) = parse_queue(queue) else { return Err("its queue has no key of a URL".to_owned()) };
     let place = |error: serde_json::Error| format!("invalid JSON at line {}, column {}", error.line(), error.column());
@@ -87,7 +87,7 @@ pub(super) fn parse(queue: &str, key: &UrlKey, properties: &BasicProperties, dat
     };
     let (source, key) = (format!("mistral {queue}"), execution.to_owned());
     let event = Box::new(Event { source, id, r#type, key, epoch: Some(epoch), time: None, last: false, data: body });
-    event.check_with(NOTIFIER_MISTRAL_BODY_BYTES_MAX).map_err(|error| error.to_string())?;
+    event.check_with(NOTIFIER_MISTRAL_BODY_BYTES_MAX)?;
     Ok(Message::Event { event, target })
 }
 

@@ -1,7 +1,7 @@
 //! Takes the messages of one of Mistral's queues, and deletes the queue a while after its execution has ended.
 //!
 //! `end` is not acknowledged until then, so the broker keeps it for a notifier that starts again. RabbitMQ deletes the queue only if
-//! nobody consumes from it and no other message waits there: one that comes in between keeps it.
+//! it has no consumer and no other message waits there: one that comes in between keeps it.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -272,12 +272,29 @@ impl Store {
     }
 
     /// How many messages that have ended the filter is true for. They are sent once more, each lane's in their order, unless it is a
-    /// dry run.
+    /// dry run. Each transaction is short; after a failure some are sent.
     pub(crate) async fn replay(&self, filter: ReplayFilter, now: Stamp) -> Result<i64, StoreFailure> {
-        if filter.dry_run {
-            return transaction!(Pages, self, move |db| operators::replay(db, &filter, now));
+        let (filter, mut count) = (Arc::new(filter), 0);
+        let next_keys = async |after: String| {
+            let of = Arc::clone(&filter);
+            transaction!(Pages, self, move |db| operators::next_keys(db, &of, &after))
+        };
+        let mut next = match &filter.key {
+            Some(key) => Some((key.clone(), key.clone())),
+            None => next_keys(String::new()).await?,
+        };
+        while let Some(keys) = next {
+            next = if filter.key.is_some() { None } else { next_keys(keys.1.clone()).await? };
+            let (of, of_keys) = (Arc::clone(&filter), keys.clone());
+            // Not what is added: after a lost answer it would be 0.
+            count += transaction!(Pages, self, move |db| operators::count_ended(db, &of, &of_keys))?;
+            if !filter.dry_run {
+                let of = Arc::clone(&filter);
+                transaction!(Operators, self, move |db| operators::replay(db, &of, &keys, now))?;
+            }
         }
-        transaction!(Operators, self, move |db| operators::replay(db, &filter, now)).inspect(|_| self.tell_changed())
+        self.tell_changed();
+        Ok(count)
     }
 
     /// Removes some of what ended before this time, and the endpoints of this pattern that have no lane. Returns how many rows.

@@ -1,16 +1,16 @@
 //! The statements of operators: the state of endpoints, what is in the lanes, and what is changed by hand.
 
 use std::collections::BTreeMap;
-use std::str::FromStr;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::sql::{SqlError, read, values};
+use super::sql::{SqlError, Value, parameters, read, values};
 use super::statements::generation;
 use super::transaction::Tx;
 use journeyman_domain::lane::dispatcher::LaneId;
 use journeyman_domain::lane::endpoint::{DisableReason, EndpointHealth};
+use journeyman_domain::limits::NOTIFIER_REPLAY_LANES;
 use journeyman_domain::staged::Stamp;
 
 type Result<T> = std::result::Result<T, SqlError>;
@@ -119,26 +119,8 @@ pub struct AttemptRow {
     pub detail: String,
 }
 
-/// An attempt, as a page names it that follows: `STARTED_AT,LANE,POSITION,NUMBER`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct AttemptPlace {
-    at: i64,
-    lane: i64,
-    position: i64,
-    number: i64,
-}
-
-impl FromStr for AttemptPlace {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
-        let parts: Vec<i64> = text.split(',').map_while(|part| part.parse().ok()).collect();
-        match parts[..] {
-            [at, lane, position, number] => Ok(Self { at, lane, position, number }),
-            _ => Err("expected the `started_at,lane,position,number` of an attempt"),
-        }
-    }
-}
+/// The `started_at`, `lane`, `position` and `number` of an attempt, by which the page after it is asked for.
+pub(crate) type AttemptPlace = [i64; 4];
 
 /// Messages that have ended, by what they are.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -161,7 +143,7 @@ pub(crate) struct ReplayFilter {
 /// What the store knows of its endpoints.
 #[derive(Debug, Default)]
 pub(crate) struct StoredEndpoints {
-    /// Or a later one.
+    /// The generation of these states, or a later one.
     pub(crate) generation: i64,
     pub(crate) states: BTreeMap<String, EndpointState>,
 }
@@ -362,15 +344,13 @@ pub(super) async fn attempts(
     before: Option<AttemptPlace>,
     max: usize,
 ) -> Result<Vec<AttemptRow>> {
-    const LAST: AttemptPlace = AttemptPlace { at: i64::MAX, lane: i64::MAX, position: i64::MAX, number: i64::MAX };
-    let place = before.unwrap_or(LAST);
-    let AttemptPlace { at, position, number, .. } = place;
+    let [at, last_lane, position, number] = before.unwrap_or([i64::MAX; 4]);
     let rows = match (endpoint, lane) {
         (_, Some(lane)) => db.query(ATTEMPTS_OF_LANE, values![max, lane, position, number]).await?,
         (Some(endpoint), None) => {
-            db.query(ATTEMPTS_OF_ENDPOINT, values![max, at, place.lane, position, number, endpoint]).await?
+            db.query(ATTEMPTS_OF_ENDPOINT, values![max, at, last_lane, position, number, endpoint]).await?
         }
-        (None, None) => db.query(ATTEMPTS, values![max, at, place.lane, position, number]).await?,
+        (None, None) => db.query(ATTEMPTS, values![max, at, last_lane, position, number]).await?,
     };
     let read = read!(AttemptRow =>
         endpoint, key, lane, position, epoch, seq, event_id, r#type, number,
@@ -455,46 +435,67 @@ pub(super) async fn end_pauses(db: &mut Tx<'_>, now: Stamp) -> Result<Option<Sta
     next.map_or(Ok(None), |mut row| row.take())
 }
 
-/// Counts rows from these tables where these conditions hold.
+/// Of lanes with these keys, the messages that have ended for which a filter is true, and its condition on their event.
 macro_rules! matching {
-    () => {
-        "lane JOIN message ON message.lane = lane.id JOIN event ON event.id = message.event
-         WHERE lane.endpoint = $1 AND message.outcome IS NOT NULL
-             AND (CAST($2 AS BIGINT) IS NULL OR event.received_at >= $2)
-             AND (CAST($3 AS BIGINT) IS NULL OR event.received_at < $3)
-             AND (CAST($4 AS TEXT) IS NULL OR lane.key = $4)
-             AND (CAST($5 AS TEXT) IS NULL OR event.type = $5)
-             AND (CAST($6 AS TEXT) IS NULL OR event.source_id = $6)
-             AND (CAST($7 AS TEXT) IS NULL OR message.outcome = $7)"
+    ($select:expr, $condition:expr) => {
+        concat!(
+            $select,
+            " FROM lane JOIN message ON message.lane = lane.id JOIN event ON event.id = message.event
+             WHERE lane.endpoint = $1 AND lane.key >= $2 AND lane.key <= $3 AND message.outcome IS NOT NULL
+                 AND (CAST($4 AS BIGINT) IS NULL OR event.received_at >= $4)
+                 AND (CAST($5 AS BIGINT) IS NULL OR event.received_at < $5)
+                 AND (CAST($6 AS TEXT) IS NULL OR event.type = $6)
+                 AND (CAST($7 AS TEXT) IS NULL OR message.outcome = $7)
+                 AND ",
+            $condition
+        )
     };
 }
 
-/// How many messages that have ended a filter is true for. They are sent once more, each lane's in their order, unless it is a dry
-/// run.
-pub(super) async fn replay(db: &mut Tx<'_>, filter: &ReplayFilter, now: Stamp) -> Result<i64> {
-    let condition = values![
-        &filter.endpoint,
-        filter.since.map(Timestamp::as_millisecond),
-        filter.until.map(Timestamp::as_millisecond),
-        filter.key.as_ref(),
-        filter.r#type.as_ref(),
-        filter.event_id.as_ref(),
-        filter.outcome.as_ref(),
-    ];
-    let row = db.first(concat!("SELECT count(*) FROM ", matching!()), condition).await?;
-    let count = row.map_or(Ok(0), |mut row| row.take())?;
-    if filter.dry_run {
-        return Ok(count);
-    }
-    let insert = concat!(
-        "INSERT INTO replay (lane, position) SELECT message.lane, message.position FROM ",
-        matching!(),
+/// A statement for any event, and one for an event's id, which has an index.
+macro_rules! for_filter {
+    ($filter:ident, $select:expr, $end:expr) => {
+        if $filter.event_id.is_some() {
+            concat!(matching!($select, "event.source_id = $8"), $end)
+        } else {
+            concat!(matching!($select, "CAST($8 AS TEXT) IS NULL"), $end)
+        }
+    };
+}
+
+/// The first and the last of the keys of some lanes.
+pub(super) type Keys = (String, String);
+
+fn conditions(filter: &ReplayFilter, (first, last): &Keys) -> Vec<Value> {
+    let ReplayFilter { endpoint, since, until, r#type, event_id, outcome, .. } = filter;
+    let (since, until) = (since.map(Timestamp::as_millisecond), until.map(Timestamp::as_millisecond));
+    parameters![endpoint, first, last, since, until, r#type.as_ref(), outcome.as_ref(), event_id.as_ref()]
+}
+
+/// The keys that a filter may be true for after one of them: few, unless an index finds its messages among all.
+pub(super) async fn next_keys(db: &mut Tx<'_>, filter: &ReplayFilter, after: &str) -> Result<Option<Keys>> {
+    let max = filter.event_id.as_ref().map_or(NOTIFIER_REPLAY_LANES, |_| usize::MAX);
+    let select = "SELECT min(key), max(key)
+                  FROM (SELECT key FROM lane WHERE endpoint = $1 AND key > $2 ORDER BY key LIMIT $3) AS next";
+    let row = db.first(select, values![&filter.endpoint, after, max]).await?;
+    row.map_or(Ok(None), |mut row| Ok(row.take::<Option<_>>()?.zip(row.take()?)))
+}
+
+/// How many messages that have ended a filter is true for.
+pub(super) async fn count_ended(db: &mut Tx<'_>, filter: &ReplayFilter, keys: &Keys) -> Result<i64> {
+    let row = db.first(for_filter!(filter, "SELECT count(*)", ""), &conditions(filter, keys)).await?;
+    row.map_or(Ok(0), |mut row| row.take())
+}
+
+/// Sends these messages once more, each lane's in their order.
+pub(super) async fn replay(db: &mut Tx<'_>, filter: &ReplayFilter, keys: &Keys, now: Stamp) -> Result<()> {
+    let insert = for_filter!(
+        filter,
+        "INSERT INTO replay (lane, position) SELECT message.lane, message.position",
         " ON CONFLICT DO NOTHING"
     );
-    db.execute(insert, condition).await?;
-    let update = "UPDATE lane SET due_at = $2 WHERE endpoint = $1 AND state = 'open'
-                      AND EXISTS (SELECT 1 FROM replay WHERE replay.lane = lane.id)";
-    db.execute(update, values![&filter.endpoint, now]).await?;
-    // Not the number of rows: after a lost answer it would be 0.
-    Ok(count)
+    db.execute(insert, &conditions(filter, keys)).await?;
+    let update = "UPDATE lane SET due_at = $4 WHERE endpoint = $1 AND key >= $2 AND key <= $3 AND state = 'open'
+                      AND id IN (SELECT lane FROM replay)";
+    db.execute(update, values![&filter.endpoint, &keys.0, &keys.1, now]).await.map(drop)
 }

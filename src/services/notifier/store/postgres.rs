@@ -55,7 +55,7 @@ const SCHEMA: &str = "journeyman_notifier";
 /// The bytes of one hint; PostgreSQL takes less than 8,000.
 const HINT_BYTES_MAX: usize = 7_000;
 
-/// What whoever delivers has to look at.
+/// What the engine has to look at.
 #[derive(Default)]
 pub(super) struct Hints {
     /// The endpoints that have new messages; `None` if there may be some of each.
@@ -78,8 +78,14 @@ impl Hints {
 
     /// Waits for new messages. Returns their endpoints; `None` is each.
     pub(super) async fn stored(&self) -> Option<BTreeSet<Arc<str>>> {
-        self.is_stored.notified().await;
-        self.stored_for.lock().replace(BTreeSet::new())
+        loop {
+            self.is_stored.notified().await;
+            let told = self.stored_for.lock().replace(BTreeSet::new());
+            // The notification before this one may have brought them.
+            if told.as_ref().is_none_or(|endpoints| !endpoints.is_empty()) {
+                return told;
+            }
+        }
     }
 }
 
@@ -90,7 +96,7 @@ pub(super) enum Use {
     /// The heads of lanes, and what their attempts have brought.
     Delivery,
     Intake,
-    /// What operators change.
+    /// What operators change, on the connections of the intake.
     Operators,
     /// What operators read, however long it takes.
     Pages,
@@ -184,26 +190,15 @@ impl Postgres {
             .map_err(failed)?;
         if exists {
             let row = tx.query_one("SELECT version FROM format", &[]).await.map_err(failed)?;
-            match row.try_get(0).map_err(failed)? {
-                FORMAT => return Ok(()),
-                1 => {
-                    let migrate = format!(
-                        "SET LOCAL statement_timeout = 0; UPDATE format SET version = {FORMAT}; {}",
-                        tables(FORMAT_2)
-                    );
-                    tx.batch_execute(&migrate).await.map_err(failed)?;
-                }
-                found => return Err(PostgresError::Format { found }),
-            }
-        } else {
-            let create = format!(
-                "CREATE SCHEMA IF NOT EXISTS {SCHEMA}; CREATE TABLE format (version BIGINT NOT NULL);
-                 INSERT INTO format VALUES ({FORMAT}); {} {}",
-                tables(FORMAT_1),
-                tables(FORMAT_2)
-            );
-            tx.batch_execute(&create).await.map_err(failed)?;
+            let found = row.try_get(0).map_err(failed)?;
+            return if found == FORMAT { Ok(()) } else { Err(PostgresError::Format { found }) };
         }
+        let create = format!(
+            "CREATE SCHEMA IF NOT EXISTS {SCHEMA}; CREATE TABLE format (version BIGINT NOT NULL);
+             INSERT INTO format VALUES ({FORMAT}); {}",
+            tables(include_str!("schema.sql"))
+        );
+        tx.batch_execute(&create).await.map_err(failed)?;
         tx.commit().await.map_err(failed)
     }
 
@@ -211,11 +206,11 @@ impl Postgres {
         let pool = match of {
             Use::Lease => &self.leases,
             Use::Delivery => &self.deliveries,
-            Use::Intake => &self.intake,
-            Use::Operators | Use::Pages => &self.pages,
+            Use::Intake | Use::Operators => &self.intake,
+            Use::Pages => &self.pages,
         };
-        let client = pool.get().await.map_err(StoreFailure::Unreachable)?;
-        client.batch_execute("BEGIN").await.map_err(|error| StoreFailure::Unreachable(words(&error)))?;
+        let client = pool.get().await.map_err(StoreFailure::Unusable)?;
+        client.batch_execute("BEGIN").await.map_err(|error| StoreFailure::Unusable(words(&error)))?;
         Ok(PostgresTx(Some(client)))
     }
 
@@ -245,9 +240,9 @@ impl Postgres {
         };
         let telling = async {
             client.batch_execute(&format!("LISTEN {STORED}; LISTEN {CHANGED}")).await?;
-            // What was told before is not known here.
-            hints.tell_stored(None);
-            hints.changed.notify_one();
+            // What was told before is not known, neither here nor by the others.
+            self.told.tell_stored(None);
+            self.told.changed.notify_one();
             loop {
                 let (channel, names) = tokio::select! {
                     endpoints = self.told.stored() => {
@@ -265,9 +260,6 @@ impl Postgres {
         }
     }
 }
-
-const FORMAT_1: &str = include_str!("schema.sql");
-const FORMAT_2: &str = include_str!("schema_2.sql");
 
 /// The statements of SQLite, with the types of PostgreSQL.
 fn tables(statements: &str) -> String {
@@ -321,11 +313,7 @@ impl PostgresTx {
         Ok((client, client.prepare_cached(sql).await?))
     }
 
-    pub(super) async fn query(&mut self, sql: &'static str, values: &[Value]) -> Result<Vec<Row>, SqlError> {
-        self.rows(sql, values).await
-    }
-
-    async fn rows(&self, sql: &'static str, values: &[Value]) -> Result<Vec<Row>, SqlError> {
+    pub(super) async fn query(&self, sql: &'static str, values: &[Value]) -> Result<Vec<Row>, SqlError> {
         let (client, statement) = self.statement(sql).await?;
         let parameters: Vec<_> = values.iter().map(|value| value as &(dyn ToSql + Sync)).collect();
         let rows = client.query(&statement, &parameters).await?;
@@ -343,7 +331,7 @@ impl PostgresTx {
     ) -> Result<Vec<Vec<Row>>, SqlError> {
         let mut all = Vec::with_capacity(values.len());
         for values in values.chunks(POSTGRES_PIPELINE_MAX) {
-            let mut calls: Vec<_> = values.iter().map(|values| Box::pin(maybe_done(self.rows(sql, values)))).collect();
+            let mut calls: Vec<_> = values.iter().map(|values| Box::pin(maybe_done(self.query(sql, values)))).collect();
             // Each is sent when it is polled first, so the server runs them in this order.
             poll_fn(|context| {
                 let waiting =
@@ -380,10 +368,15 @@ fn failure(error: &SqlError) -> StoreFailure {
     let incident = Uuid::new_v4();
     tracing::error!(%error, %incident, "database operation failed");
     match error {
-        SqlError::Postgres(lost) if lost.as_db_error().is_none() => StoreFailure::Unreachable(words(lost)),
         SqlError::Postgres(full) if full.code() == Some(&SqlState::DISK_FULL) => StoreFailure::DiskFull,
+        SqlError::Postgres(error) if !is_of_data(error) => StoreFailure::Unusable(words(error)),
         SqlError::Postgres(_) | SqlError::Sqlite(_) | SqlError::Unexpected(_) => StoreFailure::Failed(incident),
     }
+}
+
+/// The classes of invalid data and of violated constraints.
+fn is_of_data(error: &tokio_postgres::Error) -> bool {
+    error.code().is_some_and(|code| ["22", "23"].iter().any(|class| code.code().starts_with(class)))
 }
 
 fn may_pass(error: &SqlError) -> bool {

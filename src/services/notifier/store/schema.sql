@@ -1,4 +1,4 @@
--- Format 1, which schema_2.sql changes. PostgreSQL has the same tables: its types take the place of INTEGER and BLOB.
+-- PostgreSQL has the same tables: its types take the place of INTEGER and BLOB.
 CREATE TABLE event (
     id INTEGER PRIMARY KEY,
     source TEXT NOT NULL,
@@ -9,7 +9,8 @@ CREATE TABLE event (
     received_at INTEGER NOT NULL,
     -- JSON, as it came.
     data BLOB NOT NULL,
-    UNIQUE (source, source_id)
+    -- Operators look for one by its id.
+    UNIQUE (source_id, source)
 ) STRICT;
 CREATE INDEX event_received ON event (received_at);
 
@@ -43,6 +44,8 @@ CREATE TABLE lane (
 CREATE INDEX lane_due ON lane (endpoint, due_at) WHERE due_at IS NOT NULL;
 CREATE INDEX lane_stopped ON lane (state) WHERE state <> 'open';
 CREATE INDEX lane_last ON lane (last_at);
+CREATE INDEX lane_key ON lane (key);
+CREATE INDEX lane_waiting ON lane (endpoint) WHERE head <= tail;
 
 CREATE TABLE message (
     lane INTEGER NOT NULL REFERENCES lane,
@@ -72,6 +75,7 @@ CREATE TABLE attempt (
     lane INTEGER NOT NULL,
     position INTEGER NOT NULL,
     number INTEGER NOT NULL,
+    endpoint TEXT NOT NULL,
     started_at INTEGER NOT NULL,
     took_ms INTEGER NOT NULL,
     -- Either one.
@@ -81,6 +85,8 @@ CREATE TABLE attempt (
     detail BLOB NOT NULL,
     PRIMARY KEY (lane, position, number)
 ) STRICT, WITHOUT ROWID;
+CREATE INDEX attempt_started ON attempt (started_at);
+CREATE INDEX attempt_endpoint ON attempt (endpoint, started_at);
 
 CREATE TABLE endpoint (
     name TEXT PRIMARY KEY,
@@ -92,6 +98,10 @@ CREATE TABLE endpoint (
     paused_until INTEGER,
     note TEXT
 ) STRICT, WITHOUT ROWID;
+
+-- Grows with each change of the endpoints that are stored.
+CREATE TABLE registry (generation INTEGER NOT NULL) STRICT;
+INSERT INTO registry (generation) VALUES (1);
 
 -- Live nodes, and which lanes they have.
 CREATE TABLE node (

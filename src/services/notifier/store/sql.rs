@@ -25,8 +25,10 @@ pub enum StoreFailure {
     /// Nothing was stored.
     #[error("the endpoint {0} was removed or changed at the same time; try again")]
     Changed(String),
-    #[error("the database cannot be reached: {0}")]
-    Unreachable(String),
+    /// Nothing else is stored either.
+    #[error("the database cannot be used: {0}")]
+    Unusable(String),
+    /// What was to be stored is at fault.
     #[error("the database failed; the log has the reason under {0}")]
     Failed(Uuid),
 }

@@ -6,14 +6,13 @@ use rusqlite::{CachedStatement, Connection, ErrorCode, ToSql};
 use uuid::Uuid;
 
 use super::sql::{Row, SqlError, StoreFailure, Value};
-use journeyman_platform::sqlite::{Batch, JobError, Owner, Schema, Writer};
+use journeyman_platform::sqlite::{JobError, Owner, Schema};
 
 pub(super) const SCHEMA: Schema = Schema {
     // `jrnn`.
     application_id: 0x6a72_6e6e,
     format: 2,
-    sql: concat!(include_str!("schema.sql"), include_str!("schema_2.sql")),
-    migrations: &[(1, include_str!("schema_2.sql"))],
+    sql: include_str!("schema.sql"),
     owner: "notifier",
     key: "notifier.db",
 };
@@ -27,9 +26,15 @@ impl Owner for Tables {
     type Effects = ();
 
     fn store_error(cause: Option<&rusqlite::Error>, incident: Uuid) -> StoreFailure {
-        match cause.and_then(rusqlite::Error::sqlite_error_code) {
+        let Some(cause) = cause else {
+            return StoreFailure::Unusable("its thread or its transaction has ended".into());
+        };
+        match cause.sqlite_error_code() {
             Some(ErrorCode::DiskFull) => StoreFailure::DiskFull,
-            Some(_) | None => StoreFailure::Failed(incident),
+            None | Some(ErrorCode::ConstraintViolation | ErrorCode::TooBig | ErrorCode::TypeMismatch) => {
+                StoreFailure::Failed(incident)
+            }
+            Some(_) => StoreFailure::Unusable(cause.to_string()),
         }
     }
 
@@ -38,12 +43,6 @@ impl Owner for Tables {
     }
 
     fn end(_: &mut Connection) {}
-
-    fn collect_effects((): (), (): &mut ()) {}
-
-    fn end_batch(_: &mut Writer<Self>, _: &mut Batch<Self>) {}
-
-    fn committed(&mut self, (): ()) {}
 }
 
 fn prepare<'a>(conn: &'a Connection, sql: &str, values: &[Value]) -> Result<CachedStatement<'a>, SqlError> {

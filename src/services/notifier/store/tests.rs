@@ -6,7 +6,9 @@ use serde_json::value::RawValue;
 use super::*;
 use journeyman_domain::lane::endpoint::DisableReason;
 use journeyman_domain::lane::retry::{HeadVerdict, MessageOutcome};
-use journeyman_domain::limits::{NOTIFIER_PARTITIONS, POSTGRES_INTAKE_CONNECTIONS, POSTGRES_PAGE_CONNECTIONS};
+use journeyman_domain::limits::{
+    NOTIFIER_PARTITIONS, NOTIFIER_REPLAY_LANES, POSTGRES_INTAKE_CONNECTIONS, POSTGRES_PAGE_CONNECTIONS,
+};
 use journeyman_worker::notify::Event;
 
 /// Makes a test of SQLite and one of PostgreSQL.
@@ -246,6 +248,28 @@ on_each_database! {
         assert!(due(&store, "a", 99).await.is_empty());
     }
 
+    async fn f1_a_replay_of_many_lanes_is_several_short_transactions(store: Store) {
+        let ids: Vec<String> = (0..=NOTIFIER_REPLAY_LANES).map(|id| id.to_string()).collect();
+        let events = ids.iter().map(|id| (event(id, id, None), names(&["a"]))).collect();
+        add_all(&store, events, 5).await;
+        let lanes = store.due(vec![(Arc::from("a"), ids.len())], Stamp(5)).await.unwrap().remove(0).lanes;
+        for lane in &lanes {
+            deliver(&store, lane.id).await;
+        }
+        let count = i64::try_from(ids.len()).unwrap();
+        for (some, expected) in [
+            (ReplayFilter { dry_run: true, ..filter("a") }, count),
+            (ReplayFilter { key: Some("7".to_owned()), ..filter("a") }, 1),
+            (ReplayFilter { event_id: Some("8".to_owned()), ..filter("a") }, 1),
+        ] {
+            assert_eq!(store.replay(some, Stamp(9)).await.unwrap(), expected);
+        }
+        assert_eq!(due(&store, "a", 9).await.len(), 2);
+        assert_eq!(store.replay(filter("a"), Stamp(9)).await.unwrap(), count);
+        let found = store.due(vec![(Arc::from("a"), ids.len())], Stamp(9)).await.unwrap().remove(0);
+        assert_eq!(found.lanes.len(), ids.len());
+    }
+
     async fn the_state_of_an_endpoint_is_kept(store: Store) {
         let a = Arc::from("a");
         let failing = EndpointHealth { failures: 3, failing_since: Some(Stamp(4)), ..EndpointHealth::default() };
@@ -362,8 +386,7 @@ on_each_database! {
             loop {
                 let page = store.attempts(endpoint.map(str::to_owned), lane, before, 2).await.unwrap();
                 let Some(last) = page.last() else { break };
-                let place = format!("{},{},{},{}", last.started_at.0, last.lane, last.position, last.number);
-                before = Some(place.parse().unwrap());
+                before = Some([last.started_at.0, last.lane, last.position, last.number]);
                 seen.extend(page.iter().map(|row| (row.endpoint.clone(), row.lane, row.position)));
                 assert!(page.iter().all(|row| endpoint.is_none_or(|one| row.endpoint == one)));
             }
@@ -430,26 +453,6 @@ fn f1_pages_read_no_more_of_a_long_history_than_they_show() {
     }
 }
 
-#[tokio::test]
-async fn f1_a_database_of_format_1_is_migrated() {
-    let folder = tempfile::tempdir().unwrap();
-    let db = folder.path().join("notifier.db");
-    let conn = Connection::open(&db).unwrap();
-    conn.execute_batch(include_str!("schema.sql")).unwrap();
-    conn.execute_batch(
-        "PRAGMA application_id = 0x6a726e6e; PRAGMA user_version = 1;
-         INSERT INTO event VALUES (1, 's', 'e', 't', 1, 1, X'31');
-         INSERT INTO lane (id, endpoint, key, partition, epoch, seq, head, tail, last_at) VALUES (7, 'a', 'k', 0, 0, 1, 2, 1, 1);
-         INSERT INTO message VALUES (7, 1, 0, 1, 1, 'delivered', NULL, 2);
-         INSERT INTO attempt VALUES (7, 1, 1, 1, 1, 200, NULL, X'');",
-    )
-    .unwrap();
-    drop(conn);
-    let (store, _status) = Store::open(&Db::File(db)).unwrap();
-    let of_endpoint = store.attempts(Some("a".to_owned()), None, None, 9).await.unwrap();
-    assert_eq!(of_endpoint.iter().map(|one| one.lane).collect::<Vec<_>>(), [7]);
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn p3_nodes_share_the_lanes_and_what_a_former_owner_stores_is_refused() {
     let Some(url) = fresh_database().await else { return };
@@ -492,6 +495,28 @@ async fn p3_nodes_share_the_lanes_and_what_a_former_owner_stores_is_refused() {
     one.keep_lease(Vec::new()).await.unwrap();
     assert_eq!(end(&one, old, DELIVERED).await, Committed::Refused, "its own lane, with an old token");
     assert_eq!(deliver(&one, lane).await, Committed::Due(None));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f12_what_a_node_could_not_tell_the_others_it_tells_them_later() {
+    let Some(url) = fresh_database().await else { return };
+    let open = async || Store::of(Postgres::open(&url, ca().as_deref()).await.unwrap());
+    let (one, two) = (open().await, open().await);
+    add(&one, event("1", "k", None), &["a"], 5).await;
+    // What the first one had to tell is gone with its connection.
+    let Kind::Postgres(postgres) = &one.database else { panic!("PostgreSQL") };
+    postgres.told.stored().await;
+    let telling = async {
+        assert_eq!(two.stored().await, None, "what it tells itself at first");
+        tokio::select! {
+            () = one.run_hints() => panic!("they have no end"),
+            told = two.stored() => assert_eq!(told, None),
+        }
+    };
+    tokio::select! {
+        () = two.run_hints() => panic!("they have no end"),
+        () = telling => {}
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -29,7 +29,6 @@ pub(crate) const SCHEMA: Schema = Schema {
     application_id: 0x6a72_6e79,
     format: 6,
     sql: include_str!("schema.sql"),
-    migrations: &[(5, "CREATE TABLE outbox (id INTEGER PRIMARY KEY, event TEXT NOT NULL)")],
     owner: "queue",
     key: "queue.db",
 };

@@ -72,13 +72,6 @@ impl Engine {
         Some(self.journal.records.record_unread_poll(claimant, sent_at))
     }
 
-    /// Without waiting: a poll that is not journaled is recovered once more.
-    pub(super) fn journal_unread_polls(&mut self) {
-        for index in 0..self.sources.len() {
-            self.journal_unread_poll(SourceId::from_index(index));
-        }
-    }
-
     pub(super) fn journal_outcome(&mut self, claim: LocalToken, outcome: Outcome) {
         self.journal_unprepared(claim);
         self.journal.records.record(JournalRecord::OutcomeDecided { entry: EntryId(claim.0), outcome });

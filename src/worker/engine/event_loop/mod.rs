@@ -183,7 +183,10 @@ impl Engine {
             while let Some(effect) = self.rules.next_effect() {
                 self.perform(effect);
             }
-            self.journal_unread_polls();
+            // Without waiting: a poll that is not journaled is recovered once more.
+            for index in 0..self.sources.len() {
+                self.journal_unread_poll(SourceId::from_index(index));
+            }
             if let Some(exit) = self.exit {
                 self.shut_down(exit).await;
                 return Ok(exit);

@@ -4,7 +4,6 @@
 //! `forward`. The worker may start the service, check its health and restart it; see `supervisor`. The worker claims
 //! nothing for the handler while the service is down.
 
-#[doc(hidden)]
 pub mod config;
 mod forward;
 mod supervisor;

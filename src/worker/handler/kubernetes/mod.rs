@@ -4,7 +4,6 @@
 //! changes of all pods, and each pod is looked at now and then without it. What a pod says is judged in
 //! `kubernetes::judge`.
 
-#[doc(hidden)]
 pub mod config;
 mod held_pods;
 mod pod_log;
@@ -15,7 +14,6 @@ use std::future::pending;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use tokio::task::JoinSet;
@@ -98,12 +96,6 @@ pub struct Kubernetes {
     tasks: OnceLock<JoinSet<()>>,
 }
 
-impl std::fmt::Debug for Kubernetes {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(out, "Kubernetes({})", self.name)
-    }
-}
-
 impl Kubernetes {
     /// Reads the template.
     ///
@@ -170,11 +162,7 @@ impl Kubernetes {
         if payload.secret_env.is_empty() {
             return Ok(());
         }
-        let secret = pod_manifest::secret(pod, &payload.secret_env);
-        match self.client.create::<IgnoredAny>(&SECRETS, &secret).await {
-            Ok(_) | Err(KubernetesError::Conflict(_)) => Ok(()),
-            Err(error) => Err(error),
-        }
+        self.client.create_if_missing(&SECRETS, &pod_manifest::secret(pod, &payload.secret_env)).await
     }
 
     async fn create(&self, name: &PodName, work: &Work<'_, PodPayload>) -> Result<StagedAnswer, KubernetesError> {
@@ -225,7 +213,7 @@ impl Kubernetes {
             return Ok(StagedAnswer::Superseded);
         }
         let reported_runs = work.context.task().reported_runs;
-        // The worker that made it is gone, and the pod goes on, or has ended and nobody was told how.
+        // The worker that made it is gone, and the pod goes on, or has ended without a report.
         let is_adopted = |pod: &Pod| {
             let is_reported = PodName::launch_of(pod).is_none_or(|(attempt, _)| attempt < reported_runs);
             let is_usable =

@@ -86,8 +86,7 @@ impl RequestClaim {
         let format = source.config.deferral.as_ref().map(|config| &config.format);
         let deferral = format.map(|format| Deferral::new(format.read(&delivery)));
         let key = format.and_then(|format| format.key(&delivery));
-        let message = ReceivedRequest::new(delivery, source.config.payload_form).with_work_key(key);
-        let message = Arc::new(message);
+        let message = Arc::new(ReceivedRequest::new(delivery, source.config.payload_form, key));
         let partial_replies = PartialReplySender { session: Arc::clone(session), message: Arc::clone(&message) };
         let limits = ReplyLimits { body_bytes: source.message_bytes_max(), content_type_bytes: AMQP_NAME_BYTES_MAX };
         let look = deferral.as_ref().map(|deferral| Look::new(deferral.record(), &message));

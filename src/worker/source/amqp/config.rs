@@ -56,7 +56,6 @@ pub struct AmqpSourceConfig {
 
 impl AmqpSourceConfig {
     /// A queue of this broker with default settings.
-    #[must_use]
     pub fn new(broker: Broker, queue: ShortString, name: &str) -> Self {
         Self {
             broker,

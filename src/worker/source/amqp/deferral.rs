@@ -78,7 +78,6 @@ pub trait CheckFormat: Debug + Send + Sync + 'static {
 
 impl DeferralConfig {
     /// For requests: checks go through delays named after the queue, and are the request itself with two more headers.
-    #[must_use]
     pub fn of_requests(queue: &ShortString) -> Self {
         let route = CheckRoute::Delays { delays: DelayQueues::new(queue.as_str(), &[]), queue: queue.clone() };
         Self { format: Arc::new(RequestChecks), route }

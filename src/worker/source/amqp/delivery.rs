@@ -153,25 +153,23 @@ pub(super) struct ReceivedRequest {
 }
 
 impl ReceivedRequest {
-    pub(super) fn new(mut delivery: Delivery, form: PayloadForm) -> Self {
-        Self { body: std::mem::take(&mut delivery.data).into(), delivery, form, work_key: OnceLock::new() }
-    }
-
-    /// Adds the key that the message says.
-    pub(super) fn with_work_key(self, key: Option<String>) -> Self {
-        Self { work_key: key.map_or_else(OnceLock::new, OnceLock::from), ..self }
+    /// `work_key` is the one that the message says.
+    pub(super) fn new(mut delivery: Delivery, form: PayloadForm, work_key: Option<String>) -> Self {
+        let work_key = work_key.map_or_else(OnceLock::new, OnceLock::from);
+        Self { body: std::mem::take(&mut delivery.data).into(), delivery, form, work_key }
     }
 
     /// The same at each delivery of the request, unless it is redelivered and has no ids.
     pub(super) fn work_key(&self) -> &str {
-        let own = || idempotency_key(&self.delivery.properties, &self.body);
-        self.work_key.get_or_init(|| own().unwrap_or_else(|| uuid::Uuid::new_v4().simple().to_string()))
+        let none = || uuid::Uuid::new_v4().simple().to_string();
+        self.work_key.get_or_init(|| self.idempotency_key().unwrap_or_else(none))
     }
 
     fn header(&self, name: &str) -> Option<&str> {
         headers::text(self.delivery.properties.headers().as_ref()?, name)
     }
 
+    /// Without the key.
     fn read(&self) -> Request {
         let properties = &self.delivery.properties;
         let text = |text: &Option<ShortString>| text.as_ref().map(|text| text.as_str().to_owned());
@@ -184,9 +182,9 @@ impl ReceivedRequest {
             content_type: text(properties.content_type()),
             content_encoding: text(properties.content_encoding()),
             seconds_left: message_ttl(properties).map(|span| span.as_secs_f64()),
-            idempotency_key: idempotency_key(properties, &self.body),
             headers: headers.map(|(name, text)| (name.to_owned(), text.into_owned())).collect(),
             body: self.body.clone(),
+            ..Request::default()
         }
     }
 }
@@ -196,8 +194,12 @@ impl RequestMessage for ReceivedRequest {
         (self.form == PayloadForm::Whole).then(|| self.read())
     }
 
+    fn idempotency_key(&self) -> Option<String> {
+        idempotency_key(&self.delivery.properties, &self.body)
+    }
+
     fn definition(&self) -> Value {
-        let request = self.read();
+        let request = Request { idempotency_key: self.idempotency_key().into(), ..self.read() };
         let traces = ["traceparent", "tracestate"].into_iter();
         let mut extra: Value = traces.filter_map(|name| Some((name, request.headers.get(name)?.as_str()))).collect();
         let payload = match self.form {
@@ -250,7 +252,7 @@ mod tests {
     }
 
     fn task_definition(delivery: Delivery, form: PayloadForm) -> Value {
-        ReceivedRequest::new(delivery, form).definition()
+        ReceivedRequest::new(delivery, form, None).definition()
     }
 
     #[test]
@@ -282,7 +284,7 @@ mod tests {
     #[test]
     fn a_request_published_by_the_client_brings_its_trace() {
         let delivery = recorded(include_str!("../../../../fixtures/amqp/request-as-published-by-client.json"));
-        let request = ReceivedRequest::new(delivery, PayloadForm::Whole);
+        let request = ReceivedRequest::new(delivery, PayloadForm::Whole, None);
         let trace = "<W3C trace context, injected by editoast>";
         assert_eq!(request.traceparent().as_deref(), Some(trace));
         assert_eq!(request.definition()["extra"]["traceparent"], json!(trace));

@@ -77,6 +77,10 @@ impl AmqpSourceInner {
     }
 
     fn can_start(&self, isolation: Isolation) -> bool {
+        // RabbitMQ 4.3 redelivers a request before it closes the channel that has lost it.
+        if self.check_lost_sessions().is_err() {
+            return false;
+        }
         let sessions = self.sessions.lock();
         let held: usize = sessions.iter().map(|session| session.held_claims()).sum();
         sessions.iter().all(|session| session.has_returned_deliveries()) && (isolation != Isolation::Alone || held == 1)

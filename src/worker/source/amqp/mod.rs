@@ -28,14 +28,13 @@ use lapin::message::Delivery;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use journeyman_domain::consumer_timeout;
 use journeyman_domain::delivery_attempts::{AttemptAction, Isolation, Republishing};
 use journeyman_domain::id::PriorityQueue;
 use journeyman_domain::limits::{
-    AMQP_CHANNEL_CHECK_INTERVAL, AMQP_CLOSE_TIMEOUT, AMQP_EVENTS_MAX, AMQP_LEASE, AMQP_QUEUE_FULL_TTL,
-    AMQP_REPLY_RETRY_DELAY,
+    AMQP_CLOSE_TIMEOUT, AMQP_EVENTS_MAX, AMQP_LEASE, AMQP_QUEUE_FULL_TTL, AMQP_REPLY_RETRY_DELAY,
 };
 use journeyman_domain::outcome::{ExceptionReason, Outcome};
 use journeyman_domain::refusal::Refusal;
@@ -87,7 +86,6 @@ struct AmqpSourceInner {
 
 impl AmqpSource {
     /// A source that connects with its first poll.
-    #[must_use]
     pub fn new(config: AmqpSourceConfig) -> Self {
         let (events, receiver) = mpsc::channel(AMQP_EVENTS_MAX);
         let inner = AmqpSourceInner {
@@ -203,6 +201,7 @@ impl AmqpSourceInner {
         let wait = consumer_timeout::long_poll_wait(self.consumer_timeout(), self.config.poll_wait);
         let ends_at = Instant::now() + wait;
         while !self.pause.is_paused() {
+            self.check_lost_sessions()?;
             match self.until_paused(ends_at, self.next_isolated()).await {
                 Some(Some(grant)) => return Ok(PollBatch { grants: vec![grant], ..PollBatch::default() }),
                 Some(None) => {}
@@ -247,20 +246,15 @@ impl AmqpSourceInner {
 
     async fn wait_for_grants(self: &Arc<Self>, session: &Arc<Session>, max: u8) -> Result<PollBatch, CallError> {
         loop {
-            let must_wait = self.check_lost_sessions().is_err();
-            let deliveries = if must_wait {
-                Vec::new()
-            } else {
-                session.take_pending(usize::from(max), |delivery| self.isolation(delivery) != Isolation::Shared)
-            };
+            self.check_lost_sessions()?;
+            let is_isolated = |delivery: &Delivery| self.isolation(delivery) != Isolation::Shared;
+            let deliveries = session.take_pending(usize::from(max), is_isolated);
             if deliveries.is_empty() {
                 match session.end() {
                     Some(SessionEnd::Retired) => return Ok(PollBatch::default()),
                     Some(SessionEnd::Canceled(message)) => return Err(CallError { refusal: Refusal::Stale, message }),
                     // The worker waits before it retries, so that those of a restarted broker do not all reconnect at the same moment.
                     Some(SessionEnd::Lost(message)) => return Err(CallError::retry(message)),
-                    // No event reports the end of the last lost claim.
-                    None if must_wait => drop(timeout(AMQP_CHANNEL_CHECK_INTERVAL, session.arrived.notified()).await),
                     None => session.arrived.notified().await,
                 }
                 continue;

@@ -197,7 +197,7 @@ mod tests {
         ("https://[fec0::1]/", "Private"),
         ("https://[64:ff9b:1::a00:1]/", "Private"),
         ("https://[::ffff:10.0.0.1]/", "Private"),
-        // Nobody.
+        // No host.
         ("https://224.0.0.1/", "Forbidden"),
         ("https://255.255.255.255/", "Forbidden"),
         ("https://[ff02::1]/", "Forbidden"),

@@ -20,7 +20,7 @@ use tokio_util::io::ReaderStream;
 use super::claim_calls::TaskclusterClaim;
 use super::credentials::Credentials;
 use super::error_response::{classify_status, sanitize, summary_line, transport_error};
-use super::transport::{ApiRequest, ApiResponse, FailedCall, encode_segment, read_error_response};
+use super::transport::{ApiRequest, ApiResponse, FailedCall, read_error_response};
 use super::wire::WireCredentials;
 use super::{ArtifactStorage, Dialect};
 use crate::source::{Artifact, ArtifactBody, CallError};
@@ -153,7 +153,7 @@ impl TaskclusterClaim {
         let operation = &upload.operation;
         let call = |method, step: &str, body: Value| ApiRequest {
             service: "object",
-            ..ApiRequest::to_queue(operation.clone(), method, format!("/{step}/{}", encode_segment(&name)))
+            ..ApiRequest::to_queue(operation.clone(), method, format!("/{step}/{}", urlencoding::encode(&name)))
                 .body(body)
                 .signed_by(&signer)
         };
@@ -253,7 +253,7 @@ const fn error_reason(reason: ArtifactErrorReason) -> &'static str {
 }
 
 fn artifact_path(run: &Run, name: &str) -> String {
-    format!("/task/{}/runs/{}/artifacts/{}", encode_segment(run.task.as_str()), run.run, encode_segment(name))
+    format!("/task/{}/runs/{}/artifacts/{}", urlencoding::encode(run.task.as_str()), run.run, urlencoding::encode(name))
 }
 
 fn transfer_timeout(bytes: u64, call: Duration) -> Duration {

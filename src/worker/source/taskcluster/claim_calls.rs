@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::credentials::{Credentials, Swap};
 use super::error_response::sanitize;
-use super::transport::{ApiRequest, ApiResponse, FailedCall, TimeoutClass, encode_segment};
+use super::transport::{ApiRequest, ApiResponse, FailedCall, TimeoutClass};
 use super::wire::{
     CheckedGrant, TaskDefinition, WireClaim, WireClaimed, WireClaimedPage, WireClaims, WireRun, WireStatus,
     WireStatusReply,
@@ -52,7 +52,7 @@ impl Taskcluster {
             return Ok(PollBatch::default());
         }
         let operation = format!("claimWork of {}", self.task_queue);
-        let path = format!("/claim-work/{}", encode_segment(&self.task_queue));
+        let path = format!("/claim-work/{}", urlencoding::encode(&self.task_queue));
         let mut call = ApiRequest::to_queue(operation.clone(), Method::POST, path).body(json!({
             "workerGroup": self.service.worker_identity.group,
             "workerId": self.service.worker_identity.id,
@@ -206,7 +206,7 @@ impl Taskcluster {
     }
 
     async fn fetch_definition(&self, task: &TaskId) -> Result<TaskDefinition, CallError> {
-        let path = format!("/task/{}", encode_segment(task.as_str()));
+        let path = format!("/task/{}", urlencoding::encode(task.as_str()));
         let call = ApiRequest::to_queue(format!("definition of {task}"), Method::GET, path);
         self.service.api.call(call).await?.json()
     }
@@ -249,7 +249,7 @@ impl Taskcluster {
     }
 
     async fn claimed_page(&self, token: Option<&str>) -> Result<ApiResponse, CallError> {
-        let queue = encode_segment(&self.task_queue);
+        let queue = urlencoding::encode(&self.task_queue);
         let mut path = format!("/task-queues/{queue}/claimed?limit={CLAIMED_PAGE_ENTRIES}");
         if let Some(token) = token {
             path.push_str("&continuationToken=");
@@ -279,7 +279,7 @@ impl Taskcluster {
 
 impl Service {
     async fn status(&self, task: &TaskId) -> Result<WireStatus, CallError> {
-        let path = format!("/task/{}/status", encode_segment(task.as_str()));
+        let path = format!("/task/{}/status", urlencoding::encode(task.as_str()));
         let call = ApiRequest::to_queue(format!("status of {task}"), Method::GET, path);
         Ok(self.api.call(call).await?.json::<WireStatusReply>()?.status)
     }
@@ -436,7 +436,7 @@ fn describe_entry(entry: &RawValue) -> String {
 }
 
 fn run_path(run: &Run, call: &str) -> String {
-    format!("/task/{}/runs/{}/{call}", encode_segment(run.task.as_str()), run.run)
+    format!("/task/{}/runs/{}/{call}", urlencoding::encode(run.task.as_str()), run.run)
 }
 
 /// A 4xx other than 400, 401, 403 and 429 is about the task, not about this worker or its request.

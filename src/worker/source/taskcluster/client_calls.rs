@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::error_response::{classify_status, transport_error};
-use super::transport::{Api, ApiRequest, ApiResponse, FailedCall, TimeoutClass, encode_segment, read_error_response};
+use super::transport::{Api, ApiRequest, ApiResponse, FailedCall, TimeoutClass, read_error_response};
 use crate::source::CallError;
 use journeyman_domain::id::{Run, TaskId};
 use journeyman_domain::limits::{ARTIFACT_HOPS_MAX, ARTIFACT_TRANSFER_TIMEOUT_MAX};
@@ -115,7 +115,7 @@ impl Api {
     ///
     /// `Denied` without the scope `queue:pending-list:<task queue>`.
     pub async fn pending_tasks(&self, task_queue: &str, token: Option<&str>) -> Result<ListPage, CallError> {
-        let path = format!("/task-queues/{}/pending", encode_segment(task_queue));
+        let path = format!("/task-queues/{}/pending", urlencoding::encode(task_queue));
         self.list_page(format!("listPendingTasks of {task_queue}"), path, token).await
     }
 
@@ -125,7 +125,7 @@ impl Api {
     ///
     /// `Denied` without the scope `queue:claimed-list:<task queue>`.
     pub async fn claimed_tasks(&self, task_queue: &str, token: Option<&str>) -> Result<ListPage, CallError> {
-        let path = format!("/task-queues/{}/claimed", encode_segment(task_queue));
+        let path = format!("/task-queues/{}/claimed", urlencoding::encode(task_queue));
         self.list_page(format!("listClaimedTasks of {task_queue}"), path, token).await
     }
 
@@ -146,7 +146,7 @@ impl Api {
     /// `Gone` if the artifact does not exist.
     pub async fn artifact(&self, run: &Run, name: &str) -> Result<Download, CallError> {
         let operation = format!("artifact {} of {run}", super::error_response::sanitize(name));
-        let path = task_path(&run.task, &format!("/runs/{}/artifacts/{}", run.run, encode_segment(name)));
+        let path = task_path(&run.task, &format!("/runs/{}/artifacts/{}", run.run, urlencoding::encode(name)));
         let mut response = self.send(transfer_request(&operation, path)).await?;
         for _ in 0..ARTIFACT_HOPS_MAX {
             if response.status().as_u16() != 303 {
@@ -215,7 +215,7 @@ impl Api {
         let call = async |path: String| {
             self.call(ApiRequest::to_queue(format!("pendingTasks of {task_queue}"), Method::GET, path)).await
         };
-        let encoded = encode_segment(task_queue);
+        let encoded = urlencoding::encode(task_queue);
         match call(format!("/task-queues/{encoded}/counts")).await {
             Err(failed) if matches!(failed.status, Some(403 | 404)) => {}
             reply => return reply,
@@ -236,5 +236,5 @@ fn transfer_request(operation: &str, path: String) -> ApiRequest<'static> {
 }
 
 fn task_path(task: &TaskId, rest: &str) -> String {
-    format!("/task/{}{rest}", encode_segment(task.as_str()))
+    format!("/task/{}{rest}", urlencoding::encode(task.as_str()))
 }

@@ -64,7 +64,7 @@ impl Credentials {
         Ok(Self { client_id: client_id.to_owned(), access_token, ext, _redaction: Arc::new(redaction) })
     }
 
-    /// Whether both say the same.
+    /// Returns true if both say the same.
     pub fn is_same(&self, other: &Self) -> bool {
         let secrets = |of: &Self| {
             let ext = of.ext.as_ref().map(|ext| ext.expose_secret().to_owned());
@@ -74,7 +74,6 @@ impl Credentials {
     }
 
     /// The client id; not a secret.
-    #[must_use]
     pub fn client_id(&self) -> &str {
         &self.client_id
     }

@@ -40,7 +40,7 @@ use credentials::Swap;
 use journeyman_domain::id::{PriorityQueue, Run, TaskId};
 use wire::WorkerIdentity;
 
-/// Where the host is, as its provider says, in JSON.
+/// The variable with the location of the host, in the JSON of its provider.
 pub const LOCATION_VARIABLE: &str = "TASKCLUSTER_WORKER_LOCATION";
 /// The type of the host, in the words of its provider.
 pub const INSTANCE_TYPE_VARIABLE: &str = "TASKCLUSTER_INSTANCE_TYPE";
@@ -154,7 +154,6 @@ impl Taskcluster {
     }
 
     /// The API client, for calls outside the worker's role.
-    #[must_use]
     pub fn api(&self) -> &Api {
         &self.service.api
     }

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use tokio::time::timeout;
 
 use super::Taskcluster;
-use super::transport::{Api, ApiRequest, date_header, encode_segment};
+use super::transport::{Api, ApiRequest, date_header};
 use crate::source::CallError;
 use journeyman_domain::limits::{DOCTOR_CALL_TIMEOUT, QUARANTINE_CHECK_INTERVAL};
 use journeyman_domain::time::Instant;
@@ -72,10 +72,10 @@ impl Api {
         let (provisioner, worker_type) = task_queue.split_once('/').unwrap_or((task_queue, ""));
         let path = format!(
             "/provisioners/{}/worker-types/{}/workers/{}/{}",
-            encode_segment(provisioner),
-            encode_segment(worker_type),
-            encode_segment(worker_group),
-            encode_segment(worker_id)
+            urlencoding::encode(provisioner),
+            urlencoding::encode(worker_type),
+            urlencoding::encode(worker_group),
+            urlencoding::encode(worker_id)
         );
         let call = ApiRequest::to_queue(format!("getWorker {worker_group}/{worker_id}"), Method::GET, path);
         let reply: WireWorker = self.call(call).await?.json()?;

@@ -3,7 +3,7 @@
 //! It follows no redirect, retries nothing, requests no compression and ignores proxy variables of the environment.
 //! Each body is read up to a limit. Callers decide what a response means.
 
-use std::fmt::{self, Write as _};
+use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -222,7 +222,6 @@ impl Api {
     }
 
     /// The root URL without a trailing slash.
-    #[must_use]
     pub fn root_url(&self) -> &str {
         &self.0.root_url
     }
@@ -367,10 +366,6 @@ pub(super) async fn read_body(operation: &str, mut response: Response, bytes_max
 pub(super) fn date_header(response: &Response) -> Option<Timestamp> {
     let text = response.headers().get(DATE)?.to_str().ok()?;
     jiff::fmt::rfc2822::parse(text).ok().map(|zoned| zoned.timestamp())
-}
-
-pub(super) fn encode_segment(text: &str) -> impl fmt::Display + '_ {
-    urlencoding::encode(text)
 }
 
 fn parse_root_url(text: &str) -> Result<Url, InvalidConfig> {

@@ -86,7 +86,6 @@ impl Watched {
 
 impl ZooKeeperSource {
     /// A source that connects with its first poll.
-    #[must_use]
     pub fn new(config: ZooKeeperSourceConfig) -> Self {
         let (events, receiver) = mpsc::channel(ZOOKEEPER_EVENTS_MAX);
         let inner = SourceInner {

@@ -27,7 +27,7 @@ struct HeldTask {
     json: JsonObject,
     version: i32,
     attempts: u32,
-    /// In the session that reports it.
+    /// The session that reports it has the lock.
     is_locked: bool,
     /// Its end may have been performed without an answer.
     is_end_sent: bool,

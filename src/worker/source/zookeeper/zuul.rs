@@ -33,7 +33,7 @@ struct HeldJob {
     dialect: Dialect,
     claimed: ClaimedRequest,
     started_at: f64,
-    /// By the timeouts of its job; a build that pauses has none any more.
+    /// The end of the time that its job has; a build that pauses has none any more.
     deadline: Option<Instant>,
     /// Steps of a settlement that need not be repeated.
     is_result_stored: bool,

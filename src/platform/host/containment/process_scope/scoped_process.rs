@@ -18,7 +18,7 @@ use journeyman_domain::limits::PROCESS_KILL_TIMEOUT;
 #[derive(Debug)]
 pub struct ScopedProcess {
     pub(super) scope: ProcessScope,
-    /// In the list of the scope.
+    /// Its process group, which is in the list of the scope.
     pub(super) group: Option<Pid>,
 }
 

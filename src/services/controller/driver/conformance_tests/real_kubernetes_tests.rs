@@ -77,7 +77,7 @@ struct RealCluster {
 impl RealCluster {
     async fn start() -> Option<Self> {
         let Some(path) = std::env::var_os("JOURNEYMAN_TEST_KUBERNETES").map(PathBuf::from) else {
-            eprintln!("skipped: JOURNEYMAN_TEST_KUBERNETES is not set to a kubeconfig");
+            eprintln!("NOT TESTED: JOURNEYMAN_TEST_KUBERNETES is not set to a kubeconfig");
             return None;
         };
         let text = std::fs::read_to_string(&path).expect("a kubeconfig");

@@ -375,6 +375,7 @@ impl From<KubernetesError> for StartError {
             KubernetesError::Gone(_)
             | KubernetesError::Conflict(_)
             | KubernetesError::Denied(_)
+            | KubernetesError::Unauthorized(_)
             | KubernetesError::Retry(_) => Self::Driver(error.into()),
         }
     }

@@ -15,7 +15,7 @@ use url::Url;
 
 use super::Taskcluster;
 use super::error_response::{ErrorResponse, sanitize, transport_error};
-use super::transport::{ApiRequest, encode_segment, read_body, read_error_response};
+use super::transport::{ApiRequest, read_body, read_error_response};
 use crate::source::{CallError, Message, OpenResult, PollBatch};
 use crate::task::formats::is_slugid;
 use journeyman_domain::id::{PriorityQueue, Run, TaskId};
@@ -65,7 +65,7 @@ impl Taskcluster {
     pub(super) async fn poll_task_urls(&self) -> Result<OpenResult, CallError> {
         let operation = format!("pollTaskUrls of {}", self.task_queue);
         let (provisioner, worker_type) = self.task_queue.split_once('/').unwrap_or_default();
-        let path = format!("/poll-task-url/{}/{}", encode_segment(provisioner), encode_segment(worker_type));
+        let path = format!("/poll-task-url/{}/{}", urlencoding::encode(provisioner), urlencoding::encode(worker_type));
         let call = ApiRequest::to_queue(operation.clone(), Method::GET, path);
         let reply = self.service.api.call(call).await?;
         let date = reply.date_or_now();
