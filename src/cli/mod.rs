@@ -207,7 +207,7 @@ fn run_server(command: impl Future<Output = ExitResult>) -> ExitResult {
 /// Waits up to [`ABORT_TIMEOUT`] for blocking calls (a name lookup, a hung disk) at the end of the command.
 fn run_on(mut runtime: tokio::runtime::Builder, command: impl Future<Output = ExitResult>) -> ExitResult {
     let failed = |error| Failure::new(Exit::HostUnusable, format!("cannot start the async runtime: {error}"));
-    let runtime = runtime.enable_all().build().map_err(failed)?;
+    let runtime = tasks::build_runtime(&mut runtime).map_err(failed)?;
     let result = runtime.block_on(async {
         tokio::select! {
             biased;

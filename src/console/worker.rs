@@ -414,7 +414,6 @@ pub fn metrics(status: &WorkerStatusReply) -> Vec<Metric> {
             ]);
         Gauge "journal_errors" "Errors found in the journal of the previous process." = recovered.journal_errors;
         Counter "host_faults" "Times that a host probe failed." = counts.host_faults;
-        Counter "panics" "Panics of handlers and adapters." = counts.panics;
         Counter "config_reloads{result}" "Configuration reloads by result: applied or rejected."
             = by_label([("applied", counts.config_reloads), ("rejected", counts.config_reloads_rejected)]);
         Counter "trace_spans{result}" "Spans of ended claims by result: exported or dropped."

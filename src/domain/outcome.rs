@@ -96,7 +96,7 @@ pub enum ExecuteFailure {
     Internal,
     /// The same fault as [`PrepareFailure::HostFault`].
     HostFault,
-    /// What runs payloads for this worker refuses it, whatever the payload. It claims nothing for a while, as after a host fault.
+    /// What runs payloads for this worker refuses it, whatever the payload. The source is left alone for a while.
     AccessDenied,
     /// The sidecar was down and ran nothing, as in [`PrepareFailure::ServiceDown`].
     ServiceDown,

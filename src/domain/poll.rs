@@ -4,6 +4,7 @@
 use core::time::Duration;
 
 use super::backoff::{self, Backoff};
+use super::host_health::FAULT_BACKOFF;
 use super::id::PriorityQueue;
 use super::jitter::Jitter;
 use super::refusal::Refusal;
@@ -97,6 +98,8 @@ pub struct Poller {
     claim_backoff: Backoff,
     open_denied_backoff: Backoff,
     claim_denied_backoff: Backoff,
+    /// Of tasks that could not run because this worker may not use what runs them.
+    access_backoff: Backoff,
     /// The credentials were rejected, and no answer since has shown otherwise.
     denied: bool,
 }
@@ -121,6 +124,7 @@ impl Poller {
             claim_backoff: Backoff::NEW,
             open_denied_backoff: Backoff::NEW,
             claim_denied_backoff: Backoff::NEW,
+            access_backoff: Backoff::NEW,
             denied: false,
         }
     }
@@ -209,6 +213,7 @@ impl Poller {
             || self.claim_backoff.tries() > 0
             || self.open_denied_backoff.tries() > 0
             || self.claim_denied_backoff.tries() > 0
+            || self.access_backoff.tries() > 0
     }
 
     pub const fn on_open_sent(&mut self) {
@@ -399,6 +404,27 @@ impl Poller {
         }
         self.denied |= denied;
         if denied { row.tries() } else { 0 }
+    }
+
+    /// What runs the tasks of this source refuses this worker: back off, once for several tasks. Returns whether it is the first time.
+    pub fn on_access_denied(&mut self, now: Instant, jitter: &mut Jitter) -> bool {
+        let is_first = self.access_backoff.tries() == 0;
+        if now >= self.claim_backoff_until {
+            self.claim_backoff_until = now.plus(self.access_backoff.wait(FAULT_BACKOFF, None, jitter));
+        }
+        is_first
+    }
+
+    /// A task that was started at `started` ran. One from before the refusal says nothing.
+    pub fn on_ran(&mut self, started: Instant) {
+        if started >= self.claim_backoff_until {
+            self.access_backoff.reset();
+        }
+    }
+
+    /// Whether its tasks would be refused for now.
+    pub fn is_access_denied(&self, now: Instant) -> bool {
+        self.access_backoff.tries() > 0 && now < self.claim_backoff_until
     }
 
     /// Its URLs are rejected: open it again before the next poll.

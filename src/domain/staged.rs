@@ -285,8 +285,11 @@ impl StagedState {
             (StagedAnswer::Superseded, _) => self.end(StagedEnd::Superseded, actions),
             (
                 StagedAnswer::Absent | StagedAnswer::Canceled | StagedAnswer::Retry { .. } | StagedAnswer::Lost { .. },
-                _,
+                call,
             ) if self.is_canceled => {
+                if self.record.announced.is_some() && !matches!(call, Call::Cancel | Call::Remove(_)) {
+                    return self.call(Call::Cancel, actions);
+                }
                 self.end(StagedEnd::Canceled, actions);
             }
             // Starts without an answer wait longer each time, although each is looked for before the next.

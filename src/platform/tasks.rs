@@ -3,12 +3,27 @@
 
 use std::any::Any;
 use std::future::Future;
+use std::io;
 use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::sync::LazyLock;
 
 use futures_util::FutureExt as _;
+use journeyman_domain::limits::BLOCKING_THREAD_IDLE_MAX;
+use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 use tokio::task::{JoinError, spawn_blocking};
+
+/// Builds a runtime whose pool for blocking work has a thread at any time: tokio panics if it needs the first one and the host has no
+/// more threads. Work beyond those it has waits then.
+///
+/// # Errors
+///
+/// The host gives no thread, or no file for its events.
+pub fn build_runtime(builder: &mut Builder) -> io::Result<Runtime> {
+    let runtime = builder.enable_all().thread_keep_alive(BLOCKING_THREAD_IDLE_MAX).build()?;
+    runtime.spawn_blocking(|| ());
+    Ok(runtime)
+}
 
 /// The first panic of a supervised task.
 static FAILURE: LazyLock<watch::Sender<Option<String>>> = LazyLock::new(|| watch::Sender::new(None));
@@ -70,9 +85,23 @@ pub fn panic_message(panic: &(dyn Any + Send)) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+
+    use journeyman_domain::limits::HOST_RESOURCES_INTERVAL;
     use tokio::task::JoinSet;
 
     use super::*;
+
+    #[test]
+    fn m3_a_runtime_has_a_thread_for_blocking_work_from_the_start_and_keeps_it_until_the_next_measurement() {
+        let (starts, started) = mpsc::channel();
+        let mut builder = Builder::new_current_thread();
+        builder.on_thread_start(move || starts.send(()).unwrap());
+        let runtime = build_runtime(&mut builder).unwrap();
+        started.recv().unwrap();
+        drop(runtime);
+        assert!(BLOCKING_THREAD_IDLE_MAX > 2 * HOST_RESOURCES_INTERVAL);
+    }
 
     #[tokio::test]
     async fn a6_a_panic_of_a_supervised_task_is_told_and_its_result_is_not_awaited_in_vain() {

@@ -12,7 +12,6 @@ use journeyman_domain::outcome::Cleanup;
 use journeyman_platform::host::containment::{
     Containment, ContainmentConfig, ContainmentLevel, ProcessScope, ResourceLimits,
 };
-use journeyman_platform::host::host_errors::exec_error;
 
 use rustix::pipe::pipe;
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
@@ -213,7 +212,7 @@ async fn errors_are_the_same(containment: &Containment) -> Result<(), String> {
                 Err(error) => error,
             };
             same("empty", scope.clean_up().await, Cleanup::Complete)?;
-            errors.push((error.kind(), exec_error(&error).unwrap_or(&error).raw_os_error(), error.to_string()));
+            errors.push((error.kind(), error.raw_os_error(), error.to_string()));
         }
         same(file, &errors[1], &errors[0])?;
     }

@@ -303,3 +303,28 @@ fn a_worker_that_launches_without_looking_is_caught() {
     let found = explored(World { worker: Kind::Blind, losses: 2, ..GOOD });
     assert!(found.contains(&ONCE), "{found:?}");
 }
+
+#[test]
+fn e5_a_canceled_start_that_names_work_and_ends_otherwise_is_followed_by_a_cancel() {
+    let policy = StagedPolicy {
+        phases: BTreeMap::new(),
+        infrastructure_retries: RETRIES,
+        capacity_retries: 0,
+        check_interval: Duration::from_secs(30),
+    };
+    let retry = StagedAnswer::Retry { after: Duration::ZERO, class: FailureClass::Capacity, reason: "full".into() };
+    for answer in [retry, StagedAnswer::Lost { reason: "gone".into() }] {
+        let mut actions = Vec::new();
+        let mut rules = StagedState::new(policy.clone(), StagedRecord::default(), Jitter::seeded(1), &mut actions);
+        for event in [
+            StagedEvent::Answered(StagedAnswer::Absent),
+            StagedEvent::CancelRequested,
+            StagedEvent::Answered(StagedAnswer::Announced { handle: "h7".into(), answer: Box::new(answer) }),
+            StagedEvent::Answered(StagedAnswer::Canceled),
+        ] {
+            rules.handle(event, Instant::ORIGIN, &mut actions);
+        }
+        let end = StagedAction::End(StagedEnd::Canceled);
+        assert_eq!(actions, [StagedAction::Adopt, StagedAction::Start, StagedAction::Cancel, end]);
+    }
+}

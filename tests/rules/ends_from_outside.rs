@@ -61,6 +61,13 @@ fn b6_the_deadline_of_a_task_ends_it() {
 }
 
 #[test]
+fn d3_a_deadline_that_is_lifted_ends_nothing() {
+    let mut one = with_deadline(One::executing(), at(300));
+    one.happens(ClaimEvent::Terms(RunTerms { deadline: None, retries_left: Some(1) }));
+    assert_eq!(one.pass_to(at(600), Reclaims::Granted), []);
+}
+
+#[test]
 fn b6_a_payload_that_ended_before_the_deadline_is_reported_after_it_and_no_longer_reclaimed() {
     let mut one = with_deadline(One::settling(), at(300));
     let acts = one.pass_to(at(1_000), Reclaims::Refused(Refusal::Gone));

@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use journeyman_domain::claim::{ClaimAction, ClaimEnd, ClaimEvent};
 use journeyman_domain::host_health::{FAULT_BACKOFF, ProbeResult};
-use journeyman_domain::id::LocalToken;
+use journeyman_domain::id::{LocalToken, SourceId};
 use journeyman_domain::outcome::{ExceptionReason, ExecuteFailure, Outcome, PrepareFailure};
 use journeyman_domain::worker::{Alert, ClaimingBlocked, ClaimingState, Effect, Event, PollResult};
 
-use crate::rules::support::{Bench, LEASE, PREPARED, REPORTED, SHUTDOWN, UPLOADED, acts, claims, polls, run, secs};
+use crate::rules::support::{
+    Bench, LEASE, MESSAGES, PREPARED, REPORTED, SHUTDOWN, UPLOADED, acts, claims, policy, polls, run, secs,
+};
 
 fn prepared_on_a_sick_host(bench: &mut Bench, claim: LocalToken) -> Vec<Effect> {
     let mut all = bench.tell(claim, ClaimEvent::Prepared(Err(PrepareFailure::HostFault)));
@@ -153,15 +155,63 @@ fn i33_what_is_handed_back_waits_for_the_poll_that_would_bring_it_straight_back(
     assert_eq!(polls(&effects), 0);
 }
 
-#[test]
-fn e2_a_worker_without_access_to_what_runs_its_tasks_claims_nothing_for_a_while() {
-    let mut bench = Bench::messages(1, 1);
-    let claim = bench.executing("m1", "T");
+/// A poll of the first source brings a task that may not be run.
+fn refused(bench: &mut Bench, name: &str) -> Vec<Effect> {
+    let claim = bench.executing(name, name);
     let mut effects = bench.tell(claim, ClaimEvent::Ended(Err(ExecuteFailure::AccessDenied)));
     effects.extend(bench.tell(claim, UPLOADED));
     const UNAVAILABLE: Outcome = Outcome::Exception(ExceptionReason::ResourceUnavailable);
     assert!(acts!(effects, ClaimAction::Report { outcome: UNAVAILABLE, .. }), "{effects:?}");
     effects.extend(bench.tell(claim, REPORTED));
-    assert_eq!((unfit(&effects), polls(&effects)), (1, 0));
-    assert!(matches!(bench.worker.claiming(), ClaimingState::Blocked(ClaimingBlocked::HostUnhealthy { .. })));
+    effects
+}
+
+/// Lets time pass until the first source is polled, and answers how often the other one was meanwhile, which has no tasks.
+fn polls_of_the_other(bench: &mut Bench, mut effects: Vec<Effect>) -> u32 {
+    let mut others = 0;
+    loop {
+        while let Some(effect) = effects.pop() {
+            match effect {
+                Effect::Poll { source: SourceId(0), .. } => return others,
+                Effect::Poll { .. } => {
+                    others += 1;
+                    effects.extend(bench.polled(1, Ok(PollResult::default())));
+                }
+                _ => {}
+            }
+        }
+        effects = bench.pass(secs(1));
+    }
+}
+
+#[test]
+fn e2_a_source_whose_tasks_are_refused_waits_longer_and_longer_and_the_other_goes_on() {
+    let mut bench = Bench::opened_with(policy(1), &[MESSAGES, MESSAGES]);
+    bench.opened(1, 1);
+    let mut others = 0;
+    for (name, alerts) in [("T1", 1), ("T2", 0), ("T3", 0)] {
+        let effects = refused(&mut bench, name);
+        let alert = Effect::Alert(Alert::AccessDenied { source: SourceId(0) });
+        assert_eq!(effects.iter().filter(|effect| **effect == alert).count(), alerts, "{effects:?}");
+        assert_eq!((unfit(&effects), bench.worker.claiming()), (0, ClaimingState::Polling), "the host is well");
+        let more = polls_of_the_other(&mut bench, effects);
+        assert!(more > others, "{more} polls after {others}");
+        others = more;
+    }
+    let claim = bench.executing("T4", "T4");
+    let effects = bench.completes(claim);
+    polls_of_the_other(&mut bench, effects);
+    let effects = refused(&mut bench, "T5");
+    assert!(effects.contains(&Effect::Alert(Alert::AccessDenied { source: SourceId(0) })), "one has run: {effects:?}");
+}
+
+#[test]
+fn e2_what_comes_while_a_source_is_refused_is_left_to_others() {
+    let mut bench = Bench::claims(2);
+    let (claim, _) = bench.granted("T1");
+    bench.tell(claim, PREPARED);
+    // The other slot waits in a poll.
+    bench.tell(claim, ClaimEvent::Ended(Err(ExecuteFailure::AccessDenied)));
+    let (_, effects) = bench.granted("T2");
+    assert!(acts!(effects, ClaimAction::Report { outcome: SHUTDOWN, .. }), "{effects:?}");
 }

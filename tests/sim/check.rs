@@ -269,6 +269,7 @@ impl World {
             }
             Alert::Undecodable { .. }
             | Alert::HostUnhealthy { .. }
+            | Alert::AccessDenied { .. }
             | Alert::WorkDirLost
             | Alert::SourceUnavailable { .. }
             | Alert::CleanupPending { .. }

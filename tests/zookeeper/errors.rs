@@ -5,8 +5,9 @@ use std::sync::Arc;
 use futures_util::{StreamExt as _, stream};
 use journeyman::handler::ExecuteError;
 use journeyman::source::zookeeper::{Dialect, ZooKeeperSource};
-use journeyman::source::{Grant, Source as _};
+use journeyman::source::{Grant, Source as _, SourceEvent};
 use journeyman::task::Reply;
+use journeyman_domain::claim::RunTerms;
 use journeyman_domain::id::PriorityQueue;
 use journeyman_domain::outcome::{ExceptionReason, Outcome};
 use journeyman_domain::refusal::Refusal;
@@ -373,11 +374,7 @@ async fn d3_a_handler_sees_the_fields_of_its_request_and_the_job_of_its_build() 
 #[tokio::test(flavor = "multi_thread")]
 async fn d3_a_build_that_takes_longer_than_its_job_may_is_timed_out() {
     let Some(tree) = Tree::with_pipeline().await else { return };
-    let params = frozen_build(&tree, "/zuul/set", |job| {
-        job["timeout"] = json!(1);
-        job["post_run"] = job["run"].clone();
-    })
-    .await;
+    let params = frozen_build(&tree, "/zuul/set", |job| job["timeout"] = json!(1)).await;
     tree.queue(Dialect::ZuulExecutor)
         .add(&tree.session, &submission(Dialect::ZuulExecutor, params))
         .await
@@ -391,6 +388,25 @@ async fn d3_a_build_that_takes_longer_than_its_job_may_is_timed_out() {
     })
     .await;
     worker.drained().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn d3_a_build_that_pauses_has_no_deadline_any_more() {
+    let Some(tree) = Tree::with_pipeline().await else { return };
+    let params = frozen_build(&tree, "/zuul/set", |_| {}).await;
+    let submission = submission(Dialect::ZuulExecutor, params);
+    tree.queue(Dialect::ZuulExecutor).add(&tree.session, &submission).await.expect("it is added");
+    let source = ZooKeeperSource::new(tree.source(Dialect::ZuulExecutor));
+    let batch = within("a claim", source.poll(PriorityQueue(0), 1)).await.expect("it is answered");
+    let grant = &batch.grants[0];
+    assert!(grant.terms.deadline.is_some());
+    let unlimited = RunTerms { deadline: None, ..grant.terms };
+    tokio::select! {
+        resumed = grant.results.as_ref().expect("it has a result").pause() => panic!("it was not resumed: {resumed:?}"),
+        event = within("its terms", source.next_event()) => {
+            assert_eq!(event, SourceEvent::Terms(grant.run.clone(), unlimited));
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

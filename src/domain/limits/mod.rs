@@ -123,8 +123,8 @@ pub const PROCESS_OUTPUT_DRAIN: Duration = Duration::from_secs(1);
 pub const PROCESS_KILL_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often processes are killed that a handler starts after the deadline of a cancellation.
 pub const PROCESS_KILL_INTERVAL: Duration = Duration::from_secs(1);
-/// A status without its processes is better than none: reading a process may wait for it.
-pub const STATUS_PROCESSES_TIMEOUT: Duration = Duration::from_secs(2);
+/// A status without the memory of its tasks is better than none: reading a process may wait for it.
+pub const STATUS_MEMORY_TIMEOUT: Duration = Duration::from_secs(2);
 pub const PROCESSES_LISTED_MAX: usize = 20;
 /// A payload is killed this long before the cancellation deadline, so that its end is seen in time.
 pub const PROCESS_KILL_MARGIN: Duration = Duration::from_secs(2);
@@ -212,6 +212,9 @@ pub const HANDLER_THREADS_MAX: usize = 16;
 pub const HANDLERS_DROP_TIMEOUT: Duration = Duration::from_secs(1);
 pub const SOURCES_CLOSE_TIMEOUT: Duration = Duration::from_secs(15);
 pub const HOST_RESOURCES_INTERVAL: Duration = Duration::from_secs(10);
+/// How long an idle thread for blocking work is kept. A measurement each [`HOST_RESOURCES_INTERVAL`] uses one; the runtime of handlers
+/// has no work that is as regular.
+pub const BLOCKING_THREAD_IDLE_MAX: Duration = Duration::from_secs(3_600);
 /// How often the number of requests that ended is logged.
 pub const REQUEST_SUMMARY_INTERVAL: Duration = Duration::from_secs(1);
 pub const PROGRESS_CHARS_MAX: usize = 200;

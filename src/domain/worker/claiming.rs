@@ -243,17 +243,17 @@ impl Worker {
     /// Whether grants are kept. A poll in flight when the worker stopped or ran short of a resource may still grant
     /// claims; they are released, which costs a retry. A pause keeps them, except those of a connection-scoped
     /// source, whose release costs nothing.
-    pub(super) fn accepts_grants(&self, source: SourceId) -> bool {
-        let is_free = self.sources[source.index()].poller.capabilities().connection_scoped;
-        let paused = self.conditions.paused.is_some() && is_free;
+    pub(super) fn accepts_grants(&self, source: SourceId, now: Instant) -> bool {
+        let poller = &self.sources[source.index()].poller;
+        let paused = self.conditions.paused.is_some() && poller.capabilities().connection_scoped;
         let fit =
             self.conditions.shortage.is_none() && !self.conditions.work_dir_lost && !self.host_health.is_unhealthy();
-        self.mode == Mode::Running && fit && !paused
+        self.mode == Mode::Running && fit && !paused && !poller.is_access_denied(now)
     }
 
     /// Unclaimed messages are left alone, which costs no retry.
-    pub(super) fn accepts_messages(&self, source: SourceId) -> bool {
-        self.accepts_grants(source) && self.conditions.paused.is_none()
+    pub(super) fn accepts_messages(&self, source: SourceId, now: Instant) -> bool {
+        self.accepts_grants(source, now) && self.conditions.paused.is_none()
     }
 
     pub(super) fn may_poll(&self) -> bool {

@@ -58,7 +58,7 @@ impl Worker {
             self.effects.push_back(Effect::DropMessage(token));
             return;
         }
-        let unwanted = alert.is_some() || !self.accepts_grants(source);
+        let unwanted = alert.is_some() || !self.accepts_grants(source, now);
         let release = slot.is_none() || (unwanted && !last_run);
         let alert = match alert {
             _ if unwanted && !release => Some(Alert::LastRun { run: run.clone() }),
@@ -150,10 +150,15 @@ impl Worker {
             ClaimEvent::Ended(verdict) => {
                 self.alert_overlap(claim, now);
                 match verdict {
-                    Err(ExecuteFailure::HostFault | ExecuteFailure::AccessDenied) => self.on_host_fault(claim, now),
+                    Err(ExecuteFailure::HostFault) => self.on_host_fault(claim, now),
+                    Err(ExecuteFailure::AccessDenied) => {
+                        if self.sources[source.index()].poller.on_access_denied(now, &mut self.jitter) {
+                            self.effects.push_back(Effect::Alert(Alert::AccessDenied { source }));
+                        }
+                    }
                     Err(ExecuteFailure::ServiceDown) => self.on_service_down(claim, source, now),
                     Ok(()) | Err(ExecuteFailure::Failed | ExecuteFailure::Intermittent | ExecuteFailure::Deferred) => {
-                        self.record_host_success(claim)
+                        self.record_success(claim, source)
                     }
                     Err(ExecuteFailure::Unavailable | ExecuteFailure::Internal) => {}
                 }
@@ -190,7 +195,7 @@ impl Worker {
         state.poller.on_claim_accepted();
         self.conditions.count_granted();
         self.delete_messages_of(claim);
-        if self.accepts_grants(source) {
+        if self.accepts_grants(source, now) {
             return;
         }
         let releasing = matches!(self.mode, Mode::Releasing { .. });
@@ -294,9 +299,10 @@ impl Worker {
         }
     }
 
-    fn record_host_success(&mut self, claim: LocalToken) {
+    fn record_success(&mut self, claim: LocalToken, source: SourceId) {
         if let Some(started) = self.claims[&claim].started_at {
             self.host_health.on_success(started);
+            self.sources[source.index()].poller.on_ran(started);
         }
     }
 

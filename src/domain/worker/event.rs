@@ -218,6 +218,10 @@ pub enum Alert {
     HostUnhealthy {
         run: Run,
     },
+    /// What runs the tasks of a source refuses this worker (raised once, until one has run). The others go on.
+    AccessDenied {
+        source: SourceId,
+    },
     /// The work directory was removed or replaced (raised once). The worker finishes its claims and exits.
     WorkDirLost,
     /// A payload ran past its lease (I7).

@@ -47,7 +47,7 @@ impl Worker {
             // I12, I25: the run was granted to us and is over here. A request before it is over at the queue would be
             // granted again, and the payload executed twice.
             self.delete_message(message.token);
-        } else if !self.accepts_messages(source) {
+        } else if !self.accepts_messages(source, now) {
             // It becomes visible again, to another worker.
             self.drop_message(message.token);
         } else if let Some(slot) = slots.pop() {

@@ -8,20 +8,8 @@ use rustix::io::Errno;
 const HOST_ERRNOS: [Errno; 8] =
     [Errno::MFILE, Errno::NFILE, Errno::AGAIN, Errno::NOMEM, Errno::NOSPC, Errno::DQUOT, Errno::ROFS, Errno::IO];
 
-/// The error of `execve` in a process that could be started.
-#[derive(Debug, thiserror::Error)]
-#[error(transparent)]
-pub struct ExecError(pub io::Error);
-
-pub fn exec_error(error: &io::Error) -> Option<&io::Error> {
-    error.get_ref()?.downcast_ref::<ExecError>().map(|ExecError(error)| error)
-}
-
 pub fn is_host_error(error: &io::Error) -> bool {
-    exec_error(error)
-        .unwrap_or(error)
-        .raw_os_error()
-        .is_some_and(|code| HOST_ERRNOS.iter().any(|errno| errno.raw_os_error() == code))
+    error.raw_os_error().is_some_and(|code| HOST_ERRNOS.iter().any(|errno| errno.raw_os_error() == code))
 }
 
 #[cfg(test)]
@@ -38,6 +26,5 @@ mod tests {
         );
         assert!(!is_host_error(&error(Errno::NOENT)) && !is_host_error(&error(Errno::ACCESS)));
         assert!(!is_host_error(&io::Error::other("no errno")));
-        assert!(is_host_error(&io::Error::other(ExecError(error(Errno::IO)))));
     }
 }

@@ -1,12 +1,15 @@
 //! The job of a build as its scheduler has frozen it: its playbooks, variables, timeouts and semaphores, which the parameters of
 //! the build leave out.
 
+use std::time::Duration;
+
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::semaphore::Semaphore;
 use super::shards::{ShardError, decompress};
 use super::{Error, Session};
+use journeyman_domain::limits::ZUUL_POST_TIMEOUT_MAX;
 
 /// What a handler gets of a frozen job.
 const PLAYBOOKS: [&str; 4] = ["pre_run", "run", "post_run", "cleanup_run"];
@@ -23,12 +26,14 @@ pub struct FrozenJob {
 }
 
 impl FrozenJob {
-    /// How many seconds a build may take: the timeout of all but the last playbooks, and that of each of these.
-    pub fn seconds_max(&self) -> Option<f64> {
-        let seconds = |key| self.json.get(key).and_then(Value::as_f64);
-        let last = self.json.get("post_run").and_then(Value::as_array).map_or(0, Vec::len);
-        let last = u32::try_from(last).unwrap_or(u32::MAX);
-        Some(seconds("timeout")? + f64::from(last) * seconds("post_timeout").unwrap_or(0.0))
+    /// How long a build may take: its timeout, which ends before the last playbooks, and a timeout for each of these.
+    pub fn run_time_max(&self) -> Option<Duration> {
+        let seconds = |key| self.json.get(key).and_then(Value::as_f64).filter(|seconds| *seconds > 0.0);
+        let timeout = |key| Duration::try_from_secs_f64(seconds(key)?).ok();
+        let last = ["post_run", "cleanup_run"].into_iter().filter_map(|key| self.json.get(key)?.as_array());
+        let last = u32::try_from(last.map(Vec::len).sum::<usize>()).unwrap_or(u32::MAX);
+        let each = timeout("post_timeout").unwrap_or(ZUUL_POST_TIMEOUT_MAX);
+        Some(timeout("timeout")?.saturating_add(each.saturating_mul(last)))
     }
 
     fn new(all: &Value) -> Result<Self, String> {
@@ -86,4 +91,27 @@ impl Session {
 
 fn json(data: Result<Vec<u8>, ShardError>) -> Option<Value> {
     serde_json::from_slice(&data.ok()?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn d3_the_playbooks_after_the_run_have_a_time_of_their_own() {
+        let fixture = include_str!("../../../fixtures/zookeeper/frozen-job.json");
+        for (change, seconds) in [
+            (json!({}), Some(120)),
+            (json!({ "post_run": [{}, {}], "post_timeout": 30 }), Some(120 + 2 * 30)),
+            (json!({ "post_run": [{}], "cleanup_run": [{}], "post_timeout": null }), Some(120 + 2 * 10_800)),
+            (json!({ "post_run": [{}], "post_timeout": 30, "timeout": null }), None),
+        ] {
+            let mut job: Map<String, Value> = serde_json::from_str(fixture).expect("it is JSON");
+            job.extend(change.as_object().expect("an object").clone());
+            let job = FrozenJob::new(&job.into()).expect("it can be read");
+            assert_eq!(job.run_time_max(), seconds.map(Duration::from_secs), "{change}");
+        }
+    }
 }

@@ -73,9 +73,15 @@ impl Engine {
                     alert = "host-unhealthy", claim.run = %run,
                     "[alert operator] this host cannot run tasks; the lines before say why. The worker claims \
                      nothing until a probe succeeds: free disk space, raise the limits on open files and processes, repair \
-                     `work_dir` or the access to the cluster, or remove the host"
+                     `work_dir`, or remove the host"
                 );
             }
+            Alert::AccessDenied { source: id } => tracing::error!(
+                alert = "access-denied",
+                source = source(*id),
+                "[alert operator] the cluster refuses this worker; the line before says why. Grant its user what is missing, or create \
+                 the namespace: until a task has run, the worker claims from this source at longer and longer intervals"
+            ),
             Alert::WorkDirLost => {
                 counters.add(|counts| counts.host_faults += 1);
                 let why = self

@@ -337,7 +337,7 @@ fn prepare_result(
 }
 
 pub(super) async fn wait_for_cleanup(claim: LocalToken, uncleaned: UncleanedScope) -> CallResult {
-    let UncleanedScope { run, scope } = uncleaned;
+    let UncleanedScope { run, scope, processes } = uncleaned;
     let looked = scope.clone();
     // Neither a host without free threads nor an unreadable process delays the wait.
     let describing =
@@ -345,6 +345,7 @@ pub(super) async fn wait_for_cleanup(claim: LocalToken, uncleaned: UncleanedScop
     let saying = async {
         if let Ok(Ok(Ok(left))) = tokio::time::timeout(PROCESS_KILL_TIMEOUT, describing).await {
             tracing::warn!(claim.run = %run, group = ?scope.cgroup(), "remaining processes: {left}");
+            processes.set(left).ok();
         }
     };
     tokio::join!(scope.wait_cleaned_up(), saying);
@@ -416,9 +417,8 @@ fn verdict(ended: Result<Result<(), ExecuteError>, Panicked>, context: &Context)
     };
     match error.reason {
         ExecuteFailure::Deferred => return Err(error.reason),
-        ExecuteFailure::HostFault | ExecuteFailure::AccessDenied => {
-            tracing::error!(claim.run = %context.task().run, "host fault: {error}");
-        }
+        ExecuteFailure::HostFault => tracing::error!(claim.run = %context.task().run, "host fault: {error}"),
+        ExecuteFailure::AccessDenied => tracing::error!(claim.run = %context.task().run, "access denied: {error}"),
         ExecuteFailure::ServiceDown => release_unstarted(context, &error),
         ExecuteFailure::Failed
         | ExecuteFailure::Intermittent

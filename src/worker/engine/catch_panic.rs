@@ -3,16 +3,8 @@
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use journeyman_platform::tasks::panic_message;
-
-static CAUGHT: AtomicU64 = AtomicU64::new(0);
-
-/// Those of this process.
-pub(super) fn caught_panics() -> u64 {
-    CAUGHT.load(Ordering::Relaxed)
-}
 
 #[derive(Debug)]
 pub(super) struct Panicked(pub(super) String);
@@ -23,10 +15,7 @@ pub(super) async fn catch_panic<F: Future + Unpin>(future: F) -> Result<F::Outpu
     poll_fn(|context| match &mut future.0 {
         Some(future) => match catch_unwind(AssertUnwindSafe(|| Pin::new(future).poll(context))) {
             Ok(poll) => poll.map(Ok),
-            Err(panic) => {
-                CAUGHT.fetch_add(1, Ordering::Relaxed);
-                std::task::Poll::Ready(Err(Panicked(panic_message(panic.as_ref()))))
-            }
+            Err(panic) => std::task::Poll::Ready(Err(Panicked(panic_message(panic.as_ref())))),
         },
         None => std::task::Poll::Pending,
     })

@@ -5,7 +5,6 @@ use std::ops::AddAssign;
 
 use parking_lot::Mutex;
 
-use super::catch_panic::caught_panics;
 use journeyman_domain::claim::{ClaimEnd, LossReason};
 use journeyman_domain::outcome::{ExceptionReason, Outcome};
 
@@ -39,8 +38,6 @@ pub struct WorkerCounts {
     pub notices_file: u64,
     /// Times the host was found unable to run tasks.
     pub host_faults: u64,
-    /// Panics of handlers and adapters.
-    pub panics: u64,
     pub log_bytes: u64,
     pub config_reloads: u64,
     pub config_reloads_rejected: u64,
@@ -53,7 +50,7 @@ impl WorkerCounters {
 
     /// Reads all counters.
     pub fn read(&self) -> WorkerCounts {
-        WorkerCounts { panics: caught_panics(), ..*self.0.lock() }
+        *self.0.lock()
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::io;
 
+use journeyman_platform::tasks::build_runtime;
 use tokio::runtime::{Builder, Handle, Runtime};
 
 #[derive(Debug)]
@@ -13,11 +14,8 @@ pub(super) struct HandlerRuntime {
 
 impl HandlerRuntime {
     pub(super) fn dedicated(count: usize) -> io::Result<Self> {
-        let runtime = Builder::new_multi_thread()
-            .worker_threads(count.max(1))
-            .thread_name("journeyman-handler")
-            .enable_all()
-            .build()?;
+        let mut builder = Builder::new_multi_thread();
+        let runtime = build_runtime(builder.worker_threads(count.max(1)).thread_name("journeyman-handler"))?;
         Ok(Self { handle: runtime.handle().clone(), runtime: Some(runtime) })
     }
 

@@ -39,16 +39,17 @@ impl HostProbe {
     }
 }
 
-/// Runs `probe` on a blocking thread. `None` if it does not return in time, or the previous one has not returned yet:
-/// on a dead disk each would keep a thread.
+/// Runs `probe` on a blocking thread. `None` if it does not return in time. It waits for the previous one: on a dead disk each would
+/// keep a thread.
 pub(super) async fn blocking_probe<T: Send + 'static>(
     in_flight: &Arc<Semaphore>,
     timeout: Duration,
     probe: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
-    let permit = Arc::clone(in_flight).try_acquire_owned().ok()?;
+    let in_flight = Arc::clone(in_flight);
     // A host without a free thread panics.
     let probing = catch_panic(Box::pin(async move {
+        let permit = in_flight.acquire_owned().await;
         tokio::task::spawn_blocking(move || {
             let _permit = permit;
             probe()
@@ -96,8 +97,8 @@ mod tests {
         assert_eq!(HostProbe::new(Path::new("/dev/full")).run().await, ProbeResult::Unhealthy);
     }
 
-    #[tokio::test]
-    async fn a_hanging_probe_is_not_joined_by_another() {
+    #[tokio::test(start_paused = true)]
+    async fn b7_a_reading_that_hangs_is_waited_for_and_not_joined_by_another() {
         let base = tempfile::tempdir().unwrap();
         let examination = HostProbe::new(base.path());
         let stuck = examination.in_flight.clone().try_acquire_owned().unwrap();

@@ -415,7 +415,7 @@ impl Control {
     ///
     /// Cancel safe.
     pub async fn status(&self) -> Option<WorkerStatus> {
-        Some(self.query(event_loop::Engine::snapshot).await?.with_processes().await)
+        Some(self.query(event_loop::Engine::snapshot).await?.with_memory().await)
     }
 
     /// The log of a held claim, named by `TASK`, `TASK/RUN` or a unique prefix.

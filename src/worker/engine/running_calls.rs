@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::future::Future;
+use std::sync::{Arc, OnceLock};
 
 use tokio::task::{AbortHandle, JoinSet};
 
@@ -23,6 +24,14 @@ const CALL: &str = "a worker's call";
 pub(super) struct UncleanedScope {
     pub(super) run: Run,
     pub(super) scope: ProcessScope,
+    /// A list of them, once they were looked at.
+    pub(super) processes: Arc<OnceLock<String>>,
+}
+
+impl UncleanedScope {
+    pub(super) fn new(run: Run, scope: ProcessScope) -> Self {
+        Self { run, scope, processes: Arc::default() }
+    }
 }
 
 pub(super) struct RunningCalls {
@@ -73,7 +82,7 @@ impl RunningCalls {
     pub(super) fn spawn_claim_call<F>(
         &mut self,
         claim: LocalToken,
-        call: impl FnOnce(std::sync::Arc<dyn Claim>) -> F,
+        call: impl FnOnce(Arc<dyn Claim>) -> F,
     ) -> AbortHandle
     where
         F: Future<Output = CallResult> + Send + 'static,

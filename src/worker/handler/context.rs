@@ -307,7 +307,7 @@ impl Context {
     }
 
     /// Pauses the task and returns once it was resumed. Only builds of a Zuul can be paused: the scheduler gets the data of
-    /// the reply set so far, runs the jobs that depend on the build, and resumes it after them. Time limits go on meanwhile.
+    /// the reply set so far, runs the jobs that depend on the build, and resumes it after them. The limit of the handler counts on.
     ///
     /// # Errors
     ///

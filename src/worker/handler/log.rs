@@ -442,20 +442,28 @@ mod tests {
         assert!(text.contains("bytes could not be written: the disk did not answer"), "{}", &text[text.len() - 200..]);
     }
 
+    type Cancel = watch::Sender<Option<Cancellation>>;
+
+    /// A payload whose output goes to a log.
+    async fn started(folder: &Path, script: &str) -> (TaskLog, Context, Cancel, RunningProcess) {
+        let log = TaskLog::new(folder.join("log"), LogLimits::default());
+        let (workdir, clock) = (folder.join("task"), Clock::boot());
+        let (context, cancel) =
+            Context::without_claim("printer", crate::task::Definition::default(), workdir, log.clone(), clock).unwrap();
+        let argv = ["/bin/sh", "-c", script].map(str::to_owned);
+        let running = RunningProcess::start(Launch::new(&argv, &std::iter::empty().collect(), &context)).await.unwrap();
+        (log, context, cancel, running)
+    }
+
     #[tokio::test]
     async fn a2_a_printing_payload_is_killed_within_its_grace_while_the_disk_takes_nothing() {
         let folder = tempfile::tempdir().unwrap();
-        let log = TaskLog::new(folder.path().join("log"), LogLimits::default());
-        let (workdir, clock) = (folder.path().join("task"), Clock::boot());
-        let (context, cancel) =
-            Context::without_claim("printer", crate::task::Definition::default(), workdir, log.clone(), clock).unwrap();
-        let argv =
-            ["/bin/sh", "-c", "trap '' TERM; while :; do echo xxxxxxxxxxxxxxxxxxxxxxxx; done"].map(str::to_owned);
-        let running = RunningProcess::start(Launch::new(&argv, &std::iter::empty().collect(), &context)).await.unwrap();
+        let script = "trap '' TERM; while :; do echo xxxxxxxxxxxxxxxxxxxxxxxx; done";
+        let (log, context, cancel, running) = started(folder.path(), script).await;
         let disk = log.stall_disk();
         let full = async {
             log.shared.progress.subscribe().wait_for(|progress| !progress.is_ready()).await.unwrap();
-            cancel.send_replace(Some(Cancellation::shutdown(Duration::from_secs(1), clock)));
+            cancel.send_replace(Some(Cancellation::shutdown(Duration::from_secs(1), Clock::boot())));
         };
         let limits = RunLimits { run_time: None, termination_grace: Duration::from_secs(60) };
         let (end, ()) = tokio::join!(running.finish(limits, &context), full);
@@ -463,5 +471,31 @@ mod tests {
         assert!(matches!(end.cause, EndCause::Canceled(_)) && end.was_killed, "{end:?}");
         assert!(end.notes.iter().any(|note| note.contains("the disk of this log does not answer")), "{end:?}");
         drop(disk);
+    }
+
+    #[tokio::test]
+    async fn a2_output_that_comes_after_another_writer_has_filled_the_log_blocks_no_thread() {
+        let folder = tempfile::tempdir().unwrap();
+        let script = "until [ -e go ]; do sleep 0.02; done; echo output; : >printed";
+        let (log, context, _cancel, running) = started(folder.path(), script).await;
+        let disk = log.stall_disk();
+        let filling = async {
+            // The output is waited for by then.
+            tokio::task::yield_now().await;
+            while log.is_ready() {
+                log.write_note(&"x".repeat(LOG_NOTE_BYTES_MAX));
+            }
+            std::fs::write(context.workdir().join("go"), "").unwrap();
+            let mut turns_left = 1_000;
+            while turns_left > 0 {
+                tokio::task::yield_now().await;
+                turns_left -= u32::from(context.workdir().join("printed").exists());
+            }
+            drop(disk);
+        };
+        let limits = RunLimits { run_time: None, termination_grace: Duration::from_secs(60) };
+        let (end, ()) = tokio::join!(running.finish(limits, &context), filling);
+        assert_eq!(end.unwrap().cause, EndCause::Exited);
+        assert!(text(&log).contains("output\n"));
     }
 }

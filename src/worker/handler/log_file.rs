@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -142,12 +142,11 @@ impl LogFile {
     }
 
     fn assemble(&mut self) -> io::Result<FinishedLog> {
-        let mut head = match self.open_head() {
-            Err(error) if matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => {
-                memory_file()?
-            }
-            opened => opened?,
-        };
+        // What is on no disk is small enough for memory.
+        let is_full = |error: &io::Error| matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded);
+        let is_unwritable = self.error.as_ref().is_some_and(|error| self.head.is_some() || is_full(error));
+        let is_in_memory = is_unwritable && self.head_bytes + self.ring_bytes == 0;
+        let head = if is_in_memory { memory_file()? } else { self.open_head()? };
         let mut lost = self.bytes_offered - self.head_bytes - self.ring_bytes - self.last.len() as u64;
         let tail = self.ring_bytes.min(self.limits.tail_bytes);
         let has_room = self.allocate(&head, self.head_bytes + tail).is_ok();
@@ -163,14 +162,9 @@ impl LogFile {
             end = format!("\n[journeyman] log truncated: {lost} bytes could not be written: {why}\n").into_bytes();
         }
         end.extend(&self.last);
+        // The worker's log has the error.
         if self.append_to(&head, &end).is_err() {
-            // A log that is on no disk yet is small enough for memory.
-            let in_memory = if self.head_bytes == 0 { memory_file() } else { Err(Errno::NOSPC.into()) };
-            match in_memory.and_then(|file| self.append_to(&file, &end).map(|()| file)) {
-                Ok(file) => head = file,
-                // The worker's log has the error.
-                Err(_) => lost += self.last.len() as u64,
-            }
+            lost += self.last.len() as u64;
         }
         // What was allocated ahead is free again.
         head.set_len(self.head_bytes).ok();
@@ -206,7 +200,7 @@ fn create_log_file(path: &Path) -> io::Result<File> {
     options.mode(0o600);
     options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
     match options.open(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
             path.parent().map_or(Ok(()), work_dir::create_dir_if_missing)?;
             options.open(path)
         }

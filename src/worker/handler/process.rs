@@ -496,6 +496,8 @@ impl OutputPump<'_> {
         while !self.ended {
             self.log.ready().await;
             match timeout(REDACT_HOLD_MAX, self.output.readable()).await {
+                // Another writer has filled the log meanwhile.
+                Ok(Ok(())) if !self.log.is_ready() => {}
                 Ok(Ok(())) => {
                     self.read();
                     // A payload that writes without pause would keep the worker from stopping it.

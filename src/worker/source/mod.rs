@@ -147,6 +147,8 @@ pub enum SourceEvent {
     Lost(Vec<Run>),
     /// The creator of this run has canceled it. Its payload is stopped, and nothing is reported.
     CancelRequested(Run),
+    /// This run has other terms than its grant had.
+    Terms(Run, RunTerms),
     /// No more tasks will ever be pending.
     Exhausted {
         /// The reason, for the log.

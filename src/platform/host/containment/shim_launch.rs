@@ -24,7 +24,6 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 
 use super::exec_shim::{ENVIRONMENT_BYTES_MAX, ShimError};
-use crate::host::host_errors::ExecError;
 
 /// The name of the process until it becomes the payload.
 pub const SHIM_NAME: &str = "[journeyman shim]";
@@ -113,7 +112,7 @@ impl ShimError {
         let code = rest.as_str().parse().unwrap_or(Errno::IO.raw_os_error());
         let error = io::Error::from_raw_os_error(code);
         Some(match stage {
-            Self::EXEC => io::Error::new(error.kind(), ExecError(error)),
+            Self::EXEC => error,
             // A fault of the host, so without an error number that could be blamed on the task.
             _ => io::Error::other(format!("cannot enter its control group: {error}")),
         })
@@ -126,7 +125,6 @@ mod tests {
 
     use super::super::exec_shim::read_environment;
     use super::*;
-    use crate::host::host_errors::exec_error;
 
     #[test]
     fn the_copy_of_the_shim_is_complete_and_sealed() {
@@ -139,9 +137,7 @@ mod tests {
     #[test]
     fn an_exec_error_keeps_its_number_and_a_host_error_does_not() {
         let read = |report: &str| ShimError::parse(format!("a warning\n{}{report}", ShimError::MARKER).as_bytes());
-        let error = read("x8").unwrap();
-        let executed = exec_error(&error).and_then(io::Error::raw_os_error);
-        assert_eq!(executed, Some(Errno::NOEXEC.raw_os_error()));
+        assert_eq!(read("x8").unwrap().raw_os_error(), Some(Errno::NOEXEC.raw_os_error()));
         let error = read("g13").unwrap();
         assert_eq!(error.raw_os_error(), None);
         assert!(error.to_string().contains("control group"), "{error}");

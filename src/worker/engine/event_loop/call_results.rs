@@ -129,7 +129,7 @@ impl Engine {
     fn on_cleanup_pending(&mut self, claim: LocalToken) {
         let live = self.calls.claim(claim);
         let Some(task) = &live.task else { unreachable!("{claim:?} has processes and was never started") };
-        let uncleaned = UncleanedScope { run: live.run.clone(), scope: task.scope().clone() };
+        let uncleaned = UncleanedScope::new(live.run.clone(), task.scope().clone());
         self.calls.uncleaned.insert(claim, uncleaned.clone());
         self.calls.spawn(calls::wait_for_cleanup(claim, uncleaned));
         self.handle_event(Event::CleanupPending { claim });

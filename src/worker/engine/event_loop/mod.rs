@@ -64,8 +64,9 @@ pub(super) struct Engine {
     containment: Containment,
     host_probe: HostProbe,
     pub(super) resources: HostResources,
-    /// One measurement at a time.
+    /// One measurement at a time, and one reading for a status.
     measuring: Arc<Semaphore>,
+    pub(super) reading_memory: Arc<Semaphore>,
     /// The rules want claims of each source.
     claiming_enabled: Vec<bool>,
     pub(super) seed: u64,
@@ -124,6 +125,7 @@ impl Engine {
             resources: resources::measure(work_dir.tasks_dir()),
             host_probe: HostProbe::new(work_dir.tasks_dir()),
             measuring: Arc::new(Semaphore::new(1)),
+            reading_memory: Arc::new(Semaphore::new(1)),
             claiming_enabled: vec![true; sources.len()],
             hands_over: false,
             exit: None,
@@ -309,6 +311,11 @@ impl Engine {
             SourceEvent::CancelRequested(run) => {
                 if let Some(claim) = self.calls.find(source, &run) {
                     self.handle_event(Event::Claim(claim, ClaimEvent::StatusChecked(Ok(Some(LossReason::Canceled)))));
+                }
+            }
+            SourceEvent::Terms(run, terms) => {
+                if let Some(claim) = self.calls.find(source, &run) {
+                    self.handle_event(Event::Claim(claim, ClaimEvent::Terms(terms)));
                 }
             }
             SourceEvent::Exhausted { what } if self.sources.len() == 1 => {

@@ -6,14 +6,16 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::Dialect;
 use super::queue_watch::{HoldGuard, QueueWatch};
-use crate::source::{Artifact, CallError, Claim, Granted, LossReason, SourceFuture, cannot_defer};
+use super::{Dialect, ZooKeeperSourceConfig};
+use crate::source::{
+    Artifact, CallError, Claim, Granted, LossReason, RunTerms, SourceEvent, SourceFuture, cannot_defer,
+};
 use crate::task::{PartialReplySink, Reply, ReplyFuture, ReplyLimits, Results, cannot_pause};
 use journeyman_domain::id::Run;
 use journeyman_domain::outcome::Outcome;
@@ -22,6 +24,9 @@ use journeyman_platform::host::clock::Clock;
 use journeyman_platform::tasks::supervised;
 use journeyman_platform::zookeeper::job_queue::JobQueue;
 use journeyman_platform::zookeeper::{ConnectConfig, Session};
+
+/// Of a run without a deadline.
+pub(super) const UNLIMITED: RunTerms = RunTerms { deadline: None, retries_left: Some(u32::MAX) };
 
 /// A queue, and the session that uses it.
 #[derive(Clone)]
@@ -69,6 +74,7 @@ pub(super) struct SourceContext {
     pub(super) worker_id: String,
     connect: ConnectConfig,
     pub(super) clock: Clock,
+    pub(super) events: mpsc::Sender<SourceEvent>,
     /// Watching, pauses, and giving up locks of claims without a report.
     pub(super) tasks: Mutex<JoinSet<()>>,
     /// Where the source is polled: a handler that pauses or drops its claim runs on threads that end earlier.
@@ -76,9 +82,10 @@ pub(super) struct SourceContext {
 }
 
 impl SourceContext {
-    pub(super) fn new(dialect: Dialect, worker_id: String, connect: ConnectConfig) -> Self {
+    pub(super) fn new(config: &ZooKeeperSourceConfig, events: mpsc::Sender<SourceEvent>) -> Self {
         let (tasks, runtime) = (Mutex::default(), OnceLock::new());
-        Self { dialect, worker_id, connect, clock: Clock::boot(), tasks, runtime }
+        let (dialect, worker_id, connect) = (config.dialect, config.worker_id.clone(), config.connect.clone());
+        Self { dialect, worker_id, connect, clock: Clock::boot(), events, tasks, runtime }
     }
 
     pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
@@ -151,6 +158,8 @@ impl JobClaim {
     async fn pause(self: Arc<Self>) -> Result<(), CallError> {
         let (watch, id, ended) = (Arc::clone(&self.watch), self.run.task.clone(), self.ended.clone());
         self.state.lock().await.running()?.pause(&watch.at, &self.results).await?;
+        // Jobs that take as long as they like depend on it.
+        _ = self.source.events.send(SourceEvent::Terms(self.run.clone(), UNLIMITED)).await;
         let claim = Arc::downgrade(&self);
         drop(self);
         tokio::select! {

@@ -59,7 +59,6 @@ struct SourceInner {
     context: Arc<SourceContext>,
     /// The queues as the current session sees them.
     watched: tokio::sync::Mutex<Option<Arc<Watched>>>,
-    events: mpsc::Sender<SourceEvent>,
     pause: PauseSwitch,
     /// This worker among the processes of a Zuul, once for each zone.
     registrations: tokio::sync::Mutex<Vec<Registration>>,
@@ -90,10 +89,9 @@ impl ZooKeeperSource {
     pub fn new(config: ZooKeeperSourceConfig) -> Self {
         let (events, receiver) = mpsc::channel(ZOOKEEPER_EVENTS_MAX);
         let inner = SourceInner {
-            context: Arc::new(SourceContext::new(config.dialect, config.worker_id.clone(), config.connect.clone())),
+            context: Arc::new(SourceContext::new(&config, events)),
             config,
             watched: tokio::sync::Mutex::default(),
-            events,
             pause: PauseSwitch::new(),
             registrations: tokio::sync::Mutex::default(),
         };
@@ -123,7 +121,7 @@ impl SourceInner {
         }
         *self.registrations.lock().await = registrations;
         for watch in &queues {
-            let (watching, events) = (Arc::clone(watch), self.events.clone());
+            let (watching, events) = (Arc::clone(watch), self.context.events.clone());
             self.context.spawn(async move { watching.run(events).await });
             if self.config.janitor {
                 let cleaning = Arc::clone(watch);

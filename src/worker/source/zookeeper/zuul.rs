@@ -3,13 +3,12 @@
 
 use std::mem::discriminant;
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 use tokio::time::sleep;
 
 use super::Dialect;
-use super::claim::{self, Held, JobClaim, QueueSession, SourceContext};
+use super::claim::{self, Held, JobClaim, QueueSession, SourceContext, UNLIMITED};
 use super::queue_watch::QueueWatch;
 use crate::source::{CallError, Grant, Granted, RunTerms, SourceFuture};
 use crate::task::{Reply, Results, cannot_pause};
@@ -34,7 +33,7 @@ struct HeldJob {
     dialect: Dialect,
     claimed: ClaimedRequest,
     started_at: f64,
-    /// The end of the time that its job has.
+    /// The end of the time that its job has; a build that pauses has none any more.
     deadline: Option<Instant>,
     /// Steps of a settlement that need not be repeated.
     is_result_stored: bool,
@@ -81,9 +80,8 @@ pub(super) async fn claim(
         FIELDS.iter().filter_map(|key| Some(((*key).to_owned(), claimed.request.json.get(key)?))).collect();
     task.insert("payload".to_owned(), payload);
     task.extend(claimed.job.as_ref().map(|job| ("job".to_owned(), job.json.clone().into())));
-    let seconds = claimed.job.as_ref().and_then(|job| job.seconds_max());
-    let deadline = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    let deadline = deadline.map(|length| source.clock.now().plus(length));
+    let run_time = claimed.job.as_ref().and_then(|job| job.run_time_max());
+    let deadline = run_time.map(|length| source.clock.now().plus(length));
     let held = HeldJob {
         dialect,
         claimed,
@@ -106,7 +104,7 @@ pub(super) async fn claim(
     Ok(Some(Grant {
         run,
         lease: Granted { sent_at, length: watch.at.session.timeout() },
-        terms: RunTerms { deadline, retries_left: Some(u32::MAX) },
+        terms: RunTerms { deadline, ..UNLIMITED },
         queued_for: None,
         task: Value::Object(task).into(),
         payload_error,
@@ -377,6 +375,7 @@ impl Held for HeldJob {
                 return Err(cannot_pause());
             }
             self.write_state(at, RequestState::Paused).await?;
+            self.deadline = None;
             let own = Self::handler_result(results);
             let data =
                 json!({ "paused": true, "data": object(&own, "data"), "secret_data": object(&own, "secret_data") });
