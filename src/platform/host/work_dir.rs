@@ -2,10 +2,15 @@
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
+use std::fs::Metadata;
 use std::io;
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 
 use crate::host::file_lock::FileLock;
 use journeyman_domain::limits::{FOLDER_REMOVALS_MAX, LEFTOVER_FOLDERS_MAX};
@@ -192,8 +197,13 @@ fn remove_siblings(dir: &Path, keep: &[PathBuf]) -> io::Result<()> {
         let Some(name) = names.next() else { return Ok(()) };
         kept.entry(name.as_os_str()).or_default().push(names.collect());
     }
+    // By its descriptor: a task may have put a link in the place of a directory, and what that leads to is not the task's.
+    let opened = match rustix::fs::open(dir, OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty()) {
+        Err(Errno::LOOP | Errno::NOTDIR | Errno::NOENT) => return Ok(()),
+        opened => opened?,
+    };
     let mut result = Ok(());
-    for entry in std::fs::read_dir(dir)? {
+    for entry in std::fs::read_dir(format!("/proc/self/fd/{}", opened.as_raw_fd()))? {
         let entry = entry?;
         let (path, is_dir) = (entry.path(), entry.file_type()?.is_dir());
         let removed = match kept.get(&*entry.file_name()) {
@@ -211,9 +221,9 @@ fn remove_siblings(dir: &Path, keep: &[PathBuf]) -> io::Result<()> {
 fn make_writable(dir: PathBuf) {
     let mut dirs = vec![dir];
     while let Some(dir) = dirs.pop() {
-        let Ok(metadata) = dir.symlink_metadata() else { continue };
+        let Some(metadata) = dir.symlink_metadata().ok().filter(Metadata::is_dir) else { continue };
         let mode = metadata.permissions().mode();
-        if metadata.is_dir() && mode & 0o700 != 0o700 {
+        if mode & 0o700 != 0o700 {
             // On failure the removal reports the error.
             drop(std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(mode | 0o700)));
         }
@@ -245,6 +255,30 @@ mod tests {
         assert!(second.contains("in use by another worker") && second.contains(&dir.path().display().to_string()));
         drop(first);
         WorkDir::acquire(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn b6_nothing_is_removed_or_changed_behind_a_link_that_a_task_put_in_place_of_a_directory() {
+        let home = tempfile::tempdir().unwrap();
+        let (task, precious) = (home.path().join("task"), home.path().join("precious"));
+        let inner = precious.join("inner");
+        std::fs::create_dir_all(&inner).unwrap();
+        std::fs::write(precious.join("file"), "kept").unwrap();
+        let mode = |mode| std::fs::set_permissions(&inner, std::fs::Permissions::from_mode(mode)).unwrap();
+        let is_kept =
+            || precious.join("file").exists() && inner.metadata().unwrap().permissions().mode() & 0o777 == 0o500;
+        mode(0o500);
+        std::os::unix::fs::symlink(&precious, &task).unwrap();
+        remove_all_but(&task, &["a".into()]).unwrap();
+        make_writable(task.clone());
+        assert!(is_kept() && task.is_symlink());
+        remove_tree(&task).unwrap();
+        assert!(is_kept() && !task.is_symlink());
+        std::fs::create_dir(&task).unwrap();
+        std::os::unix::fs::symlink(&precious, task.join("a")).unwrap();
+        remove_all_but(&task, &["a/b".into(), "./c".into()]).unwrap();
+        assert!(is_kept() && task.join("a").is_symlink());
+        mode(0o700);
     }
 
     #[test]
