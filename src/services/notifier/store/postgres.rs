@@ -291,7 +291,12 @@ impl PostgresTx {
         tries: &mut usize,
     ) -> Option<Result<T, StoreFailure>> {
         *tries += 1;
-        let ended = self.run_last(if result.is_ok() { "COMMIT" } else { "ROLLBACK" }).await;
+        let ended = match &result {
+            Ok(_) => self.run_last("COMMIT").await,
+            // Its connection is closed: a session that may not write never may, and the next one may again.
+            Err(SqlError::Postgres(error)) if error.code() == Some(&SqlState::READ_ONLY_SQL_TRANSACTION) => Ok(()),
+            Err(_) => self.run_last("ROLLBACK").await,
+        };
         let error = match (result, ended) {
             (Ok(done), Ok(())) => return Some(Ok(done)),
             (Err(error), _) | (Ok(_), Err(error)) => error,

@@ -520,6 +520,30 @@ async fn f12_what_a_node_could_not_tell_the_others_it_tells_them_later() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f3_a_database_that_was_read_only_is_written_to_again() {
+    let Some(url) = fresh_database().await else { return };
+    let open = async || Store::of(Postgres::open(&url, ca().as_deref()).await.unwrap());
+    let generation = open().await.endpoints().await.unwrap().generation;
+    let make_read_only = async |is_read_only: bool| {
+        let (client, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await.unwrap();
+        let (_, name) = url.rsplit_once('/').unwrap();
+        let alter = format!("ALTER DATABASE {name} SET default_transaction_read_only = {is_read_only}");
+        let altering = client.batch_execute(&alter);
+        let writable = client.batch_execute("SET default_transaction_read_only = off");
+        tokio::select! {
+            altered = async { writable.await.and(altering.await) } => altered.unwrap(),
+            ended = connection => panic!("the connection has ended: {ended:?}"),
+        }
+    };
+    make_read_only(true).await;
+    let store = open().await;
+    let new = || NewEvents { events: vec![(Arc::new(event("1", "k", None)), names(&["a"]))], generation };
+    assert!(matches!(store.add(new(), Stamp(5)).await, Err(StoreFailure::Unusable(_))));
+    make_read_only(false).await;
+    assert_eq!(store.add(new(), Stamp(5)).await.unwrap(), Some(vec![Added::Stored { lanes: 1 }]));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f4_the_lease_and_the_heads_wait_for_no_intake_and_no_page() {
     let Some(url) = fresh_database().await else { return };
     let postgres = Postgres::open(&url, ca().as_deref()).await.unwrap();
