@@ -23,7 +23,7 @@ pub const RECOVERY_ATTEMPTS_MAX: u32 = 5;
 /// Tolerated difference of two clocks; services report whole seconds.
 pub const CLOCK_SKEW_MAX: Duration = Duration::from_secs(2);
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Capabilities {
     /// The service may hold a poll open until there is something to claim.
     pub long_poll: bool,
@@ -46,8 +46,9 @@ pub enum NextCall {
     NotBefore(Instant),
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum State {
+    #[default]
     Closed,
     Opening,
     Idle,
@@ -76,7 +77,7 @@ impl UnreadPoll {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Poller {
     /// The sleep when all queues are empty, up to a fifth shorter by jitter.
     interval: Duration,
@@ -105,28 +106,8 @@ pub struct Poller {
 }
 
 impl Poller {
-    pub const fn new(interval: Duration, capabilities: Capabilities) -> Self {
-        Self {
-            interval,
-            capabilities,
-            state: State::Closed,
-            not_before: Instant::ORIGIN,
-            claim_backoff_until: Instant::ORIGIN,
-            priority_queues: 0,
-            next_queue: 0,
-            demand: Demand::Unknown,
-            usable_until: None,
-            recovery_due: capabilities.supports_recovery,
-            unread_poll: None,
-            reply_unreadable: false,
-            recovery_backoff: Backoff::NEW,
-            poll_backoff: Backoff::NEW,
-            claim_backoff: Backoff::NEW,
-            open_denied_backoff: Backoff::NEW,
-            claim_denied_backoff: Backoff::NEW,
-            access_backoff: Backoff::NEW,
-            denied: false,
-        }
+    pub fn new(interval: Duration, capabilities: Capabilities) -> Self {
+        Self { interval, capabilities, recovery_due: capabilities.supports_recovery, ..Self::default() }
     }
 
     pub const fn capabilities(&self) -> Capabilities {

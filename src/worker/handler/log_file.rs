@@ -19,7 +19,7 @@ use journeyman_platform::host::work_dir::{self, WorkDirLock};
 
 use super::log::{FinishedLog, LogLimits};
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct LogFile {
     path: PathBuf,
     limits: LogLimits,
@@ -41,20 +41,7 @@ pub(super) struct LogFile {
 
 impl LogFile {
     pub(super) fn new(path: PathBuf, limits: LogLimits, work_dir_lock: Option<WorkDirLock>) -> Self {
-        Self {
-            path,
-            limits,
-            work_dir_lock,
-            head: None,
-            head_bytes: 0,
-            allocated: 0,
-            ring: None,
-            ring_bytes: 0,
-            bytes_offered: 0,
-            error: None,
-            last: VecDeque::new(),
-            finished: None,
-        }
+        Self { path, limits, work_dir_lock, ..Self::default() }
     }
 
     pub(super) fn append(&mut self, bytes: &[u8]) {
