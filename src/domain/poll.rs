@@ -52,7 +52,11 @@ enum State {
     Closed,
     Opening,
     Idle,
-    Polling { sent_at: Instant, queue: PriorityQueue, is_closing: bool },
+    Polling {
+        sent_at: Instant,
+        queue: PriorityQueue,
+        is_closing: bool,
+    },
     Recovering,
 }
 
@@ -81,7 +85,7 @@ impl UnreadPoll {
 pub struct Poller {
     /// The sleep when all queues are empty, up to a fifth shorter by jitter.
     interval: Duration,
-    capabilities: Capabilities,
+    pub(crate) capabilities: Capabilities,
     state: State,
     not_before: Instant,
     claim_backoff_until: Instant,
@@ -90,7 +94,7 @@ pub struct Poller {
     /// What the last poll has shown.
     demand: Demand,
     usable_until: Option<Instant>,
-    recovery_due: bool,
+    pub(crate) recovery_due: bool,
     unread_poll: Option<UnreadPoll>,
     /// The answer of the current poll could not be read.
     reply_unreadable: bool,
@@ -102,16 +106,12 @@ pub struct Poller {
     /// Of tasks that could not run because this worker may not use what runs them.
     access_backoff: Backoff,
     /// The credentials were rejected, and no answer since has shown otherwise.
-    denied: bool,
+    pub(crate) denied: bool,
 }
 
 impl Poller {
     pub fn new(interval: Duration, capabilities: Capabilities) -> Self {
         Self { interval, capabilities, recovery_due: capabilities.supports_recovery, ..Self::default() }
-    }
-
-    pub const fn capabilities(&self) -> Capabilities {
-        self.capabilities
     }
 
     pub const fn reconfigure(&mut self, interval: Duration) {
@@ -325,10 +325,6 @@ impl Poller {
         self.poll_backoff.tries()
     }
 
-    pub const fn is_denied(&self) -> bool {
-        self.denied
-    }
-
     pub const fn consecutive_claim_failures(&self) -> u32 {
         self.claim_backoff.tries()
     }
@@ -355,10 +351,6 @@ impl Poller {
 
     pub const fn unread_poll(&self) -> Option<UnreadPoll> {
         self.unread_poll
-    }
-
-    pub const fn is_recovery_due(&self) -> bool {
-        self.recovery_due
     }
 
     pub const fn on_claim_accepted(&mut self) {

@@ -97,7 +97,9 @@ enum BindingState {
     Unknown,
     Absent,
     Bound,
-    Unbound { since: Instant },
+    Unbound {
+        since: Instant,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
