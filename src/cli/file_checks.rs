@@ -7,15 +7,13 @@ use super::taskcluster_setup::build_credentials;
 use crate::config::LoadedConfig;
 use crate::config::schema::Source;
 use journeyman_platform::host::program_path::find_program;
-use journeyman_platform::settings::Environment;
 use journeyman_platform::settings::problem::{Problem, ValueOrigin};
-use journeyman_platform::settings::secrets;
 use journeyman_platform::settings::values::{File, SecretFile};
+use journeyman_platform::settings::{Environment, secrets};
 use journeyman_services::controller::config::PoolConfig;
 use journeyman_services::notifier::config::Notifier;
 use journeyman_worker::handler::config::Handler;
-use journeyman_worker::handler::environment;
-use journeyman_worker::handler::program;
+use journeyman_worker::handler::{environment, program};
 use journeyman_worker::source::taskcluster::config::TaskclusterSource;
 
 pub(super) fn check_files(loaded: &LoadedConfig, environment: &Environment) -> Vec<Problem> {

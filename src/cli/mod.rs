@@ -48,9 +48,8 @@ use clap_complete::Shell;
 use config_args::{ConfigArgs, QueueFlags, WorkerFlags};
 use exit::{Exit, ExitResult, Failure};
 use journeyman_domain::limits::ABORT_TIMEOUT;
-use journeyman_platform::log;
 use journeyman_platform::settings::Environment;
-use journeyman_platform::tasks;
+use journeyman_platform::{log, tasks};
 
 #[derive(Debug, Parser)]
 #[command(

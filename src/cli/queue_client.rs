@@ -8,12 +8,10 @@ use super::dev::state_file::{DevState, state_dir};
 use super::exit::{Exit, Failure};
 use super::taskcluster_setup::build_credentials;
 use journeyman_domain::refusal::Refusal;
-use journeyman_platform::settings::Environment;
-use journeyman_platform::settings::secrets;
 use journeyman_platform::settings::values::{Queue, Secret, Url};
+use journeyman_platform::settings::{Environment, secrets};
 use journeyman_worker::source::CallError;
-use journeyman_worker::source::taskcluster::ClientCredentials;
-use journeyman_worker::source::taskcluster::{Api, ApiConfig, Credentials};
+use journeyman_worker::source::taskcluster::{Api, ApiConfig, ClientCredentials, Credentials};
 
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Queue")]

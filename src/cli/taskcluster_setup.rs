@@ -12,10 +12,9 @@ use journeyman_platform::settings::Environment;
 use journeyman_platform::settings::values::Secret;
 use journeyman_worker::engine::SourceBinding;
 use journeyman_worker::handler::DynHandler;
-use journeyman_worker::source::taskcluster::ClientCredentials;
 use journeyman_worker::source::taskcluster::config::TaskclusterSource;
 use journeyman_worker::source::taskcluster::{
-    self, Api, ApiConfig, Credentials, INSTANCE_TYPE_VARIABLE, LOCATION_VARIABLE, Taskcluster,
+    self, Api, ApiConfig, ClientCredentials, Credentials, INSTANCE_TYPE_VARIABLE, LOCATION_VARIABLE, Taskcluster,
 };
 
 pub(super) fn read_credentials(

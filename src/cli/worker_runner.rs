@@ -22,8 +22,7 @@ use journeyman_platform::host::containment::{close_inherited_fds_on_exec, harden
 use journeyman_platform::log;
 use journeyman_platform::settings::Environment;
 use journeyman_worker::engine::{Command, Control, Note};
-use journeyman_worker::source::taskcluster::Api;
-use journeyman_worker::source::taskcluster::ClientCredentials;
+use journeyman_worker::source::taskcluster::{Api, ClientCredentials};
 use journeyman_worker::worker_runner::{RunnerConfig, RunnerProtocol, RunnerRequest, SOURCE_NAME};
 
 /// `journeyman run`

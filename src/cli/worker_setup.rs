@@ -6,9 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::exit::{Exit, Failure};
-use super::screwdriver_setup;
 use super::worker_identity::WorkerIdentity;
-use super::{amqp_setup, taskcluster_setup, termination_watch, zookeeper_setup};
+use super::{amqp_setup, screwdriver_setup, taskcluster_setup, termination_watch, zookeeper_setup};
 use crate::config::schema::{Config, Source};
 use journeyman_platform::host::containment::{ContainmentConfig, ResourceLimits};
 use journeyman_platform::host::program_path::find_program;

@@ -40,7 +40,7 @@ pub enum Event {
     Tick,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct ActivityReporter {
     /// How often a long task is reported while nothing else is.
     repeat_interval: Duration,
@@ -59,20 +59,8 @@ pub struct ActivityReporter {
 }
 
 impl ActivityReporter {
-    pub const fn new(repeat_interval: Duration) -> Self {
-        Self {
-            repeat_interval,
-            connected: false,
-            started_sent: false,
-            ready: false,
-            claims_held: 0,
-            idle_since: None,
-            busy_sent: false,
-            pending: false,
-            duplicate_at: None,
-            last_sent_at: None,
-            reports: VecDeque::new(),
-        }
+    pub fn new(repeat_interval: Duration) -> Self {
+        Self { repeat_interval, ..Self::default() }
     }
 
     pub fn handle(&mut self, event: Event, now: Instant) {

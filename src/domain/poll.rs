@@ -23,7 +23,7 @@ pub const RECOVERY_ATTEMPTS_MAX: u32 = 5;
 /// Tolerated difference of two clocks; services report whole seconds.
 pub const CLOCK_SKEW_MAX: Duration = Duration::from_secs(2);
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Capabilities {
     /// The service may hold a poll open until there is something to claim.
     pub long_poll: bool,
@@ -46,12 +46,17 @@ pub enum NextCall {
     NotBefore(Instant),
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum State {
+    #[default]
     Closed,
     Opening,
     Idle,
-    Polling { sent_at: Instant, queue: PriorityQueue, is_closing: bool },
+    Polling {
+        sent_at: Instant,
+        queue: PriorityQueue,
+        is_closing: bool,
+    },
     Recovering,
 }
 
@@ -76,11 +81,11 @@ impl UnreadPoll {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Poller {
     /// The sleep when all queues are empty, up to a fifth shorter by jitter.
     interval: Duration,
-    capabilities: Capabilities,
+    pub(crate) capabilities: Capabilities,
     state: State,
     not_before: Instant,
     claim_backoff_until: Instant,
@@ -89,7 +94,7 @@ pub struct Poller {
     /// What the last poll has shown.
     demand: Demand,
     usable_until: Option<Instant>,
-    recovery_due: bool,
+    pub(crate) recovery_due: bool,
     unread_poll: Option<UnreadPoll>,
     /// The answer of the current poll could not be read.
     reply_unreadable: bool,
@@ -101,36 +106,12 @@ pub struct Poller {
     /// Of tasks that could not run because this worker may not use what runs them.
     access_backoff: Backoff,
     /// The credentials were rejected, and no answer since has shown otherwise.
-    denied: bool,
+    pub(crate) denied: bool,
 }
 
 impl Poller {
-    pub const fn new(interval: Duration, capabilities: Capabilities) -> Self {
-        Self {
-            interval,
-            capabilities,
-            state: State::Closed,
-            not_before: Instant::ORIGIN,
-            claim_backoff_until: Instant::ORIGIN,
-            priority_queues: 0,
-            next_queue: 0,
-            demand: Demand::Unknown,
-            usable_until: None,
-            recovery_due: capabilities.supports_recovery,
-            unread_poll: None,
-            reply_unreadable: false,
-            recovery_backoff: Backoff::NEW,
-            poll_backoff: Backoff::NEW,
-            claim_backoff: Backoff::NEW,
-            open_denied_backoff: Backoff::NEW,
-            claim_denied_backoff: Backoff::NEW,
-            access_backoff: Backoff::NEW,
-            denied: false,
-        }
-    }
-
-    pub const fn capabilities(&self) -> Capabilities {
-        self.capabilities
+    pub fn new(interval: Duration, capabilities: Capabilities) -> Self {
+        Self { interval, capabilities, recovery_due: capabilities.supports_recovery, ..Self::default() }
     }
 
     pub const fn reconfigure(&mut self, interval: Duration) {
@@ -344,10 +325,6 @@ impl Poller {
         self.poll_backoff.tries()
     }
 
-    pub const fn is_denied(&self) -> bool {
-        self.denied
-    }
-
     pub const fn consecutive_claim_failures(&self) -> u32 {
         self.claim_backoff.tries()
     }
@@ -374,10 +351,6 @@ impl Poller {
 
     pub const fn unread_poll(&self) -> Option<UnreadPoll> {
         self.unread_poll
-    }
-
-    pub const fn is_recovery_due(&self) -> bool {
-        self.recovery_due
     }
 
     pub const fn on_claim_accepted(&mut self) {

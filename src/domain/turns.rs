@@ -27,9 +27,10 @@ pub enum Turn {
 }
 
 /// What the last poll of a source has shown.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Demand {
     /// There was none yet.
+    #[default]
     Unknown,
     Busy,
     Quiet,

@@ -13,8 +13,7 @@ use journeyman_platform::host::file_lock::FileLock;
 use journeyman_platform::settings::Environment;
 use journeyman_platform::settings::environment::STATE_VARIABLE;
 use journeyman_platform::settings::values::Secret;
-use journeyman_worker::source::taskcluster::Api;
-use journeyman_worker::source::taskcluster::ClientCredentials;
+use journeyman_worker::source::taskcluster::{Api, ClientCredentials};
 
 /// What a running `journeyman dev` writes to `dev.json`, readable for its owner only.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -24,7 +24,7 @@ pub struct AttemptLimits {
 }
 
 /// The limits of one endpoint.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EndpointLimits {
     /// That may be under way.
     pub attempts_max: usize,
@@ -58,7 +58,7 @@ pub struct Dispatcher {
     under_way: usize,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Endpoint {
     origin: Arc<str>,
     waiting: VecDeque<LaneId>,
@@ -124,12 +124,9 @@ impl Dispatcher {
         let limits = EndpointLimits { attempts_max: self.limits.per_endpoint, rate: None };
         self.endpoints.entry(Arc::clone(endpoint)).or_insert_with(|| Endpoint {
             origin: Arc::clone(origin),
-            waiting: VecDeque::new(),
-            under_way: 0,
-            rests_until: None,
             limits,
             window: ATTEMPTS_AT_FIRST,
-            begun: VecDeque::new(),
+            ..Endpoint::default()
         })
     }
 

@@ -88,7 +88,7 @@ pub enum ClaimingState {
 #[derive(Debug, Default)]
 pub(super) struct ClaimingConditions {
     idle_since: Option<Instant>,
-    granted_count: u64,
+    pub(super) granted_count: u64,
     paused: Option<Option<Instant>>,
     shortage: Option<ClaimingBlocked>,
     work_dir_lost: bool,
@@ -96,10 +96,6 @@ pub(super) struct ClaimingConditions {
 }
 
 impl ClaimingConditions {
-    pub(super) const fn count_granted(&mut self) {
-        self.granted_count += 1;
-    }
-
     fn blocked(&self) -> Option<ClaimingBlocked> {
         self.paused.map(|until| ClaimingBlocked::Paused { until }).or(self.shortage)
     }
@@ -194,7 +190,7 @@ impl Worker {
             self.effects.push_back(Effect::ProbeHost);
         }
         // A source that rejects the credentials cannot tell whether tasks are pending.
-        let refused = self.sources.iter().any(|source| source.poller.is_denied());
+        let refused = self.sources.iter().any(|source| source.poller.denied);
         if !self.claims.is_empty() || self.conditions.paused.is_some() || refused {
             self.conditions.idle_since = None;
         }
@@ -245,7 +241,7 @@ impl Worker {
     /// source, whose release costs nothing.
     pub(super) fn accepts_grants(&self, source: SourceId, now: Instant) -> bool {
         let poller = &self.sources[source.index()].poller;
-        let paused = self.conditions.paused.is_some() && poller.capabilities().connection_scoped;
+        let paused = self.conditions.paused.is_some() && poller.capabilities.connection_scoped;
         let fit =
             self.conditions.shortage.is_none() && !self.conditions.work_dir_lost && !self.host_health.is_unhealthy();
         self.mode == Mode::Running && fit && !paused && !poller.is_access_denied(now)

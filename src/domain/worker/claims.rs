@@ -67,7 +67,7 @@ impl Worker {
         };
         self.effects.extend(alert.map(Effect::Alert));
         if !release {
-            self.conditions.count_granted();
+            self.conditions.granted_count += 1;
         }
         self.insert_claim(token, source, run, slot, ClaimState::from_grant(self.claim_policy(source)));
         self.handle_claim_event(token, ClaimEvent::Terms(terms), now);
@@ -89,7 +89,7 @@ impl Worker {
 
     pub(super) fn claim_policy(&self, source: SourceId) -> claim::ClaimPolicy {
         let Capabilities { reports_cancellation, connection_scoped, fenced_reports, .. } =
-            self.sources[source.index()].poller.capabilities();
+            self.sources[source.index()].poller.capabilities;
         claim::ClaimPolicy {
             status_poll_interval: self.policy.claim.status_poll_interval.filter(|_| reports_cancellation),
             reports_cancellation,
@@ -186,14 +186,14 @@ impl Worker {
 
     /// True if polls return messages, and not claims.
     fn has_messages(&self, source: SourceId) -> bool {
-        !self.sources[source.index()].poller.capabilities().long_poll
+        !self.sources[source.index()].poller.capabilities.long_poll
     }
 
     fn on_grant(&mut self, claim: LocalToken, source: SourceId, now: Instant) {
         let state = &mut self.sources[source.index()];
         state.has_accepted_claim = true;
         state.poller.on_claim_accepted();
-        self.conditions.count_granted();
+        self.conditions.granted_count += 1;
         self.delete_messages_of(claim);
         if self.accepts_grants(source, now) {
             return;

@@ -402,7 +402,7 @@ impl SourceState {
 
     /// While no sidecar can run its tasks, only claims of a previous process are looked after.
     const fn is_pollable(&self) -> bool {
-        matches!(self.availability, ServiceAvailability::Up) || self.poller.is_recovery_due()
+        matches!(self.availability, ServiceAvailability::Up) || self.poller.recovery_due
     }
 }
 

@@ -38,7 +38,7 @@ impl Worker {
         let mut slots = core::mem::take(&mut state.reserved_slots);
         match answer {
             Ok(result) => {
-                let claims = state.poller.capabilities().long_poll;
+                let claims = state.poller.capabilities.long_poll;
                 state.has_accepted_claim |= claims;
                 state.has_polled = true;
                 let lost = if claims { result.messages.len() } else { 0 };

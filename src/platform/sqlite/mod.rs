@@ -16,8 +16,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
 use uuid::Uuid;
 
-pub use self::open::{Database, Schema};
-pub use self::open::{Db, OpenError};
+pub use self::open::{Database, Db, OpenError, Schema};
 use self::readers::Readers;
 
 use crate::host::file_lock::FileLock;

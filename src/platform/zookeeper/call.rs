@@ -2,9 +2,8 @@
 
 use std::future::Future;
 
-use super::Session;
-use super::client as zk;
 use super::client::{Acl, CreateMode, Stat, Write};
+use super::{Session, client as zk};
 use journeyman_domain::limits::{ZOOKEEPER_CALL_TIMEOUT, ZOOKEEPER_MULTI_WRITES_MAX, ZOOKEEPER_NODE_BYTES_MAX};
 use journeyman_domain::refusal::{CallError, Refusal};
 

@@ -4,13 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use futures_util::{StreamExt as _, stream};
 
-use super::client as zk;
 use super::client::Stat;
 use super::janitor::OWNERS;
 use super::job_queue::RequestState;
 use super::json_object::JsonObject;
 use super::lock::{LockMode, may_hold};
-use super::{Error, Session, is_leftover};
+use super::{Error, Session, client as zk, is_leftover};
 use journeyman_domain::limits::{ZOOKEEPER_INSPECT_ROWS_MAX, ZOOKEEPER_READS_CONCURRENT_MAX};
 
 /// The nodes that were seen.

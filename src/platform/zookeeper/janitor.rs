@@ -9,11 +9,10 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::Dialect;
 use super::event_queue::{EventQueue, clean_results};
 use super::job_queue::{JobError, JobQueue, JobRequest, MERGE_COMPLETED, RequestState, merge_event_kind};
 use super::lock::{HeldLock, LockMode};
-use super::{Error, Session, is_leftover};
+use super::{Dialect, Error, Session, is_leftover};
 use journeyman_domain::limits::{ZOOKEEPER_CLEAN_INTERVAL, ZOOKEEPER_SECOND_LOOK_DELAY};
 
 /// Folders of a queue whose nodes are removed when that of their owner is gone.

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::client as zk;
 use super::client::CreateMode;
 use super::event_queue::EventQueue;
 use super::frozen_job::FrozenJob;
@@ -16,7 +15,7 @@ use super::json_object::JsonObject;
 use super::lock::{HeldLock, LockMode};
 use super::semaphore::Places;
 use super::shards::ShardError;
-use super::{Error, Session, Write};
+use super::{Error, Session, Write, client as zk};
 use crate::host::crash_points::crash_point;
 
 const FOLDERS: [&str; 6] = ["requests", "locks", "params", "result-data", "results", "waiters"];

@@ -4,10 +4,9 @@ use std::collections::HashSet;
 
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 
-use super::Dialect;
 use super::job_queue::{JobQueue, RequestState};
 use super::json_object::JsonObject;
-use super::{Error, Session};
+use super::{Dialect, Error, Session};
 use journeyman_domain::limits::ZOOKEEPER_READS_CONCURRENT_MAX;
 
 /// The requests of a queue that need workers.

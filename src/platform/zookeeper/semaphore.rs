@@ -4,11 +4,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Session;
-use super::client as zk;
 use super::client::CreateMode;
 use super::frozen_job::FrozenJob;
 use super::job_error::JobError;
+use super::{Session, client as zk};
 
 /// Who holds a semaphore.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

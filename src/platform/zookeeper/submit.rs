@@ -5,13 +5,12 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::Dialect;
-use super::Session;
 use super::client::CreateMode;
 use super::event_queue::{EventQueue, event};
 use super::job_queue::{JobError, JobQueue, JobRequest, RequestState};
 use super::json_object::JsonObject;
 use super::lock::{HeldLock, LockMode};
+use super::{Dialect, Session};
 
 /// A request to be added.
 #[derive(Debug, Clone)]

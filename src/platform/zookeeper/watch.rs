@@ -3,9 +3,8 @@
 use std::sync::Arc;
 
 use super::call::bounded;
-use super::client as zk;
 use super::client::Stat;
-use super::{Error, Session};
+use super::{Error, Session, client as zk};
 use journeyman_domain::limits::{ZOOKEEPER_CALL_TIMEOUT, ZOOKEEPER_RETRY_DELAY};
 
 pub use super::client::{TreeEvent, TreeWatch};

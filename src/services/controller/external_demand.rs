@@ -10,8 +10,7 @@ use journeyman_domain::group::load::Load;
 use journeyman_domain::group::pool::Event;
 use journeyman_domain::limits::{DEMAND_CLAIMED_MAX, DEMAND_INTERVAL, TASK_LIST_PAGES_MAX};
 use journeyman_domain::refusal::Refusal;
-use journeyman_platform::zookeeper::Dialect;
-use journeyman_platform::zookeeper::{ConnectConfig, Session, job_queue::JobQueue};
+use journeyman_platform::zookeeper::{ConnectConfig, Dialect, Session, job_queue::JobQueue};
 use journeyman_worker::source::CallError;
 use journeyman_worker::source::taskcluster::Api;
 

@@ -287,7 +287,7 @@ impl Controller {
         self.pool.handle(Event::Connected, self.clock.now());
         let loading = self.workers.load_known_keys();
         let known_keys = self.run_while(loading).await;
-        self.workers.on_known_keys_loaded(known_keys.clone());
+        self.workers.known_keys.clone_from(&known_keys);
         for key in self.workers.counts(&known_keys).into_keys() {
             self.pool.handle(Event::demand(key), self.clock.now());
         }

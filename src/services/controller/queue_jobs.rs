@@ -71,9 +71,9 @@ pub(super) struct QueueJobs<'a> {
     config: &'a ControllerConfig,
     connection: JobConnection,
     running: FuturesUnordered<RunningJob<'a>>,
-    running_steps: usize,
+    pub(super) running_steps: usize,
     /// One after the broker has closed the connection, until the step is found for which it did.
-    steps_max: usize,
+    pub(super) steps_max: usize,
     depths_due: VecDeque<Key>,
     /// Due and running.
     depths: BTreeSet<Key>,
@@ -99,10 +99,6 @@ impl<'a> QueueJobs<'a> {
             idle_channels: Vec::new(),
             stuck_channels: BTreeMap::new(),
         }
-    }
-
-    pub(super) const fn can_start_step(&self) -> bool {
-        self.running_steps < self.steps_max
     }
 
     pub(super) fn start_step(&mut self, key: Key, step: QueueStep) {

@@ -13,9 +13,7 @@ use lapin::{Channel, Connection, Consumer};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
-use super::dead_letters;
 use super::external_demand::poll_demand;
-use super::forwarding;
 use super::held_orphans::{HeldOrphans, is_group_limit_reached};
 use super::policies::{self, PolicyCheck};
 use super::queue_jobs::{QueueJob, QueueJobResult, QueueJobs};
@@ -24,7 +22,7 @@ use super::session_error::{SessionError, consume, declare_timed_out, stream_ende
 use super::status::Role;
 use super::topology::{ArgumentSource, Topology};
 use super::unacknowledged_counts::{self, CountResult, UnacknowledgedCounts};
-use super::{Controller, ControllerConfig};
+use super::{Controller, ControllerConfig, dead_letters, forwarding};
 use journeyman_domain::group::Key;
 use journeyman_domain::group::load::Load;
 use journeyman_domain::group::pool::{Event, StepResult};
@@ -173,7 +171,7 @@ async fn run_active(
                 delivery.acker.ack(BasicAckOptions { multiple: true }).await?;
             }
         }
-        while jobs.can_start_step()
+        while jobs.running_steps < jobs.steps_max
             && let Some(effect) = controller.pool.next_effect()
         {
             jobs.start_step(effect.key, effect.step);

@@ -38,7 +38,7 @@ pub(super) struct WorkerSet {
     scaler: Scaler,
     variables: BTreeMap<String, String>,
     /// The keys that are stored, or being stored.
-    known_keys: BTreeSet<Key>,
+    pub(super) known_keys: BTreeSet<Key>,
     storing: JoinSet<()>,
     pub(super) decisions: BTreeMap<Key, ScaleDecision>,
     pub(super) failures: watch::Sender<Failures>,
@@ -135,10 +135,6 @@ impl WorkerSet {
                 BTreeSet::new()
             })
         }
-    }
-
-    pub(super) fn on_known_keys_loaded(&mut self, keys: BTreeSet<Key>) {
-        self.known_keys = keys;
     }
 
     /// Changes wait for the one that is being stored.

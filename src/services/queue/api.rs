@@ -4,19 +4,16 @@ use std::future::ready;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use axum::Router;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
-use axum::middleware;
 use axum::response::Response;
 use axum::routing::{any, get, post};
+use axum::{Router, middleware};
 
-use super::artifact_calls;
 use super::call::{App, CREATE_TASK, Call, ReplyResult};
 use super::queue_error::{Params, route_not_found};
-use super::task_calls as calls;
 use super::task_state::{ResolvedReason, TaskRecord};
-use super::{artifact_content, azure_storage, origins};
+use super::{artifact_calls, artifact_content, azure_storage, origins, task_calls as calls};
 
 type ResponseFuture = Pin<Box<dyn Future<Output = Response> + Send>>;
 

@@ -9,11 +9,10 @@ use super::call::{App, Call, QueueState, ReplyResult};
 use super::clock::UnixMillis;
 use super::field_types::{Identifier, Integer, SlugId, invalid_argument};
 use super::queue_error::{QueueError, QueueErrorCode, json_response};
-use super::response_json;
 use super::store::tx::{ClaimedRun, TaskFilter, TaskRow, Tx};
 use super::store::{self, StoreError};
-use super::task_definition;
 use super::task_state::{ResolvedReason, RunError, TaskRecord, WorkerIdentity};
+use super::{response_json, task_definition};
 use journeyman_domain::limits::QUEUE_OVERLOADED_POLL_WAIT;
 
 /// The body of `claimWork`, and of `claimTask`, which ignores `tasks`.

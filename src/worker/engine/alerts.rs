@@ -7,7 +7,7 @@ use super::event_loop::Engine;
 
 impl Engine {
     pub(super) fn alert(&self, alert: &Alert) {
-        let counters = self.counters();
+        let counters = &self.control.counters;
         let source = |id: SourceId| self.source_name(id);
         match alert {
             Alert::DequeueCount { id, count: dequeues } => {

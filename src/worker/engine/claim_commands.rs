@@ -63,7 +63,7 @@ impl Engine {
             dequeue_count: live.dequeue_count,
             reclaims: live.reclaims,
             reclaim_in_seconds: view.state.reclaim_due().map(|at| seconds_between(now, at)),
-            containment: self.containment().level().as_str().to_owned(),
+            containment: self.containment.level().as_str().to_owned(),
             cgroup: scope.as_ref().and_then(|scope| scope.cgroup().map(Into::into)),
             processes: Vec::new(),
             work_dir: task.and_then(|task| Some(task.workdir()?.to_owned())),

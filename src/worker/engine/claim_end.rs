@@ -69,7 +69,7 @@ impl Engine {
             self.journal.records.record_closed(EntryId(claim.0));
         }
         self.control.liveness.set_claims_held(self.calls.claims.len());
-        live.abort_calls();
+        live.calls.iter().for_each(|call| call.abort());
         self.announce_end(&live, end);
         if live.recovered {
             return self.close_recovered_claim(&live, end);
@@ -85,7 +85,7 @@ impl Engine {
         let run = &live.run;
         live.task.iter().for_each(TaskView::end_following);
         let log_bytes = live.task.as_ref().map_or(0, TaskView::log_bytes);
-        self.counters().add(|counts| counts.log_bytes += log_bytes);
+        self.control.counters.add(|counts| counts.log_bytes += log_bytes);
         let trace_id = live.trace.map(|trace| trace.trace_id());
         let trace_id = trace_id.as_ref().map(tracing::field::display);
         let connection_scoped = self.is_connection_scoped(live.source);

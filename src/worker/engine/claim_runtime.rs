@@ -60,7 +60,7 @@ pub(super) struct ClaimRuntime {
     pub(super) prepared: Option<PreparedPayload>,
     pub(super) task: Option<TaskView>,
     pub(super) live_log: Option<LiveLog>,
-    calls: Vec<AbortHandle>,
+    pub(super) calls: Vec<AbortHandle>,
     pub(super) granted_at: Option<Instant>,
     pub(super) queued_for: Option<Duration>,
     pub(super) reclaimed_at: Option<Instant>,
@@ -73,7 +73,7 @@ pub(super) struct ClaimRuntime {
     pub(super) payload_error: Option<String>,
     results: Option<Results>,
     cancel: watch::Sender<Option<Cancellation>>,
-    lease: watch::Sender<Option<Lease>>,
+    pub(super) lease: watch::Sender<Option<Lease>>,
 }
 
 impl ClaimRuntime {
@@ -154,14 +154,6 @@ impl ClaimRuntime {
         }
     }
 
-    pub(super) fn track_call(&mut self, call: AbortHandle) {
-        self.calls.push(call);
-    }
-
-    pub(super) fn abort_calls(&self) {
-        self.calls.iter().for_each(AbortHandle::abort);
-    }
-
     /// A finished call keeps its memory while its handle is held.
     pub(super) fn prune_calls(&mut self) {
         self.calls.retain(|call| !call.is_finished());
@@ -210,10 +202,6 @@ impl ClaimRuntime {
 
     pub(super) fn is_kill_requested(&self) -> bool {
         self.cancel.borrow().is_some()
-    }
-
-    pub(super) fn update_lease(&self, lease: Lease) {
-        self.lease.send_replace(Some(lease));
     }
 
     pub(super) fn lease(&self) -> watch::Receiver<Option<Lease>> {
@@ -324,9 +312,9 @@ mod tests {
     #[tokio::test]
     async fn finished_calls_are_released() {
         let (mut live, mut calls) = (ClaimRuntime::new(SourceId(0), run()), JoinSet::new());
-        live.track_call(calls.spawn(async {}));
+        live.calls.push(calls.spawn(async {}));
         calls.join_next().await.unwrap().unwrap();
-        live.track_call(calls.spawn(std::future::pending()));
+        live.calls.push(calls.spawn(std::future::pending()));
         live.prune_calls();
         assert_eq!(live.calls.len(), 1);
         assert!(!live.calls[0].is_finished());

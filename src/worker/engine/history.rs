@@ -14,7 +14,7 @@ use super::status::Note;
 use super::storage_health::StorageHealth;
 use journeyman_domain::limits::RECENT_RESULTS_MAX;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct History {
     pub(super) started_at: Instant,
     pub(super) sources: Vec<SourceActivity>,
@@ -71,13 +71,8 @@ impl History {
         Self {
             started_at: now,
             sources: (0..sources).map(|_| SourceActivity::default()).collect(),
-            recent_outcomes: RecentOutcomes::default(),
-            ended_claims: VecDeque::new(),
-            requests: RequestSummary::default(),
-            note: None,
-            notice: None,
-            work_dir_lost_reason: None,
             counters,
+            ..Self::default()
         }
     }
 

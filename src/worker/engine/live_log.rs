@@ -54,7 +54,7 @@ pub(super) struct LiveLog {
     served: LiveLogs,
     secret: String,
     /// The upload of [`LiveLog::artifact`].
-    publishing: Option<AbortHandle>,
+    pub(super) publishing: Option<AbortHandle>,
 }
 
 impl LiveLog {
@@ -63,15 +63,6 @@ impl LiveLog {
         let url = format!("{}/log/{}", self.served.base_url, self.secret);
         let body = ArtifactBody::Reference { url, content_type: log::CONTENT_TYPE.to_owned() };
         Artifact { name: log::LIVE_NAME.to_owned(), expires: None, body }
-    }
-
-    pub(super) fn set_publishing(&mut self, upload: AbortHandle) {
-        self.publishing = Some(upload);
-    }
-
-    /// Before the artifact is replaced by a link to the stored log.
-    pub(super) fn stop_publishing(&self) {
-        self.publishing.iter().for_each(AbortHandle::abort);
     }
 }
 

@@ -328,7 +328,7 @@ impl Worker {
     pub async fn run(self) -> std::io::Result<ExitReason> {
         let control = self.control();
         let engine = event_loop::Engine::start(self)?;
-        let containment = engine.containment();
+        let containment = engine.containment.clone();
         // On a thread of the runtime, so that calls and their results need no wake-up of another thread.
         let mut running = tokio::task::JoinSet::new();
         running.spawn(supervised("the engine", engine.run()));

@@ -89,7 +89,7 @@ impl RunningCalls {
     {
         let future = call(self.claim(claim).granted());
         let handle = self.results.spawn(supervised(CALL, future));
-        self.claim(claim).track_call(handle.clone());
+        self.claim(claim).calls.push(handle.clone());
         handle
     }
 

@@ -65,7 +65,7 @@ impl Engine {
         let cleanup_pending: Vec<String> = self.rules.cleanup_pending().map(ToString::to_string).collect();
         let (state, reason, message) = self.claiming_status(&sidecars);
         let mut hints = hints(claiming, &sources, last_hour, &sidecars);
-        hints.extend(self.containment().unenforced_limits_hint());
+        hints.extend(self.containment.unenforced_limits_hint());
         hints.extend(self.calls.uncleaned.values().map(uncleaned_hint));
         let status = WorkerStatus {
             state,
@@ -85,7 +85,7 @@ impl Engine {
             host: self.host_status(),
             sidecars,
             activity: self.control.liveness().activity(),
-            containment: self.containment().level().as_str().to_owned(),
+            containment: self.containment.level().as_str().to_owned(),
             notice: self.history.notice.map(|notice| NoticeStatus {
                 seconds_ago: seconds_between(notice.at, now),
                 last_claim_ended_after_seconds: notice.last_ended_at.map(|end| seconds_between(notice.at, end)),

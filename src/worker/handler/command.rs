@@ -17,11 +17,10 @@ use serde_json::{Map, Value};
 use tokio::time::Instant;
 
 use crate::handler::config::CommandHandler;
-use journeyman_platform::committed_schema;
 use journeyman_platform::host::host_errors;
 use journeyman_platform::host::program_path::find_program;
-use journeyman_platform::redact;
 use journeyman_platform::settings::Environment;
+use journeyman_platform::{committed_schema, redact};
 
 use super::artifact::{ArtifactDeclaration, ArtifactKind, Artifacts, Optionality, expiry_error, time_of};
 use super::context::PublishedLogs;

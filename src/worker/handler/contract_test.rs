@@ -1,10 +1,9 @@
 //! Tests a program against the handler contract, for `journeyman handler test`.
 
 use std::convert::Infallible;
-use std::fmt;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use std::{fmt, io};
 
 use serde_json::{Value, json};
 use tokio::sync::watch;

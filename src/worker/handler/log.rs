@@ -353,7 +353,7 @@ impl LogShared {
             }
             drop(pending);
             file.append(&bytes);
-            file.count_dropped(dropped);
+            file.bytes_offered += dropped;
             // After the bytes, so that a follower finds them in the file.
             self.progress.send_modify(|progress| progress.bytes += bytes.len() as u64);
         }

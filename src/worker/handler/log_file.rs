@@ -19,7 +19,7 @@ use journeyman_platform::host::work_dir::{self, WorkDirLock};
 
 use super::log::{FinishedLog, LogLimits};
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct LogFile {
     path: PathBuf,
     limits: LogLimits,
@@ -31,7 +31,7 @@ pub(super) struct LogFile {
     ring: Option<ClosedOffThread<File>>,
     /// All bytes that went into the ring, overwritten ones included.
     ring_bytes: u64,
-    bytes_offered: u64,
+    pub(super) bytes_offered: u64,
     /// The first error, which ended the writing.
     error: Option<io::Error>,
     /// The last bytes that were offered after the error.
@@ -41,20 +41,7 @@ pub(super) struct LogFile {
 
 impl LogFile {
     pub(super) fn new(path: PathBuf, limits: LogLimits, work_dir_lock: Option<WorkDirLock>) -> Self {
-        Self {
-            path,
-            limits,
-            work_dir_lock,
-            head: None,
-            head_bytes: 0,
-            allocated: 0,
-            ring: None,
-            ring_bytes: 0,
-            bytes_offered: 0,
-            error: None,
-            last: VecDeque::new(),
-            finished: None,
-        }
+        Self { path, limits, work_dir_lock, ..Self::default() }
     }
 
     pub(super) fn append(&mut self, bytes: &[u8]) {
@@ -74,10 +61,6 @@ impl LogFile {
     }
 
     /// Counts bytes that were dropped before they came here.
-    pub(super) const fn count_dropped(&mut self, bytes: u64) {
-        self.bytes_offered += bytes;
-    }
-
     /// `None` if nothing was ever written.
     pub(super) fn finish(&mut self) -> io::Result<Option<FinishedLog>> {
         if self.finished.is_none() && self.bytes_offered > 0 {
@@ -146,7 +129,8 @@ impl LogFile {
         let is_full = |error: &io::Error| matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded);
         let is_unwritable = self.error.as_ref().is_some_and(|error| self.head.is_some() || is_full(error));
         let is_in_memory = is_unwritable && self.head_bytes + self.ring_bytes == 0;
-        let head = if is_in_memory { memory_file()? } else { self.open_head()? };
+        let in_memory = || io::Result::Ok(File::from(memfd_create("log", MemfdFlags::CLOEXEC)?).into());
+        let head = if is_in_memory { in_memory()? } else { self.open_head()? };
         let mut lost = self.bytes_offered - self.head_bytes - self.ring_bytes - self.last.len() as u64;
         let tail = self.ring_bytes.min(self.limits.tail_bytes);
         let has_room = self.allocate(&head, self.head_bytes + tail).is_ok();
@@ -188,10 +172,6 @@ impl LogFile {
         }
         Ok(())
     }
-}
-
-fn memory_file() -> io::Result<TaskFile> {
-    Ok(File::from(memfd_create("log", MemfdFlags::CLOEXEC)?).into())
 }
 
 fn create_log_file(path: &Path) -> io::Result<File> {

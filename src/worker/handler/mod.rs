@@ -39,7 +39,6 @@ pub mod staged;
 mod staged_program;
 
 use std::any::{Any, TypeId};
-use std::fmt;
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
@@ -62,7 +61,8 @@ pub use journeyman_domain::outcome::{ExecuteFailure, PrepareFailure};
 pub use sidecar::{Sidecar, SidecarContext};
 
 /// Why a payload is not started.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{}", messages.join("; "))]
 pub struct PrepareError {
     /// Decides how the task is reported.
     pub reason: PrepareFailure,
@@ -89,14 +89,9 @@ impl PrepareError {
     }
 }
 
-impl fmt::Display for PrepareError {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(&self.messages.join("; "))
-    }
-}
-
 /// Why a started payload did not succeed.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
 pub struct ExecuteError {
     /// Decides how the task is reported.
     pub reason: ExecuteFailure,
@@ -125,12 +120,6 @@ impl ExecuteError {
         let host = host_errors::is_host_error(error);
         let reason = if host { ExecuteFailure::HostFault } else { ExecuteFailure::Internal };
         Self::new(reason, format!("{subject}: {error}"))
-    }
-}
-
-impl fmt::Display for ExecuteError {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(&self.message)
     }
 }
 

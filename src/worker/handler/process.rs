@@ -29,8 +29,8 @@ use journeyman_platform::host::clock::or_pending;
 use journeyman_platform::host::containment::children::{self, ChildRegistration, StartedChild};
 use journeyman_platform::host::containment::{
     COOKIE_VARIABLE, LaunchMethod, LimitExceeded, ProcessScope, SHIM_NAME, ScopedProcess, ShimError,
+    encode_environment, is_larger_than, wait_larger_than,
 };
-use journeyman_platform::host::containment::{encode_environment, is_larger_than, wait_larger_than};
 use journeyman_platform::host::crash_points::crash_point;
 use journeyman_platform::host::program_path::find_program;
 

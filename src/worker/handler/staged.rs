@@ -13,7 +13,6 @@ use crate::task::{Deferral, Results};
 use journeyman_domain::id::Run;
 use journeyman_domain::jitter::Jitter;
 use journeyman_domain::limits::{STAGED_CALL_TIMEOUT, STAGED_DEFER_WAIT_MIN};
-pub use journeyman_domain::staged::StagedEnd;
 use journeyman_domain::staged::{StagedAction, StagedEvent, StagedState};
 use journeyman_platform::host::clock::or_pending;
 
@@ -23,7 +22,7 @@ use super::{
 };
 
 pub use journeyman_domain::staged::{
-    FailureClass, PhaseLimit, Progress, StagedAnswer, StagedPolicy, StagedRecord, Stamp,
+    FailureClass, PhaseLimit, Progress, StagedAnswer, StagedEnd, StagedPolicy, StagedRecord, Stamp,
 };
 
 /// A piece of work as its handler sees it.

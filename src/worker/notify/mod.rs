@@ -8,8 +8,7 @@ mod publisher;
 mod strict_json;
 
 pub use announcer::{Announcement, Announcer, Announcing, NotifyConfig, hand_over};
-pub use config::Notify;
-pub use config::every_event;
+pub use config::{Notify, every_event};
 pub use event::{Event, OWN_TYPES};
 pub use pattern::TypePattern;
 pub use publisher::{CallError, NotifierClient, Publisher};

@@ -91,15 +91,18 @@ impl Event {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 enum BindingState {
+    #[default]
     Unknown,
     Absent,
     Bound,
-    Unbound { since: Instant },
+    Unbound {
+        since: Instant,
+    },
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 struct GroupQueue {
     binding: BindingState,
     in_flight: Option<QueueStep>,
@@ -119,18 +122,6 @@ enum InspectionState {
 }
 
 impl GroupQueue {
-    const fn new() -> Self {
-        Self {
-            binding: BindingState::Unknown,
-            in_flight: None,
-            backoff: Backoff::NEW,
-            not_before: Instant::ORIGIN,
-            inspection: None,
-            workers: 0,
-            target: None,
-        }
-    }
-
     /// The next step towards the target, and its time.
     fn next_step(&self, stop_delay: Duration) -> Option<(QueueStep, Instant)> {
         let now_or = |at: Instant| at.max(self.not_before);
@@ -227,7 +218,7 @@ impl Pool {
             }
             Event::Workers { key, count } => {
                 if count > 0 {
-                    self.queues.entry(key.clone()).or_insert_with(GroupQueue::new);
+                    self.queues.entry(key.clone()).or_default();
                 }
                 if let Some(queue) = self.queues.get_mut(&key)
                     && queue.workers != count
@@ -346,7 +337,7 @@ impl Pool {
     fn advance_key(&mut self, key: &Key, now: Instant) {
         let target = self.tracker.desired(key).map(|wanted| wanted.phase);
         if target.is_some() {
-            self.queues.entry(key.clone()).or_insert_with(GroupQueue::new);
+            self.queues.entry(key.clone()).or_default();
         }
         let Some(queue) = self.queues.get_mut(key) else { return };
         queue.set_target(target);

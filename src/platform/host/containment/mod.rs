@@ -40,10 +40,8 @@ pub use cgroup::{Cgroup, own_cgroup_path};
 pub use dir_size::{is_larger_than, wait_larger_than};
 pub use exec_shim::ShimError;
 pub use kill_recorded::kill_recorded_processes;
-pub use process_scope::{LaunchMethod, ScopedProcess};
-pub use process_scope::{LimitExceeded, ProcessScope};
-pub use shim_launch::shim;
-pub use shim_launch::{SHIM_BUILT, SHIM_NAME, encode_environment};
+pub use process_scope::{LaunchMethod, LimitExceeded, ProcessScope, ScopedProcess};
+pub use shim_launch::{SHIM_BUILT, SHIM_NAME, encode_environment, shim};
 pub use worker_cgroups::{WorkerCgroups, command_prefix};
 
 /// Identifies the processes of a payload.

@@ -76,10 +76,11 @@ impl Processes {
                 }
                 continue;
             }
+            let has_processes = || record.cgroup.clone().is_some_and(|path| !Cgroup::at(path).processes().is_empty());
             let state = match exit_reason(&mut children, &record)? {
                 None => WorkerState::Running,
                 // A shell that does not `exec` its last program exits before that does.
-                Some(_) if stop_requests.contains(&record.id) && has_processes(&record) => WorkerState::Running,
+                Some(_) if stop_requests.contains(&record.id) && has_processes() => WorkerState::Running,
                 Some(reason) => {
                     kill_remaining(&record)?;
                     let (log, log_tail) = (Some(WorkerLogs::file_name(&record.id)), self.logs.tail(&record.id));
@@ -227,10 +228,6 @@ fn is_this_boot(record: &WorkerRecord) -> bool {
 fn is_running(record: &WorkerRecord) -> io::Result<bool> {
     let Some(process) = record.process.filter(|_| is_this_boot(record)) else { return Ok(false) };
     Ok(start_ticks(process.pid)? == Some(process.start_ticks))
-}
-
-fn has_processes(record: &WorkerRecord) -> bool {
-    record.cgroup.clone().is_some_and(|path| !Cgroup::at(path).processes().is_empty())
 }
 
 /// Kills what an exited worker has left behind.

@@ -11,10 +11,9 @@ use std::sync::Arc;
 use axum::extract::{DefaultBodyLimit, FromRequestParts};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
-use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
-use axum::{Json, Router};
+use axum::{Json, Router, middleware};
 use serde_json::json;
 use tokio::sync::Semaphore;
 

@@ -5,12 +5,11 @@
 
 use std::borrow::Cow;
 use std::error::Error;
-use std::fmt;
-use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use std::{fmt, io};
 
 use bytes::Bytes;
 use ipnet::IpNet;

@@ -7,7 +7,6 @@ use tokio::sync::watch;
 
 use super::super::calls::{self, CallResult};
 use super::super::claim_runtime::{ClaimRuntime, PolledMessage};
-use super::super::live_log::LiveLog;
 use super::super::uploads::Uploader;
 use super::Engine;
 use crate::handler::Context;
@@ -115,7 +114,7 @@ impl Engine {
             ClaimAction::CheckStatus => {
                 self.calls.spawn_claim_call(claim, |held| calls::check_status(claim, held));
             }
-            ClaimAction::UpdateLease(lease) => live.update_lease(lease),
+            ClaimAction::UpdateLease(lease) => drop(live.lease.send_replace(Some(lease))),
             ClaimAction::Close(end) => self.close(claim, end),
         }
     }
@@ -185,14 +184,16 @@ impl Engine {
         let mut live_log = live_logs.serve(log.clone());
         let artifact = live_log.artifact();
         let upload = self.calls.spawn_claim_call(claim, |held| calls::publish_live_log(held, log, artifact));
-        live_log.set_publishing(upload);
+        live_log.publishing = Some(upload);
         self.calls.claim(claim).live_log = Some(live_log);
     }
 
     fn upload_results(&mut self, claim: LocalToken) {
         self.journal_unprepared(claim);
         let live = self.calls.claim(claim);
-        live.live_log.iter().for_each(LiveLog::stop_publishing);
+        if let Some(upload) = live.live_log.as_ref().and_then(|log| log.publishing.as_ref()) {
+            upload.abort();
+        }
         if live.task.is_none()
             && let Some(command) = live.last_command.clone()
         {

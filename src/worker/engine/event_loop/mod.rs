@@ -27,10 +27,8 @@ use journeyman_platform::host::crash_points::crash_point;
 use journeyman_platform::host::resources;
 use journeyman_platform::host::work_dir::{WorkDir, WorkDirLock};
 
-use super::calls;
 use super::catch_panic::{Panicked, catch_panic};
 use super::claim_runtime::{ClaimRuntime, TraceRecording};
-use super::counters::WorkerCounters;
 use super::handler_runtime::HandlerRuntime;
 use super::history::{History, NoticeReceived};
 use super::host_probe::HostProbe;
@@ -39,7 +37,7 @@ use super::running_calls::RunningCalls;
 use super::sidecars::Sidecars;
 use super::status::Note;
 use super::task_view::TaskView;
-use super::{ClaimingState, Command, Control, ControlRequest, SourceBinding, Worker, WorkerConfig};
+use super::{ClaimingState, Command, Control, ControlRequest, SourceBinding, Worker, WorkerConfig, calls};
 
 pub(super) use journaling::ClaimJournal;
 
@@ -61,7 +59,7 @@ pub(super) struct Engine {
     pub(super) sidecars: Sidecars,
     work_dir: WorkDir,
     work_dir_lock: WorkDirLock,
-    containment: Containment,
+    pub(super) containment: Containment,
     host_probe: HostProbe,
     pub(super) resources: HostResources,
     /// One measurement at a time, and one reading for a status.
@@ -151,10 +149,6 @@ impl Engine {
     pub(super) fn spawn_measurement(&mut self) {
         let (tasks_dir, lock) = (self.work_dir.tasks_dir().to_owned(), self.work_dir_lock.clone());
         self.calls.spawn(calls::measure_resources(tasks_dir, lock, Arc::clone(&self.measuring)));
-    }
-
-    pub(super) fn containment(&self) -> Containment {
-        self.containment.clone()
     }
 
     pub(super) async fn run(mut self) -> std::io::Result<ExitReason> {
@@ -351,10 +345,6 @@ impl Engine {
 
     fn trace_recording(&self) -> TraceRecording {
         if self.config.recorder.is_some() { TraceRecording::On } else { TraceRecording::Off }
-    }
-
-    pub(super) fn counters(&self) -> &WorkerCounters {
-        &self.control.counters
     }
 }
 

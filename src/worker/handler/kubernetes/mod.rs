@@ -32,9 +32,8 @@ use journeyman_platform::tasks::supervised;
 
 use super::artifact::{ArtifactDeclaration, Artifacts};
 use super::command::{PayloadArtifact, validate_artifacts};
-use super::environment;
 use super::staged::{StagedHandler, Work};
-use super::{Context, EndedWork, HandlerConfigError, HandlerFuture, PrepareError};
+use super::{Context, EndedWork, HandlerConfigError, HandlerFuture, PrepareError, environment};
 use held_pods::HeldPods;
 use pod_manifest::{HANDLER, PodName, TASK};
 

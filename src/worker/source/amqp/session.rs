@@ -80,6 +80,7 @@ pub(super) struct Session {
     lost: CancellationToken,
 }
 
+#[derive(Default)]
 struct State {
     pending: VecDeque<PendingDelivery>,
     unsettled: BTreeMap<DeliveryTag, Run>,
@@ -124,15 +125,7 @@ impl Session {
             copy_publisher,
             connection,
             consume_channel,
-            state: Mutex::new(State {
-                pending: VecDeque::new(),
-                unsettled: BTreeMap::new(),
-                acks: AckWindow::default(),
-                end: None,
-                is_consumer_ended: false,
-                is_finished: false,
-                last_poll_at: Some(Instant::now()),
-            }),
+            state: Mutex::new(State { last_poll_at: Some(Instant::now()), ..State::default() }),
             held_claims: AtomicUsize::new(0),
             settling: Arc::default(),
             arrived: Notify::new(),

@@ -103,7 +103,7 @@ impl TaskclusterClaim {
             }
             // The Azure dialect has no links; a reference to the other artifact's URL serves the same readers.
             (ArtifactBody::Link { target, content_type }, Dialect::Azure) => {
-                let url = format!("{}{}", self.service.api.queue_base_url(), artifact_path(run, target));
+                let url = format!("{}{}", self.service.api.0.queue_url, artifact_path(run, target));
                 json!({ "storageType": "reference", "contentType": content_type, "url": url })
             }
             (ArtifactBody::Reference { url, content_type }, _) => {
@@ -195,15 +195,15 @@ impl TaskclusterClaim {
         headers: &HashMap<String, String>,
     ) -> Result<Hashes, CallError> {
         let (api, operation) = (&self.service.api, &upload.operation);
-        let url = api.address_policy().parse_url(url);
+        let url = api.0.address_policy.parse_url(url);
         let url = url.map_err(|what| CallError::retry(format!("{operation}: the upload URL {what}")))?;
         let mut headers = HeaderMap::try_from(headers).map_err(|_| {
             let what = format!("{operation}: invalid upload header; is the content type valid?");
             CallError::new(Refusal::Rejected, what)
         })?;
         headers.insert(CONTENT_LENGTH, HeaderValue::from(content.bytes));
-        let request = api.http().put(url).headers(headers);
-        let timeout = transfer_timeout(content.bytes, api.timeouts().call);
+        let request = api.0.http.put(url).headers(headers);
+        let timeout = transfer_timeout(content.bytes, api.0.timeouts.call);
         let request = request.timeout(timeout);
         let (writer, reader) = tokio::io::duplex(ARTIFACT_CHUNK_BYTES);
         let stream = ReaderStream::with_capacity(reader, ARTIFACT_CHUNK_BYTES);

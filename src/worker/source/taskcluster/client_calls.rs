@@ -150,7 +150,7 @@ impl Api {
         let mut response = self.send(transfer_request(&operation, path)).await?;
         for _ in 0..ARTIFACT_HOPS_MAX {
             if response.status().as_u16() != 303 {
-                let chunk_timeout = self.timeouts().call;
+                let chunk_timeout = self.0.timeouts.call;
                 return Ok(Download { operation, response, chunk_timeout });
             }
             response = self.follow_redirect(&operation, &response).await?;
@@ -166,15 +166,16 @@ impl Api {
             .and_then(|value| value.to_str().ok())
             .and_then(|text| from.url().join(text).ok())
             .ok_or_else(|| CallError::retry(format!("{operation}: redirect without a valid URL")))?;
-        self.address_policy()
+        self.0
+            .address_policy
             .check_url(&url)
             .map_err(|what| CallError::retry(format!("{operation}: the redirect {what}")))?;
-        if let Some(path) = url.as_str().strip_prefix(self.queue_base_url())
+        if let Some(path) = url.as_str().strip_prefix(&self.0.queue_url)
             && path.starts_with("/task/")
         {
             return Ok(self.send(transfer_request(operation, path.to_owned())).await?);
         }
-        let request = self.http().get(url).timeout(ARTIFACT_TRANSFER_TIMEOUT_MAX);
+        let request = self.0.http.get(url).timeout(ARTIFACT_TRANSFER_TIMEOUT_MAX);
         let response = self.send_for_head(operation, request).await?;
         if response.status().is_success() || response.status().as_u16() == 303 {
             return Ok(response);

@@ -181,13 +181,13 @@ impl Source for Taskcluster {
     }
 
     fn service_id(&self) -> String {
-        self.service.api.queue_base_url().to_owned()
+        self.service.api.0.queue_url.clone()
     }
 
     fn claimant(&self) -> String {
         format!(
             "{} {} {}/{}",
-            self.service.api.queue_base_url(),
+            self.service.api.0.queue_url,
             self.task_queue,
             self.service.worker_identity.group,
             self.service.worker_identity.id

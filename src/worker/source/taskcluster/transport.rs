@@ -94,17 +94,17 @@ impl InvalidConfig {
 
 /// A client for one Taskcluster deployment. Cheap to clone; clones share connections and credentials.
 #[derive(Clone)]
-pub struct Api(Arc<ClientState>);
+pub struct Api(pub(super) Arc<ClientState>);
 
-struct ClientState {
-    http: Client,
+pub(super) struct ClientState {
+    pub(super) http: Client,
     /// Without a trailing slash.
     root_url: String,
-    queue_url: String,
-    address_policy: Arc<AddressPolicy>,
+    pub(super) queue_url: String,
+    pub(super) address_policy: Arc<AddressPolicy>,
     credentials: Swap<Option<Credentials>>,
     reread_credentials: Option<RereadCredentials>,
-    timeouts: Timeouts,
+    pub(super) timeouts: Timeouts,
     /// Local time minus service time at the latest response with a `Date`.
     clock_ahead_s: Mutex<Option<i64>>,
 }
@@ -248,22 +248,6 @@ impl Api {
     /// Local time minus service time at the latest response with a `Date`.
     pub(super) fn clock_ahead(&self) -> Option<i64> {
         *self.0.clock_ahead_s.lock()
-    }
-
-    pub(super) fn address_policy(&self) -> &AddressPolicy {
-        &self.0.address_policy
-    }
-
-    pub(super) fn queue_base_url(&self) -> &str {
-        &self.0.queue_url
-    }
-
-    pub(super) fn timeouts(&self) -> &Timeouts {
-        &self.0.timeouts
-    }
-
-    pub(super) fn http(&self) -> &Client {
-        &self.0.http
     }
 
     pub(super) async fn call(&self, call: ApiRequest<'_>) -> Result<ApiResponse, FailedCall> {

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 use std::pin::pin;
 use std::sync::Arc;
 
-use futures_util::stream;
-use futures_util::{FutureExt as _, StreamExt as _};
+use futures_util::{FutureExt as _, StreamExt as _, stream};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;

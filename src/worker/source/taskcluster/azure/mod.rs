@@ -5,9 +5,8 @@ mod xml;
 
 use std::time::Duration;
 
-use base64::Engine as _;
-use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use base64::{Engine as _, alphabet};
 use jiff::Timestamp;
 use reqwest::Method;
 use serde::Deserialize;
@@ -138,9 +137,10 @@ impl Taskcluster {
     async fn send_to_storage(&self, operation: &str, method: Method, url: Url) -> Result<reqwest::Response, CallError> {
         self.service
             .api
-            .http()
+            .0
+            .http
             .request(method, url)
-            .timeout(self.service.api.timeouts().call)
+            .timeout(self.service.api.0.timeouts.call)
             .send()
             .await
             .map_err(|error| transport_error(operation, error))
@@ -148,7 +148,7 @@ impl Taskcluster {
 
     fn check_queue_hosts(&self, queue: &SignedUrls) -> Result<(), String> {
         for url in queue.target_urls()? {
-            let policy = self.service.api.address_policy();
+            let policy = &self.service.api.0.address_policy;
             let host = url.host_str().unwrap_or_default();
             if !policy.is_trusted(host) && !QUEUE_HOSTS.iter().any(|allowed| host_matches(host, allowed)) {
                 return Err(format!(
