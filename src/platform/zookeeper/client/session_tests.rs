@@ -180,8 +180,9 @@ async fn a_connection_that_is_reset_costs_the_calls_in_flight() {
 #[tokio::test]
 async fn a_silent_server_is_left_before_the_session_expires_and_the_session_ends_without_one() {
     let server = Server::start(Duration::from_millis(600)).await;
-    let (client, mut line) = server.client().await;
+    // Before the last word of the server.
     let began = tokio::time::Instant::now();
+    let (client, mut line) = server.client().await;
     assert!(within(line.is_closed()).await);
     assert!(began.elapsed() >= Duration::from_millis(400), "{:?}", began.elapsed());
     drop(server);
