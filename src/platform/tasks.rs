@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio::task::{JoinError, spawn_blocking};
 
 /// Builds a runtime whose pool for blocking work has a thread at any time: tokio panics if it needs the first one and the host has no
-/// more threads. Work beyond those it has waits then.
+/// more threads. Work for which there is no thread waits.
 ///
 /// # Errors
 ///
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn m3_a_runtime_has_a_thread_for_blocking_work_from_the_start_and_keeps_it_until_the_next_measurement() {
+    fn a_runtime_has_a_thread_for_blocking_work_from_the_start_and_keeps_it_until_the_next_measurement() {
         let (starts, started) = mpsc::channel();
         let mut builder = Builder::new_current_thread();
         builder.on_thread_start(move || starts.send(()).unwrap());

@@ -35,7 +35,8 @@ pub const ZOOKEEPER_CLOCK_SKEW_MAX: Duration = Duration::from_secs(5);
 pub const ZOOKEEPER_LEFTOVER_AGE: Duration = Duration::from_secs(300);
 /// Before another try of a build whose semaphore had no free place. Zuul's executors wait 30 s.
 pub const ZOOKEEPER_SEMAPHORE_RETRY: Duration = Duration::from_secs(10);
-/// Of a playbook after the run whose job has no `post_timeout`. Zuul has none then; its tenants allow no longer one by default.
+/// How long a playbook after the run may take if its job has no `post_timeout`. Zuul sets no limit then; this is the longest that its
+/// tenants allow by default.
 pub const ZUUL_POST_TIMEOUT_MAX: Duration = Duration::from_secs(10_800);
 /// The time between two clean-ups of a queue.
 pub const ZOOKEEPER_CLEAN_INTERVAL: Duration = Duration::from_secs(60);

@@ -46,7 +46,7 @@ pub(super) struct Utf8Sanitizer {
 }
 
 impl Utf8Sanitizer {
-    /// Notes the release there.
+    /// Stores the release that the broker names in `release`.
     pub(super) const fn new(release: Arc<Mutex<Option<Release>>>) -> Self {
         Self { release, rest: 0 }
     }

@@ -67,7 +67,7 @@ pub(crate) struct Engine {
     jitter: Jitter,
     clock: Clock,
     wall_clock: WallClock,
-    /// The clock was set back by so much at a time, and the heads that wait do not know it.
+    /// A correction of the times of waiting heads that could not be stored: by how much the clock was set back, and when.
     uncorrected: Option<(i64, Stamp)>,
     /// The time at which the store is looked through whatever was told.
     look_at: Instant,

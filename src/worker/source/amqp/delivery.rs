@@ -169,7 +169,7 @@ impl ReceivedRequest {
         headers::text(self.delivery.properties.headers().as_ref()?, name)
     }
 
-    /// Without the key.
+    /// The request without its idempotency key, whose hash costs time.
     fn read(&self) -> Request {
         let properties = &self.delivery.properties;
         let text = |text: &Option<ShortString>| text.as_ref().map(|text| text.as_str().to_owned());
