@@ -62,6 +62,8 @@ impl ControlClient {
         let pid = rustix::net::sockopt::socket_peercred(&stream).map_or(0, |peer| peer.pid.as_raw_nonzero().get());
         let http = client_builder()
             .unix_socket(short)
+            // The host may have no CA certificates.
+            .tls_certs_only([])
             // The server closes an idle connection just when `status --watch 2s` would use it again.
             .pool_max_idle_per_host(0)
             .build()

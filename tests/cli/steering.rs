@@ -21,6 +21,8 @@ fn a_status_shows_claims_and_their_leases() {
     assert!(seen["claims"][0]["lease_left_seconds"].as_f64().is_some_and(|left| left > 600.0), "{seen}");
     assert!(seen["host"]["disk_free"].as_u64().is_some_and(|bytes| bytes > 0), "{seen}");
     assert!(seen["sources"][0]["clock_skew_seconds"].as_i64().is_some_and(|ahead| ahead.abs() <= 60), "{seen}");
+    let without_certificates = run(host.journeyman(&["status"]).env("SSL_CERT_FILE", "/dev/null"), "");
+    assert_eq!((without_certificates.code, without_certificates.err.as_str()), (0, ""));
     let table = host.succeed(&["status"]).out;
     for part in ["RUNNING", "1/4 busy", "LEASE LEFT"] {
         assert!(table.contains(part), "{part}: {table}");
