@@ -170,6 +170,11 @@ async fn a_command_that_may_not_or_cannot_says_what_to_do() {
     let nowhere = notifier(&place, &["status", "--url", &unused_address().await]).await;
     assert_eq!(nowhere.status.code(), Some(32));
     assert!(text(&nowhere.stderr).contains("is it running?"), "{}", text(&nowhere.stderr));
+    let unable = Receiver::answering(503).await;
+    let unable = notifier(&place, &["status", "--url", &unable.0.url()]).await;
+    assert_eq!(unable.status.code(), Some(32));
+    let said = text(&unable.stderr);
+    assert!(said.contains("503") && !said.contains("is it running?"), "{said}");
     assert_eq!(running.status("ci").await["state"], "active", "nothing was changed");
     running.stop().await;
 }

@@ -80,10 +80,10 @@ impl Client {
 }
 
 pub(super) fn failure(error: CallError) -> Failure {
-    let (exit, hint) = match &error {
-        CallError::Denied(_) => (Exit::Denied, ""),
-        CallError::Refused(_) => (Exit::Failed, ""),
-        CallError::Unavailable { .. } => (Exit::Unreachable, "; is it running? `--url` names another address"),
+    let exit = match &error {
+        CallError::Denied(_) => Exit::Denied,
+        CallError::Refused(_) => Exit::Failed,
+        CallError::Unavailable { .. } => Exit::Unreachable,
     };
-    Failure::new(exit, format!("{error}{hint}"))
+    Failure::new(exit, error.to_string())
 }

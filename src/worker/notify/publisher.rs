@@ -25,7 +25,7 @@ pub enum CallError {
     #[error("the notifier refuses: {0}")]
     Refused(String),
     /// The notifier may have done what it was asked for.
-    #[error("no answer of the notifier at {origin}: {why}")]
+    #[error("no result from the notifier at {origin}: {why}")]
     Unavailable { origin: String, why: String, retry_after: Option<Duration> },
 }
 
@@ -75,7 +75,10 @@ impl NotifierClient {
             message: String,
         }
         let call = request.bearer_auth(self.token.reveal()).send();
-        let mut answer = call.await.map_err(|error| self.unavailable(root_cause(&error.without_url())))?;
+        let silent = |error: reqwest::Error| {
+            self.unavailable(format!("{}; is it running? is this its address?", root_cause(&error.without_url())))
+        };
+        let mut answer = call.await.map_err(silent)?;
         let status = answer.status();
         let retry_after = retry_after(answer.headers(), stamp());
         let body = read_body(&mut answer, NOTIFIER_ROWS_BYTES_MAX).await;
