@@ -93,7 +93,8 @@ pub(super) fn run(command: ConfigCommand, environment: &Environment) -> ExitResu
 
 fn check_config(check: CheckArgs, environment: &Environment) -> ExitResult {
     let checked = check.settings.with_file(check.file).load_or_problems(environment)?.and_then(|mut loaded| {
-        if !names_role(&loaded) {
+        // A worker that a controller starts, and `journeyman dev`, need no source, but handlers.
+        if !names_any(&loaded, &["source", "pool", "handler", "notifier", "queue"]) {
             let mut problem = Problem::error("the configuration runs nothing".to_owned(), ValueOrigin::Default);
             problem.help = Some(NO_ROLE_HELP.to_owned());
             loaded.warnings.push(problem);
@@ -130,13 +131,12 @@ fn check_config(check: CheckArgs, environment: &Environment) -> ExitResult {
 const NO_ROLE_HELP: &str = "add a [source.NAME] for a worker, a [pool.NAME] for a controller, or keys of [notifier] or [queue]; \
                             `journeyman config init FILE` writes an example";
 
-/// A worker that a controller starts, and `journeyman dev`, need no source, but handlers.
-fn names_role(loaded: &LoadedConfig) -> bool {
-    let roles = ["source", "pool", "handler", "notifier", "queue"];
+/// Whether a key of one of these sections is set.
+pub(super) fn names_any(loaded: &LoadedConfig, sections: &[&str]) -> bool {
     loaded
         .origins
         .keys()
-        .any(|key| roles.iter().any(|role| key.strip_prefix(role).is_some_and(|rest| rest.starts_with('.'))))
+        .any(|key| sections.iter().any(|name| key.strip_prefix(name).is_some_and(|rest| rest.starts_with('.'))))
 }
 
 fn write_template(file: Option<&Path>) -> ExitResult {

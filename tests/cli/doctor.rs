@@ -241,7 +241,7 @@ fn a_certificate_of_an_unknown_issuer_fails() {
     configure(&host, "");
     let said = doctor(&host, &[], 1);
     let tls = line(&said, "ci: tls");
-    assert!(tls.starts_with("failed ") && tls.contains("UnknownIssuer"), "{}", said.out);
+    assert!(tls.starts_with("failed ") && tls.contains("UnknownIssuer; no CA that is trusted here"), "{}", said.out);
     assert!(said.out.contains("> check the certificate"), "{}", said.out);
     assert!(!said.out.contains("ci: credentials"), "{}", said.out);
 }
@@ -327,6 +327,18 @@ fn b13_doctor_names_the_key_whose_address_is_taken() {
     let said = doctor();
     let (http, log) = (line(&said, "http.listen"), line(&said, "worker.live_log"));
     assert!(http.starts_with("ok ") && http.ends_with("is free") && !log.ends_with("is free"), "{}", said.out);
+}
+
+#[test]
+fn a_notifier_needs_no_source() {
+    let host = Host::new();
+    host.write("token", TOKEN);
+    set_mode(&host, 0o600);
+    host.write("journeyman.toml", "[notifier]\ntoken_file = \"token\"\n");
+    assert!(line(&run(&mut host.journeyman(&["doctor"]), ""), "configuration").starts_with("ok "));
+    host.write("journeyman.toml", "[worker]\ncapacity = 1\n");
+    let nothing = run(&mut host.journeyman(&["doctor"]), "");
+    assert!(line(&nothing, "configuration").contains("no [source.NAME] is configured"), "{}", nothing.out);
 }
 
 #[test]

@@ -13,6 +13,7 @@ use futures_util::future::{BoxFuture, join_all};
 use tokio::time::timeout;
 
 use super::checks::{Check, report};
+use super::config::names_any;
 use super::config_args::{ConfigArgs, NoFlags};
 use super::controller_socket::controller_socket;
 use super::exit::ExitResult;
@@ -57,7 +58,7 @@ fn check_configuration(loaded: &LoadedConfig, environment: &Environment) -> Vec<
     let named = loaded.document.as_ref().map_or("built-in defaults", |document| &document.name);
     let mut checks = vec![if is_controller_config(config) {
         Check::ok("configuration", format!("{named}: pools {}", config.pool.len()))
-    } else if config.source.is_empty() {
+    } else if config.source.is_empty() && !names_any(loaded, &["notifier", "queue"]) {
         let fix = "`journeyman config init journeyman.toml` writes an example";
         Check::failed("configuration", format!("{named}: no [source.NAME] is configured"), fix)
     } else {

@@ -24,7 +24,7 @@ use lapin::{AsyncTcpStream, Channel, Connection, ConnectionProperties, Consumer,
 use parking_lot::{Mutex, RwLock};
 use secrecy::{ExposeSecret as _, SecretString};
 
-use crate::http::client::plain_port_hint;
+use crate::http::client::tls_hint;
 use crate::redact;
 use journeyman_domain::limits::{AMQP_CALL_TIMEOUT, AMQP_HEARTBEAT};
 use journeyman_domain::refusal::{CallError, Refusal};
@@ -307,7 +307,7 @@ pub fn error_text(error: &lapin::Error) -> String {
         Some(fault) => format!("{} {}", fault.get_id(), fault.get_message()),
         None => {
             let text = error.to_string();
-            let hint = plain_port_hint(&text);
+            let hint = tls_hint(&text);
             text + hint
         }
     }

@@ -67,10 +67,15 @@ pub fn root_cause(error: &dyn Error) -> String {
     last.to_string()
 }
 
-/// What to add to the error of a TLS handshake with a port that does not speak TLS.
-pub fn plain_port_hint(error: &str) -> &'static str {
-    let is_plain = error.contains("InvalidContentType");
-    if is_plain { "; this port does not speak TLS: is the scheme of the address right?" } else { "" }
+/// What to add to the error of a TLS handshake that says too little.
+pub fn tls_hint(error: &str) -> &'static str {
+    if error.contains("InvalidContentType") {
+        "; this port does not speak TLS: is the scheme of the address right?"
+    } else if error.contains("UnknownIssuer") {
+        "; no CA that is trusted here has issued the server's certificate: name its CA in the configuration, or add it to the system's"
+    } else {
+        ""
+    }
 }
 
 /// The error and its causes, outermost first.

@@ -30,7 +30,7 @@ use journeyman_domain::limits::{
     WEBHOOK_ERROR_CHARS_MAX, WEBHOOK_IDLE_TIMEOUT, WEBHOOK_SECRET_PATH_BYTES_MIN,
 };
 use journeyman_domain::staged::Stamp;
-use journeyman_platform::http::client::{client_builder, plain_port_hint, retry_after, root_cause};
+use journeyman_platform::http::client::{client_builder, retry_after, root_cause, tls_hint};
 use journeyman_platform::http::resolver::{FilteringResolver, Lookup, ResolveError, system_lookup};
 use journeyman_platform::redact::{self, SecretSet};
 
@@ -363,5 +363,5 @@ fn is_tls(error: &(dyn Error + 'static), is_connect: bool) -> bool {
 
 fn describe(error: reqwest::Error) -> String {
     let text = root_cause(&error.without_url());
-    format!("{text}{}", plain_port_hint(&text))
+    format!("{text}{}", tls_hint(&text))
 }

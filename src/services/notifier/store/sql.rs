@@ -6,7 +6,7 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use journeyman_domain::staged::Stamp;
-use journeyman_platform::http::client::root_cause;
+use journeyman_platform::http::client::{root_cause, tls_hint};
 
 /// A parameter, or a field of a row.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,7 +48,10 @@ pub(super) enum SqlError {
 pub(crate) fn words(error: &tokio_postgres::Error) -> String {
     match error.as_db_error() {
         Some(reported) => format!("{} ({})", reported.message(), reported.code().code()),
-        None => root_cause(error),
+        None => {
+            let cause = root_cause(error);
+            format!("{cause}{}", tls_hint(&cause))
+        }
     }
 }
 

@@ -543,6 +543,13 @@ async fn f3_a_database_that_was_read_only_is_written_to_again() {
     assert_eq!(store.add(new(), Stamp(5)).await.unwrap(), Some(vec![Added::Stored { lanes: 1 }]));
 }
 
+#[tokio::test]
+async fn a_server_whose_ca_is_unknown_says_what_to_configure() {
+    let Some(url) = fresh_database().await else { return };
+    let refused = Postgres::open(&format!("{url}?sslmode=require"), None).await.err().expect("it is refused");
+    assert!(refused.to_string().contains("UnknownIssuer; no CA that is trusted here"), "{refused}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f4_the_lease_and_the_heads_wait_for_no_intake_and_no_page() {
     let Some(url) = fresh_database().await else { return };

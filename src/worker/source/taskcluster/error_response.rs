@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::source::CallError;
 use journeyman_domain::limits::REFUSAL_TEXT_BYTES_MAX;
 use journeyman_domain::refusal::Refusal;
-use journeyman_platform::http::client::{plain_port_hint, root_cause};
+use journeyman_platform::http::client::{root_cause, tls_hint};
 
 pub(super) struct ErrorResponse {
     pub(super) status: u16,
@@ -35,7 +35,7 @@ pub(super) fn transport_error(operation: &str, error: reqwest::Error) -> CallErr
         format!("{operation}: the connection failed")
     };
     let cause = root_cause(&error);
-    CallError::retry(format!("{what}: {}{}", sanitize(&cause), plain_port_hint(&cause)))
+    CallError::retry(format!("{what}: {}{}", sanitize(&cause), tls_hint(&cause)))
 }
 
 pub(super) fn classify_service_error(operation: &str, answered: &ErrorResponse) -> CallError {
