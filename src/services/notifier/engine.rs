@@ -740,16 +740,11 @@ fn reply_of(result: &AttemptResult) -> Reply {
 
 fn attempt_record(started_at: Stamp, attempt: AttemptResult) -> AttemptRecord {
     let took_ms = i64::try_from(attempt.took.as_millis()).unwrap_or(i64::MAX);
-    match attempt.result {
-        Ok(answer) => {
-            let (status, detail) = (Some(answer.status), answer.head.into());
-            AttemptRecord { started_at, took_ms, status, error: None, detail }
-        }
-        Err(error) => {
-            let (class, detail) = (Some(error.class.as_str()), error.text.into_bytes());
-            AttemptRecord { started_at, took_ms, status: None, error: class, detail }
-        }
-    }
+    let (status, error, detail) = match attempt.result {
+        Ok(answer) => (Some(answer.status), None, answer.head.into()),
+        Err(error) => (None, Some(error.class.as_str()), error.text.into_bytes()),
+    };
+    AttemptRecord { started_at, took_ms, status, error, detail }
 }
 
 #[cfg(test)]
