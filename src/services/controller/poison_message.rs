@@ -174,17 +174,11 @@ pub(super) fn key(copy: &Delivery, names: &QueueNames) -> Option<String> {
 
 pub(super) fn id(copy: &Delivery) -> String {
     let given = copy.properties.headers().as_ref().and_then(|table| headers::text(table, ID));
-    given.map_or_else(
-        || {
-            let mut digest = Sha256::new();
-            digest.update(format!("{:?}", copy.properties));
-            digest.update(&copy.data);
-            let mut digits = hex::encode(digest.finalize());
-            digits.truncate(ID_DIGITS);
-            digits
-        },
-        str::to_owned,
-    )
+    if let Some(id) = given {
+        return id.to_owned();
+    }
+    let digest = Sha256::new().chain_update(format!("{:?}", copy.properties)).chain_update(&copy.data).finalize();
+    hex::encode(&digest[..ID_DIGITS / 2])
 }
 
 pub(super) fn describe(copy: &Delivery, names: &QueueNames) -> PoisonedRequest {

@@ -58,12 +58,8 @@ fn uri_reference(text: &str) -> String {
 
 /// The same for an event that its source sends again, whatever the store holds.
 pub(super) fn webhook_id(source: &str, event_id: &str) -> HeaderValue {
-    let mut hash = Sha256::new();
-    hash.update(source.as_bytes());
     // No control character is in either.
-    hash.update([0]);
-    hash.update(event_id.as_bytes());
-    let hash = hash.finalize();
+    let hash = Sha256::new().chain_update(source).chain_update([0]).chain_update(event_id).finalize();
     let text = format!("evt_{}", hex::encode(hash.get(..16).unwrap_or(&hash)));
     // Letters, digits and `_`.
     HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static("evt_"))

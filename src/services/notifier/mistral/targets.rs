@@ -44,14 +44,7 @@ impl UrlKey {
     }
 
     pub(super) fn of(&self, parts: &[&str]) -> String {
-        let mut mac = self.0.clone();
-        for (index, part) in parts.iter().enumerate() {
-            if index > 0 {
-                mac.update(&[0]);
-            }
-            mac.update(part.as_bytes());
-        }
-        let digest = mac.finalize().into_bytes();
+        let digest = self.0.clone().chain_update(parts.join("\0")).finalize().into_bytes();
         hex::encode(digest.get(..KEY_BYTES).unwrap_or_default())
     }
 }
