@@ -156,8 +156,8 @@ impl Notifier {
                 return Err(NotifierError::Sealed(name));
             }
         }
-        let amqp = config.amqp.map(|amqp| AmqpIntake::new(amqp, Arc::clone(&intake)));
-        let mistral = config.mistral.map(|mistral| MistralIntake::new(mistral, Arc::clone(&intake)));
+        let amqp = config.amqp.map(|config| AmqpIntake { config, intake: Arc::clone(&intake) });
+        let mistral = config.mistral.map(|config| MistralIntake { config, intake: Arc::clone(&intake) });
         let api = Api::new(Arc::clone(&intake), store.clone(), config.tokens, config.console);
         let NotifierConfig { outbox, retention, .. } = config;
         Ok(Self { engine, api, amqp, mistral, outbox, intake, listener, store, retention, status })

@@ -27,8 +27,8 @@ pub struct AmqpConfig {
 }
 
 pub(crate) struct AmqpIntake {
-    config: AmqpConfig,
-    intake: Arc<Intake>,
+    pub(crate) config: AmqpConfig,
+    pub(crate) intake: Arc<Intake>,
 }
 
 struct Shard {
@@ -38,10 +38,6 @@ struct Shard {
 }
 
 impl AmqpIntake {
-    pub(crate) fn new(config: AmqpConfig, intake: Arc<Intake>) -> Self {
-        Self { config, intake }
-    }
-
     /// Takes events until `stop`. After an error it connects again.
     pub(crate) async fn run(self, stop: CancellationToken) {
         retry_sessions("cannot take events from RabbitMQ", &stop, async || self.run_session(&stop).await).await;

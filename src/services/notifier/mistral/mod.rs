@@ -98,15 +98,11 @@ impl MistralConfig {
 }
 
 pub(super) struct MistralIntake {
-    config: MistralConfig,
-    intake: Arc<Intake>,
+    pub(super) config: MistralConfig,
+    pub(super) intake: Arc<Intake>,
 }
 
 impl MistralIntake {
-    pub(super) fn new(config: MistralConfig, intake: Arc<Intake>) -> Self {
-        Self { config, intake }
-    }
-
     /// Takes messages until `stop`. After an error it connects again.
     pub(super) async fn run(self, stop: CancellationToken) {
         retry_sessions("cannot take Mistral's notifications from RabbitMQ", &stop, async || {
