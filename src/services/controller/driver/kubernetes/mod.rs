@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
 
 use jiff::Timestamp;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
 
@@ -15,7 +16,7 @@ use crate::controller::config::{KubernetesDriverConfig, KubernetesScaling, PoolC
 use journeyman_domain::group::Key;
 use journeyman_domain::limits::{DRIVER_LOG_TAIL_BYTES_MAX, KUBERNETES_CHANGE_ATTEMPTS_MAX};
 use journeyman_platform::kubernetes::{
-    KubernetesClient, KubernetesError, PODS, Pod, PodState, PodWatch, SECRETS, existing, pod_state,
+    Kind, KubernetesClient, KubernetesError, PODS, Pod, PodState, PodWatch, SECRETS, existing, pod_state,
 };
 use journeyman_platform::settings::values::File;
 use manifests::{
@@ -57,16 +58,14 @@ impl KubernetesDriver {
         format!("{POOL}={}", pool_label(&self.name))
     }
 
-    async fn deployments(&self) -> Result<Vec<Value>, KubernetesError> {
-        let (subject, selector) = (("the Deployments of pool", self.name.as_str()), self.selector());
-        let list = self.client.list(&DEPLOYMENTS, subject, &[("labelSelector", &selector)]).await?;
+    async fn objects<T: DeserializeOwned>(&self, kind: &Kind, what: &str) -> Result<Vec<T>, KubernetesError> {
+        let selector = self.selector();
+        let list = self.client.list(kind, (what, &self.name), &[("labelSelector", &selector)]).await?;
         Ok(list.items.unwrap_or_default())
     }
 
-    async fn pods(&self) -> Result<Vec<Pod>, KubernetesError> {
-        let (subject, selector) = (("the pods of pool", self.name.as_str()), self.selector());
-        let list = self.client.list(&PODS, subject, &[("labelSelector", &selector)]).await?;
-        Ok(list.items.unwrap_or_default())
+    async fn deployments(&self) -> Result<Vec<Value>, KubernetesError> {
+        self.objects(&DEPLOYMENTS, "the Deployments of pool").await
     }
 
     async fn deployment(&self, name: &str) -> Result<Option<Value>, KubernetesError> {
@@ -78,7 +77,7 @@ impl KubernetesDriver {
         let (now, mut found, mut live) = (Timestamp::now(), Vec::new(), BTreeMap::<String, Vec<LivePod>>::new());
         let (mut occupied, mut shown) = (BTreeSet::new(), BTreeSet::new());
         let was_listed = |name: &str| listed.as_ref().is_some_and(|listed| listed.contains(name));
-        for pod in self.pods().await? {
+        for pod in self.objects::<Pod>(&PODS, "the pods of pool").await? {
             let Some(key) = key_of(|name| pod.metadata.annotation(name), &self.name) else { continue };
             let group = pod.metadata.label(GROUP).unwrap_or_default().to_owned();
             occupied.insert(group.clone());
