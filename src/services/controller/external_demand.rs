@@ -27,15 +27,6 @@ pub enum DemandQueue {
     Zookeeper { connect: ConnectConfig, queues: Vec<JobQueue>, dialect: Dialect },
 }
 
-impl DemandQueue {
-    pub(super) const fn zookeeper(&self) -> Option<&ConnectConfig> {
-        match self {
-            Self::Zookeeper { connect, .. } => Some(connect),
-            Self::Taskcluster { .. } => None,
-        }
-    }
-}
-
 impl DemandCounts {
     pub(super) fn add_to(self, load: Load) -> Load {
         match self.claimed {

@@ -107,8 +107,11 @@ fn scale_limits(pool: &PoolConfig) -> ScaleLimits {
 impl ControllerConfig {
     /// The ZooKeeper that a pool without request queues has in place of a broker: that of its first such demand.
     pub fn zookeeper(&self) -> Option<&ConnectConfig> {
-        let demands = self.demands.iter().filter(|_| self.settings.queue_type == QueueType::None);
-        demands.filter_map(|demand| demand.queue.zookeeper()).next()
+        let mut demands = self.demands.iter().filter(|_| self.settings.queue_type == QueueType::None);
+        demands.find_map(|demand| match &demand.queue {
+            DemandQueue::Zookeeper { connect, .. } => Some(connect),
+            DemandQueue::Taskcluster { .. } => None,
+        })
     }
 
     fn service(&self) -> &'static str {
