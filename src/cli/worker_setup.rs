@@ -54,7 +54,7 @@ pub(super) fn build_worker(config: &Config, environment: &Environment) -> Result
                 apis.insert(source_name.clone(), api);
             }
             Source::Zookeeper(source) => {
-                bindings.push(zookeeper_setup::source_binding(source_name, source, &name, handler(&source.handler))?);
+                bindings.push(zookeeper_setup::source_binding(source_name, source, &name, handler(&source.handler)));
             }
             Source::Amqp(source) => {
                 let handler = handler(&source.handler);

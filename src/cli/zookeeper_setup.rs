@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::exit::Failure;
 use super::worker_identity::WorkerIdentity;
+use journeyman_platform::zookeeper::job_queue::JobQueue;
 use journeyman_services::controller::DemandQueue;
 use journeyman_worker::engine::SourceBinding;
 use journeyman_worker::handler::DynHandler;
@@ -14,7 +14,7 @@ pub(super) fn source_binding(
     config: &ZooKeeperSource,
     worker: &WorkerIdentity,
     handler: Arc<dyn DynHandler>,
-) -> Result<SourceBinding, Failure> {
+) -> SourceBinding {
     use journeyman_worker::source::zookeeper as zk;
     let settings = zk::ZooKeeperSourceConfig {
         connect: config.connect_config(),
@@ -24,14 +24,10 @@ pub(super) fn source_binding(
         worker_id: worker.id.clone(),
     };
     let source = Arc::new(zk::ZooKeeperSource::new(settings));
-    Ok(SourceBinding { name: source_name.to_owned(), source, handler, env: Arc::default() })
+    SourceBinding { name: source_name.to_owned(), source, handler, env: Arc::default() }
 }
 
-pub(super) fn demand_queue(_source_name: &str, config: &ZooKeeperSource) -> Result<DemandQueue, Failure> {
-    let queues = config
-        .queues()
-        .iter()
-        .map(|queue| journeyman_platform::zookeeper::job_queue::JobQueue::new(&queue.path))
-        .collect();
-    Ok(DemandQueue::Zookeeper { connect: config.connect_config(), queues, dialect: config.dialect })
+pub(super) fn demand_queue(config: &ZooKeeperSource) -> DemandQueue {
+    let queues = config.queues().iter().map(|queue| JobQueue::new(&queue.path)).collect();
+    DemandQueue::Zookeeper { connect: config.connect_config(), queues, dialect: config.dialect }
 }

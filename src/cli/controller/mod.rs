@@ -210,7 +210,7 @@ fn demand_configs(
                 api: taskcluster_setup::build_api(&demand.source, source, environment)?,
                 task_queue: source.task_queue.to_string(),
             },
-            Some(Source::Zookeeper(source)) => zookeeper_setup::demand_queue(&demand.source, source)?,
+            Some(Source::Zookeeper(source)) => zookeeper_setup::demand_queue(source),
             Some(Source::Amqp(_) | Source::Screwdriver(_)) | None => {
                 return Err(failed(format!("there is no [source.{}]", demand.source)));
             }
