@@ -221,7 +221,7 @@ pub async fn run(settings: ControllerConfig, inbox: ControllerInbox, stop: Cance
     };
     let controlling = async {
         loop {
-            let over = match controller.config.zookeeper().cloned() {
+            let Err(over) = match controller.config.zookeeper().cloned() {
                 Some(connect) => Box::pin(without_broker::run_session(&mut controller, &connect)).await,
                 None => Box::pin(session::run_session(&mut controller)).await,
             };

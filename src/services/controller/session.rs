@@ -68,15 +68,12 @@ struct SessionChannels {
 /// Ends with its session.
 type SessionTask<'a> = Pin<Box<dyn Future<Output = SessionError> + Send + 'a>>;
 
-pub(super) async fn run_session(controller: &mut Controller) -> SessionError {
+pub(super) async fn run_session(controller: &mut Controller) -> Result<Infallible, SessionError> {
     let settings = controller.config.clone();
     let name = format!("journeyman controller of {}", settings.pool);
-    let connection = match controller.run_while(settings.broker.connect(&name)).await {
-        Ok(connection) => connection,
-        Err(refused) => return SessionError { reason: refused.message },
-    };
-    let Err(over) = Box::pin(run_active(controller, &settings, &connection)).await;
-    over
+    let connected = controller.run_while(settings.broker.connect(&name)).await;
+    let connection = connected.map_err(|refused| SessionError { reason: refused.message })?;
+    Box::pin(run_active(controller, &settings, &connection)).await
 }
 
 async fn run_active(

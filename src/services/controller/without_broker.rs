@@ -22,12 +22,10 @@ use journeyman_platform::zookeeper::{ConnectConfig, Session};
 /// One lock for each pool below.
 const LOCKS: &str = "/journeyman-controllers";
 
-pub(super) async fn run_session(controller: &mut Controller, connect: &ConnectConfig) -> SessionError {
-    let Err(over) = run_active(controller, connect).await;
-    over
-}
-
-async fn run_active(controller: &mut Controller, connect: &ConnectConfig) -> Result<Infallible, SessionError> {
+pub(super) async fn run_session(
+    controller: &mut Controller,
+    connect: &ConnectConfig,
+) -> Result<Infallible, SessionError> {
     let (settings, clock) = (controller.config.clone(), controller.clock);
     let session = Arc::new(controller.run_while(Session::connect(connect)).await?);
     let _lock = acquire_lock(controller, &session).await?;
