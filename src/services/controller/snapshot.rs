@@ -57,7 +57,7 @@ impl Controller {
         };
         let workers: Vec<WorkerStatus> = workers.into_iter().map(worker_status).collect();
         let (restarts, ours) = (self.workers.restarts.get(key), self.workers.starts_workers());
-        let decision = self.workers.decisions.get(key);
+        let (load, decision) = (self.session.loads.get(key), self.workers.decisions.get(key));
         GroupStatus {
             key: key.as_str().to_owned(),
             phase: match desired.map(|desired| desired.phase) {
@@ -67,11 +67,7 @@ impl Controller {
             },
             next_phase_seconds: desired.map(|desired| until(desired.until)),
             ready: self.session.depths.get(key).map(|depth| depth.ready),
-            unacknowledged: self
-                .session
-                .loads
-                .get(key)
-                .and_then(|load| load.unacknowledged.or_else(|| load.in_flight.filter(|_| ours))),
+            unacknowledged: load.and_then(|load| load.unacknowledged.or_else(|| load.in_flight.filter(|_| ours))),
             workers: workers.iter().map(|worker| worker.state).collect(),
             worker_list: workers,
             wanted: decision.map(|decision| decision.desired),

@@ -106,12 +106,9 @@ impl StateStore {
     }
 
     fn execute(&self, statement: &str, values: impl rusqlite::Params) -> io::Result<()> {
-        self.connection
-            .lock()
-            .prepare_cached(statement)
-            .and_then(|mut sql| sql.execute(values))
-            .map(drop)
-            .map_err(failed)
+        let connection = self.connection.lock();
+        let mut statement = connection.prepare_cached(statement).map_err(failed)?;
+        statement.execute(values).map(drop).map_err(failed)
     }
 
     fn texts(&self, statement: &str) -> io::Result<Vec<String>> {
@@ -131,10 +128,8 @@ impl StateStore {
     }
 
     pub(super) fn workers(&self) -> io::Result<Vec<WorkerRecord>> {
-        self.texts("SELECT record FROM worker")?
-            .iter()
-            .map(|json| Ok(serde_json::from_slice(json.as_bytes())?))
-            .collect()
+        let records = self.texts("SELECT record FROM worker")?;
+        records.iter().map(|json| Ok(serde_json::from_slice(json.as_bytes())?)).collect()
     }
 
     pub(super) fn stop_requests(&self) -> io::Result<BTreeSet<String>> {

@@ -251,13 +251,8 @@ impl WorkerSet {
             DriverEvent::StartFailed { id, error: StartError::Worker(why) } if !self.is_list_failing => {
                 if let Some(key) = self.key_of(&id) {
                     tracing::error!(%key, "failed to start a worker: {why}");
-                    self.record_failure(
-                        &key,
-                        Some(WorkerEnd::NeverReady),
-                        format!("failed to start: {why}"),
-                        None,
-                        now,
-                    );
+                    let message = format!("failed to start: {why}");
+                    self.record_failure(&key, Some(WorkerEnd::NeverReady), message, None, now);
                 }
             }
             DriverEvent::StartFailed {

@@ -71,7 +71,7 @@ impl SystemdDriver {
             // A queued job means that it is about to start.
             return WorkerState::Running;
         }
-        let how = match (of("Result"), of("ExecMainCode"), of("ExecMainStatus")) {
+        let reason = match (of("Result"), of("ExecMainCode"), of("ExecMainStatus")) {
             ("", ..) => "exited".to_owned(),
             // ExecMainCode has the values of waitid(2): 1 exited, 2 killed, 3 dumped.
             (result, "1", status) => format!("exit status: {status} ({result})"),
@@ -82,12 +82,8 @@ impl SystemdDriver {
         let last = ["status", "--lines=20", "--output=cat", "--full", "--no-pager", unit];
         let said = run(&self.systemctl(&last), b"").await.map(|ran| ran.stdout).unwrap_or_default();
         // The journal lines follow the first empty line.
-        let last_words = said.split_once("\n\n").map_or("", |(_, lines)| lines).trim().to_owned();
-        WorkerState::Exited(WorkerExit {
-            reason: how,
-            log: Some(format!("`journalctl --unit {unit}`")),
-            log_tail: last_words,
-        })
+        let log_tail = said.split_once("\n\n").map_or("", |(_, lines)| lines).trim().to_owned();
+        WorkerState::Exited(WorkerExit { reason, log: Some(format!("`journalctl --unit {unit}`")), log_tail })
     }
 
     fn environment_path(&self, instance: &str) -> PathBuf {
