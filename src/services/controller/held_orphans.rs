@@ -30,12 +30,6 @@ pub(super) struct HeldOrphan {
     pub(super) delivery: Delivery,
 }
 
-impl HeldOrphan {
-    pub(super) const fn new(delivery: Delivery, now: Instant) -> Self {
-        Self { since: now, not_before: now, is_refused: false, delivery }
-    }
-}
-
 #[derive(Default)]
 pub(super) struct HeldOrphans {
     held: BTreeMap<Key, Vec<HeldOrphan>>,
@@ -74,7 +68,8 @@ impl HeldOrphans {
             let reason = DeadLetterReason::for_refused_queue(why);
             return self.reject(delivery, reason);
         }
-        self.held.entry(key).or_default().push(HeldOrphan::new(delivery, now));
+        let orphan = HeldOrphan { since: now, not_before: now, is_refused: false, delivery };
+        self.held.entry(key).or_default().push(orphan);
     }
 
     pub(super) fn refusal(&self, key: &Key) -> Option<&str> {
