@@ -7,6 +7,7 @@ use super::store::Head;
 use journeyman_domain::lane::endpoint::{DISABLE_ATTEMPTS_MIN, DisableReason, EndpointHealth};
 use journeyman_domain::lane::retry::{HeadVerdict, MessageOutcome};
 use journeyman_platform::host::clock::stamp;
+use journeyman_platform::settings::values::merge_json;
 use journeyman_worker::notify::{Event, OWN_TYPES};
 
 /// What one attempt has changed of its endpoint.
@@ -26,9 +27,7 @@ impl Change<'_> {
         let since = self.before.failing_since.or(self.after.failing_since).map_or(0, |since| since.0);
         let of_endpoint = |what: &str, more: serde_json::Value| {
             let mut data = json!({ "endpoint": endpoint, "failing_since": since, "failures": self.after.failures });
-            data.as_object_mut()
-                .into_iter()
-                .for_each(|data| data.extend(more.as_object().cloned().unwrap_or_default()));
+            merge_json(&mut data, more);
             event(&format!("endpoint.{what}"), &format!("{endpoint}/{since}"), endpoint, &data)
         };
         let was_failing = self.before.failures >= DISABLE_ATTEMPTS_MIN;
