@@ -326,6 +326,7 @@ pub async fn apply(
     Ok(done)
 }
 
+#[derive(Default)]
 struct PlannedQueue {
     name: String,
     /// The queue of the source whose rejected messages it delays.
@@ -339,34 +340,11 @@ impl PlannedQueue {
     /// A queue and the one that delays its rejected messages.
     fn pair(name: &str, ttl_ms: i64) -> [Self; 2] {
         let (name, delay) = (name.to_owned(), format!("{name}dlr"));
-        let own = Self {
-            name: name.clone(),
-            delays: None,
-            dead_letters_to: delay.clone(),
-            ttl_ms: None,
-            has_priorities: true,
-        };
+        let own = Self { name: name.clone(), dead_letters_to: delay.clone(), has_priorities: true, ..Self::default() };
         let delays = Some(name.clone());
         [own, Self { name: delay, delays, dead_letters_to: name, ttl_ms: Some(ttl_ms), has_priorities: false }]
     }
-}
 
-/// Screwdriver's queues, but none lets messages expire in a circle, and none drops what is rejected.
-fn plan(source: &ScrewdriverSource) -> impl Iterator<Item = PlannedQueue> {
-    const MAIN_DELAY_MS: i64 = 5_000;
-    const RETRY_DELAY_MS: i64 = 60_000;
-    let wait = source.wait_queue.iter().map(|wait| PlannedQueue {
-        name: wait.clone(),
-        delays: None,
-        dead_letters_to: source.retry_queue.clone(),
-        ttl_ms: None,
-        has_priorities: false,
-    });
-    let main = PlannedQueue::pair(&source.main_queue, MAIN_DELAY_MS);
-    main.into_iter().chain(PlannedQueue::pair(&source.retry_queue, RETRY_DELAY_MS)).chain(wait)
-}
-
-impl PlannedQueue {
     /// Whether it is missing. One that only delays is declared with the queue that needs it.
     fn is_missing(&self, facts: &Facts) -> bool {
         let name = self.delays.as_ref().unwrap_or(&self.name);
@@ -389,6 +367,19 @@ impl PlannedQueue {
         let ttl = self.ttl_ms.map(|ttl_ms| format!(", messages expire after {ttl_ms} ms")).unwrap_or_default();
         format!("dead letters to {exchange} with the key {}{ttl}", self.dead_letters_to)
     }
+}
+
+/// Screwdriver's queues, but none lets messages expire in a circle, and none drops what is rejected.
+fn plan(source: &ScrewdriverSource) -> impl Iterator<Item = PlannedQueue> {
+    const MAIN_DELAY_MS: i64 = 5_000;
+    const RETRY_DELAY_MS: i64 = 60_000;
+    let wait = source.wait_queue.iter().map(|wait| PlannedQueue {
+        name: wait.clone(),
+        dead_letters_to: source.retry_queue.clone(),
+        ..PlannedQueue::default()
+    });
+    let main = PlannedQueue::pair(&source.main_queue, MAIN_DELAY_MS);
+    main.into_iter().chain(PlannedQueue::pair(&source.retry_queue, RETRY_DELAY_MS)).chain(wait)
 }
 
 fn short(name: &str) -> Result<ShortString, CallError> {
