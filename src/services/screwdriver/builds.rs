@@ -263,11 +263,6 @@ impl BuildPods {
         Ok(list.items.unwrap_or_default())
     }
 
-    /// The token, which a pod names and does not contain.
-    async fn create_secret(&self, pod: &Pod, build: &Build) -> Result<(), KubernetesError> {
-        self.client.create_if_missing(&SECRETS, &token_secret(pod, build)).await
-    }
-
     async fn find(&self, build: &Build) -> Result<StagedAnswer, KubernetesError> {
         if self.is_stopped(build.id()).await? {
             // A start that was interrupted may have made its pod after the stop.
@@ -276,7 +271,7 @@ impl BuildPods {
         }
         let pods = self.pods(build.id()).await?;
         if let Some(own) = pods.iter().find(|pod| pod.metadata.name == pod_name(&self.config.prefix, build.id(), 0)) {
-            self.create_secret(own, build).await?;
+            self.client.create_if_missing(&SECRETS, &token_secret(own, build)).await?;
         }
         match self.most_advanced(&pods) {
             None => Ok(StagedAnswer::Absent),
@@ -311,7 +306,7 @@ impl BuildPods {
             Err(error @ (KubernetesError::Retry(_) | KubernetesError::Unauthorized(_))) => return Err(error),
         };
         crash_point("build-pod-created");
-        self.create_secret(&pod, build).await?;
+        self.client.create_if_missing(&SECRETS, &token_secret(&pod, build)).await?;
         crash_point("build-secret-created");
         // A stop on another host has not seen the pod.
         if self.is_stopped(build.id()).await? {
@@ -339,12 +334,9 @@ impl BuildPods {
     fn judge(&self, pod: &Pod) -> PodVerdict {
         let limits = &self.config.limits;
         let graces = StartGraces { pull: limits.pull_grace.0, create: limits.create_grace.0 };
-        judge(pod, &self.container(pod), graces, self.now())
-    }
-
-    /// The container of the build, by its name.
-    fn container(&self, pod: &Pod) -> String {
-        pod.metadata.label(BUILD_LABEL).unwrap_or_default().to_owned()
+        // The container of the build has the value of the label as its name.
+        let container = pod.metadata.label(BUILD_LABEL).unwrap_or_default();
+        judge(pod, container, graces, self.now())
     }
 
     /// Of several pods, which only the existing worker makes, the one that has come furthest.
