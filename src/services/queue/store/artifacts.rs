@@ -72,7 +72,7 @@ impl Tx<'_> {
             .query_map(params![self.now.0, QUEUE_SWEEP_MAX], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?
             .collect::<Result<_, _>>()?;
         for (task, run, name) in gone {
-            self.files_to_remove.push(super::super::artifact_files::relative_path(&task, run, &name));
+            self.effects.files_to_remove.push(super::super::artifact_files::relative_path(&task, run, &name));
         }
         Ok(())
     }

@@ -50,7 +50,7 @@ impl Tx<'_> {
         if added == 0 {
             tracing::error!(task = task.task_id, "an event for the notifier is dropped: too many wait");
         }
-        self.announced += added;
+        self.effects.announced += added;
         Ok(())
     }
 

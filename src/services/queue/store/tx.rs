@@ -10,6 +10,7 @@ use super::super::queue_error::QueueError;
 use super::super::task_definition::{NewTask, Requires};
 use super::super::task_state::{Priority, RunRecord, RunState, TaskRecord, WorkerIdentity};
 use super::StoreError;
+use super::writer::Effects;
 use journeyman_domain::limits::{QUEUE_DEADLINE_DELAY, QUEUE_REPLY_BYTES_MAX, QUEUE_SWEEP_MAX, QUEUE_WORKER_TASKS_MAX};
 
 #[derive(Debug)]
@@ -86,24 +87,16 @@ pub(crate) struct Tx<'a> {
     pub(super) conn: &'a Connection,
     pub(crate) config: &'a Config,
     pub(crate) now: UnixMillis,
-    /// Task queues in which a run became pending.
-    pub(super) queues_with_work: Vec<String>,
-    /// Artifact files to remove after the commit.
-    pub(super) files_to_remove: Vec<String>,
-    /// Events that were added to the outbox.
-    pub(super) announced: usize,
+    pub(super) effects: Effects,
 }
 
 pub(super) type StoreResult<T> = Result<T, StoreError>;
 
 impl<'a> Tx<'a> {
     pub(crate) fn new(conn: &'a Connection, config: &'a Config) -> Self {
-        let (queues_with_work, files_to_remove) = (Vec::new(), Vec::new());
-        Tx { conn, config, now: config.clock.now(), queues_with_work, files_to_remove, announced: 0 }
+        Tx { conn, config, now: config.clock.now(), effects: Effects::default() }
     }
-}
 
-impl Tx<'_> {
     pub(crate) fn find_task(&self, task_id: &str) -> StoreResult<Option<TaskRow>> {
         Ok(self.tasks("WHERE task_id = ?1", [task_id])?.pop())
     }
@@ -135,7 +128,7 @@ impl Tx<'_> {
             )?
             .execute(params![id, task.retries_left, runs, pending_since, taken_until, open_until])?;
         if pending_since.is_some() {
-            self.queues_with_work.push(task.queue.clone());
+            self.effects.queues_with_work.push(task.queue.clone());
         }
         if open_until.is_none() {
             self.announce(&task)?;
@@ -308,7 +301,7 @@ impl Tx<'_> {
             )?
             .query_map(params![self.now.0, QUEUE_SWEEP_MAX], |row| row.get(0))?
             .collect::<Result<_, _>>()?;
-        self.files_to_remove.extend(tasks);
+        self.effects.files_to_remove.extend(tasks);
         self.remove_expired_artifacts()
     }
 

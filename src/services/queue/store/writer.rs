@@ -23,9 +23,12 @@ pub(crate) struct QueueStore {
 
 #[derive(Default)]
 pub(crate) struct Effects {
-    queues_with_work: Vec<String>,
-    files_to_remove: Vec<String>,
-    announced: usize,
+    /// Task queues in which a run became pending.
+    pub(super) queues_with_work: Vec<String>,
+    /// Artifact files to remove after the commit.
+    pub(super) files_to_remove: Vec<String>,
+    /// Events that were added to the outbox.
+    pub(super) announced: usize,
 }
 
 impl QueueStore {
@@ -57,8 +60,7 @@ impl Owner for QueueStore {
     }
 
     fn end(tx: Tx<'_>) -> Effects {
-        let Tx { queues_with_work, files_to_remove, announced, .. } = tx;
-        Effects { queues_with_work, files_to_remove, announced }
+        tx.effects
     }
 
     fn collect_effects(of_job: Effects, effects: &mut Effects) {
