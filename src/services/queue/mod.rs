@@ -98,7 +98,7 @@ pub async fn start(mut config: Config) -> Result<RunningQueue, StartError> {
     let address = listener.local_addr().map_err(failed)?;
     let root_url = format!("http://{address}");
     let owner = QueueStore::new(Arc::clone(&config));
-    let announced = owner.announced();
+    let announced = Arc::clone(&owner.announced);
     let RunningStore { store, status } = database.start(owner, tokio::runtime::Handle::current())?;
     let long_poll_permits = Arc::new(Semaphore::new(QUEUE_LONG_POLLS_MAX));
     let stop = CancellationToken::new();

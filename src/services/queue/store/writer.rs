@@ -18,7 +18,7 @@ pub(crate) struct QueueStore {
     config: Arc<Config>,
     waiters: HashMap<String, VecDeque<Waiter>>,
     /// Notified when events of tasks were committed.
-    announced: Arc<Notify>,
+    pub(crate) announced: Arc<Notify>,
 }
 
 #[derive(Default)]
@@ -34,10 +34,6 @@ pub(crate) struct Effects {
 impl QueueStore {
     pub(crate) fn new(config: Arc<Config>) -> Self {
         Self { config, waiters: HashMap::new(), announced: Arc::default() }
-    }
-
-    pub(crate) fn announced(&self) -> Arc<Notify> {
-        Arc::clone(&self.announced)
     }
 }
 
