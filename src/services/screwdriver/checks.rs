@@ -38,7 +38,8 @@ impl BuildChecks {
         if let Some(own) = own {
             return own;
         }
-        let rejected = found.main_queue_retries();
+        // `x-retry-count` belongs to the retry queue.
+        let rejected = found.rejected;
         if !self.is_retry_queue {
             return StagedRecord {
                 infrastructure_failures: rejected,

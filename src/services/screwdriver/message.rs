@@ -232,11 +232,6 @@ impl RetryHeaders {
         Self { started_at, retry_count, rejected: u32::try_from(rejected).unwrap_or(u32::MAX) }
     }
 
-    /// Of a message of the main queue: how often it was rejected there. `x-retry-count` belongs to the retry queue.
-    pub(crate) fn main_queue_retries(&self) -> u32 {
-        self.rejected
-    }
-
     /// Of a message of the retry queue: its counter, or how often it was rejected there.
     pub(crate) fn retry_queue_retries(&self) -> u32 {
         self.retry_count.unwrap_or(self.rejected)
@@ -320,7 +315,7 @@ mod tests {
             let of_queue = |death: &&Value| death["queue"] == queue && death["reason"] == "rejected";
             let rejected = one["headers"]["x-death"].as_array().and_then(|deaths| deaths.iter().find(of_queue));
             let rejected = rejected.map_or(0, |death| death["count"].as_u64().unwrap());
-            assert_eq!(u64::from(found.main_queue_retries()), rejected, "{one}");
+            assert_eq!(u64::from(found.rejected), rejected, "{one}");
             let counter = one["headers"]["x-retry-count"].as_u64().unwrap_or(rejected);
             assert_eq!(u64::from(found.retry_queue_retries()), counter, "{one}");
             assert_eq!(found.started_at.map(|at| at.0), one["headers"]["x-build-start-time"].as_i64(), "{one}");
