@@ -29,15 +29,11 @@ impl Tx<'_> {
 
     /// Ordered by name.
     pub(crate) fn list_artifacts(&self, task: &str, run: u32, page: PageRequest) -> StoreResult<ListPage<Artifact>> {
-        let PageRequest { offset, limit } = page;
-        let items = self
-            .conn
-            .prepare_cached(&format!(
-                "SELECT {COLUMNS} FROM artifacts WHERE task_id = ?1 AND run = ?2 ORDER BY name LIMIT ?3 OFFSET ?4"
-            ))?
-            .query_map(params![task, run, limit.saturating_add(1), offset], read_artifact)?
-            .collect::<Result<_, _>>()?;
-        Ok(ListPage::of(items, page))
+        let mut found = self.conn.prepare_cached(&format!(
+            "SELECT {COLUMNS} FROM artifacts WHERE task_id = ?1 AND run = ?2 ORDER BY name LIMIT ?3 OFFSET ?4"
+        ))?;
+        let found = found.query_map(params![task, run, page.limit.saturating_add(1), page.offset], read_artifact)?;
+        Ok(ListPage::of(found.collect::<Result<_, _>>()?, page))
     }
 
     /// Inserts an artifact, or replaces one if [`may_replace`] allows it.
