@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use toml::Value;
 
 pub use journeyman_platform::settings::{Document, Environment, Problem, Problems, Setting, ValueOrigin, values};
@@ -79,8 +80,8 @@ pub fn load(
         }),
         demand: loader.named("demand", |loader, key, value| loader.read(key, value, "")),
         handler: loader.named("handler", read_handler),
-        queue: read_queue(&mut loader).unwrap_or_default(),
-        notifier: read_notifier(&mut loader).unwrap_or_default(),
+        queue: read_with_names(&mut loader, "queue", "clients").unwrap_or_default(),
+        notifier: read_with_names(&mut loader, "notifier", "endpoint").unwrap_or_default(),
         notify: loader.section("notify"),
         control: loader.section("control"),
         http: loader.section("http"),
@@ -128,10 +129,7 @@ fn read_source(loader: &mut Loader<'_>, key: &str, mut section: Value) -> Option
         SourceKind::Taskcluster => loader.read(key, section, " of kind `taskcluster`").map(Source::Taskcluster),
         SourceKind::Zookeeper => loader.read(key, section, " of kind `zookeeper`").map(Source::Zookeeper),
         SourceKind::Amqp => loader.read(key, section, " of kind `amqp`").map(Source::Amqp),
-        SourceKind::Screwdriver => {
-            let source = loader.read(key, section, " of kind `screwdriver`").map(Box::new);
-            source.map(Source::Screwdriver)
-        }
+        SourceKind::Screwdriver => loader.read(key, section, " of kind `screwdriver`").map(Source::Screwdriver),
     }
 }
 
@@ -153,16 +151,11 @@ fn read_handler(loader: &mut Loader<'_>, key: &str, mut section: Value) -> Optio
     }
 }
 
-fn read_queue(loader: &mut Loader<'_>) -> Option<schema::Queue> {
-    let mut section = loader.take("queue")?;
-    loader.remove_invalid_names("queue.clients", section.get_mut("clients"), is_name, NAME_EXPECTED);
-    loader.read("queue", section, "")
-}
-
-fn read_notifier(loader: &mut Loader<'_>) -> Option<schema::Notifier> {
-    let mut section = loader.take("notifier")?;
-    loader.remove_invalid_names("notifier.endpoint", section.get_mut("endpoint"), is_name, NAME_EXPECTED);
-    loader.read("notifier", section, "")
+/// Reads a section with a table whose names the user chooses.
+fn read_with_names<T: DeserializeOwned>(loader: &mut Loader<'_>, key: &str, table: &str) -> Option<T> {
+    let mut section = loader.take(key)?;
+    loader.remove_invalid_names(&join(key, table), section.get_mut(table), is_name, NAME_EXPECTED);
+    loader.read(key, section, "")
 }
 
 /// The source of a worker that a controller has started and whose configuration has none.
