@@ -141,9 +141,9 @@ pub(super) fn build_handler(
         HandlerConfig::Http(section) => &section.env_allow,
         HandlerConfig::Kubernetes(_) => &none,
     };
-    let Hooks { pre_task, post_task, error, .. } = &config.hooks;
-    find_programs("hooks", env_allow, [pre_task, post_task, error], environment)?;
     let env = environment::select(env_allow, environment.pairs());
+    let Hooks { pre_task, post_task, error, .. } = &config.hooks;
+    find_programs("hooks", &env, [pre_task, post_task, error])?;
     let handler: Arc<dyn DynHandler> = match section.clone() {
         HandlerConfig::Command(section) => {
             let redact_env = config.log.redact_env.clone();
@@ -151,17 +151,12 @@ pub(super) fn build_handler(
             handler::erase(command::Command::new(section, redact_env, environment))
         }
         HandlerConfig::Program(section) => {
-            find_programs(
-                &format!("handler {name}"),
-                &section.env_allow,
-                [&section.exec, &section.check],
-                environment,
-            )?;
+            find_programs(&format!("handler {name}"), &env, [&section.exec, &section.check])?;
             let program = program::Program::new(name, ProgramHandler { termination_grace, ..section }, environment);
             Arc::new(program.map_err(|error| Failure::from_error(Exit::Config, &error))?)
         }
         HandlerConfig::Http(section) => {
-            find_programs(&format!("handler {name}"), &section.env_allow, [&section.exec], environment)?;
+            find_programs(&format!("handler {name}"), &env, [&section.exec])?;
             let service = http::Http::new(name, HttpHandler { termination_grace, ..section }, environment);
             handler::erase(service.map_err(|error| Failure::from_error(Exit::Config, &error))?)
         }
@@ -176,13 +171,11 @@ pub(super) fn build_handler(
 /// A missing program is found at the start, so that it costs no task.
 fn find_programs<const N: usize>(
     name: &str,
-    env_allow: &[String],
+    env: &BTreeMap<String, String>,
     programs: [&Vec<String>; N],
-    environment: &Environment,
 ) -> Result<(), Failure> {
-    let env = environment::select(env_allow, environment.pairs());
     for program in programs.into_iter().filter_map(|arguments| arguments.first()) {
-        find_program(program, &env, Path::new(""))
+        find_program(program, env, Path::new(""))
             .map_err(|error| Failure::new(Exit::HostUnusable, format!("{name}: {error}")))?;
     }
     Ok(())
