@@ -181,15 +181,12 @@ impl DevSession {
         config.handler.entry(COMMAND.to_owned()).or_default();
         config.host.metadata_service = MetadataProvider::Off;
         config.amqp = Amqp::default();
+        config.source.clear();
         config.worker.work_dir = values::File(temp_dir.join("work"));
-        config.source = config
-            .handler
-            .keys()
-            .map(|name| {
-                source_config(name, arguments.dialect, queue.root_url(), &token_file)
-                    .map(|source| (name.clone(), source))
-            })
-            .collect::<Result<_, _>>()?;
+        for name in config.handler.keys() {
+            let source = source_config(name, arguments.dialect, queue.root_url(), &token_file)?;
+            config.source.insert(name.clone(), source);
+        }
         Ok(Self { queue, config, token })
     }
 
