@@ -61,11 +61,8 @@ fn check_minimum(resource: &str, free: u64, minimum: u64) -> Check {
     let key = format!("host.min_free_{resource}");
     let found = format!("{} free, {key} is {}", format_bytes(free), format_bytes(minimum));
     if free < minimum {
-        Check::failed(
-            resource,
-            found,
-            format!("the worker claims nothing until more is free; free some, or change {key}"),
-        )
+        let fix = format!("the worker claims nothing until more is free; free some, or change {key}");
+        Check::failed(resource, found, fix)
     } else {
         Check::ok(resource, found)
     }
@@ -157,11 +154,10 @@ pub(super) async fn check_listeners(config: &Config, socket: Option<PathBuf>) ->
             Err(error) if is_running && error.kind() == ErrorKind::AddrInUse => {
                 Check::ok(key, format!("{address} is in use; the process of this configuration is running"))
             }
-            Err(error) => Check::failed(
-                key,
-                format!("cannot listen on {address}: {error}"),
-                format!("stop the program that has it (`ss -ltnp` shows it), or change {key}"),
-            ),
+            Err(error) => {
+                let fix = format!("stop the program that has it (`ss -ltnp` shows it), or change {key}");
+                Check::failed(key, format!("cannot listen on {address}: {error}"), fix)
+            }
         });
     }
     checks

@@ -98,17 +98,13 @@ async fn run_checks(loaded: &LoadedConfig, environment: &Environment) -> Vec<Che
     let mut groups: Vec<(&str, BoxFuture<'_, Vec<Check>>)> = Vec::new();
     for (name, source) in &config.source {
         let claims_as = (!is_only_counted(config, name)).then_some(&worker);
-        groups.push((
-            name,
-            match source {
-                Source::Taskcluster(source) => {
-                    Box::pin(taskcluster::check_source(name, source, claims_as, environment))
-                }
-                Source::Zookeeper(source) => Box::pin(zookeeper::check_source(name, source)),
-                Source::Amqp(source) => Box::pin(broker::check_source(name, source, config, environment)),
-                Source::Screwdriver(source) => Box::pin(screwdriver::check_source(name, source, config, environment)),
-            },
-        ));
+        let check: BoxFuture<'_, Vec<Check>> = match source {
+            Source::Taskcluster(source) => Box::pin(taskcluster::check_source(name, source, claims_as, environment)),
+            Source::Zookeeper(source) => Box::pin(zookeeper::check_source(name, source)),
+            Source::Amqp(source) => Box::pin(broker::check_source(name, source, config, environment)),
+            Source::Screwdriver(source) => Box::pin(screwdriver::check_source(name, source, config, environment)),
+        };
+        groups.push((name, check));
     }
     for (name, kubeconfig, namespace) in clusters(config) {
         let check = async move { vec![cluster::check(name.to_owned(), kubeconfig, namespace).await] };

@@ -6,10 +6,7 @@ use journeyman_worker::source::zookeeper::ZooKeeperQueue;
 use journeyman_worker::source::zookeeper::config::ZooKeeperSource;
 
 pub(super) async fn check_source(name: &str, source: &ZooKeeperSource) -> Vec<Check> {
-    match connect(name, source).await {
-        Ok((_, _, checks)) => checks,
-        Err(check) => vec![check],
-    }
+    connect(name, source).await.map_or_else(|check| vec![check], |(_, _, checks)| checks)
 }
 
 /// The session, the queues, and how they are.
