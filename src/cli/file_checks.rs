@@ -45,11 +45,8 @@ pub(super) fn check_files(loaded: &LoadedConfig, environment: &Environment) -> V
     }
     let work_dir = &loaded.config.worker.work_dir.0;
     if work_dir.exists() && !work_dir.is_dir() {
-        checks.unusable(
-            "worker.work_dir",
-            format!("{} is not a directory", work_dir.display()),
-            "set it to a directory",
-        );
+        let what = format!("{} is not a directory", work_dir.display());
+        checks.unusable("worker.work_dir", what, "set it to a directory");
     }
     checks.problems
 }
