@@ -95,6 +95,15 @@ impl MistralConfig {
         };
         self.management.ensure_policy("journeyman", &policy).await.map(drop).map_err(management)
     }
+
+    async fn has_queue(&self, connection: &Connection, queue: &ShortString) -> Result<bool, String> {
+        let finding = amqp::find_queue(connection, queue.clone());
+        match self.broker.bounded_or_code(&format!("look up {queue}"), finding).await {
+            Ok(_) => Ok(true),
+            Err((_, Some(amqp::NOT_FOUND))) => Ok(false),
+            Err((error, _)) => Err(error.message),
+        }
+    }
 }
 
 pub(super) struct MistralIntake {
@@ -136,17 +145,11 @@ impl MistralIntake {
 
     /// Without it, what is refused would be lost.
     async fn find_dead_queue(&self, connection: &Connection) -> Result<(), String> {
-        let finding = amqp::find_queue(connection, DEAD.into());
-        match self.config.broker.bounded_or_code(&format!("look up {DEAD}"), finding).await {
-            Ok(_) => Ok(()),
-            Err((_, Some(amqp::NOT_FOUND))) => {
-                let made = self.config.set_up(&BTreeSet::new()).await;
-                made.map_err(|why| {
-                    format!("no queue {DEAD}, and making it failed: {why}; run `journeyman notifier setup`")
-                })
-            }
-            Err((error, _)) => Err(error.message),
+        if self.config.has_queue(connection, &DEAD.into()).await? {
+            return Ok(());
         }
+        let failed = |why| format!("no queue {DEAD}, and making it failed: {why}; run `journeyman notifier setup`");
+        self.config.set_up(&BTreeSet::new()).await.map_err(failed)
     }
 
     async fn take(&self, connection: &Connection, stop: &CancellationToken) -> Result<(), String> {

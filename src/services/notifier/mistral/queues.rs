@@ -53,7 +53,7 @@ impl QueueConsumer<'_> {
     /// Runs until the queue is gone, or `stop`. Returns its name.
     pub(super) async fn run(mut self, must_exist: bool, stop: &CancellationToken) -> Result<ShortString, String> {
         // Consuming from a queue that is gone closes the channel of all.
-        if !must_exist && !self.exists().await? {
+        if !must_exist && !self.config.has_queue(self.connection, &self.queue).await? {
             return Ok(self.queue);
         }
         loop {
@@ -69,15 +69,6 @@ impl QueueConsumer<'_> {
                 Pause::Canceled if self.connection.status().connected() => return Ok(self.queue),
                 Pause::Canceled => return Err("the connection was lost".to_owned()),
             }
-        }
-    }
-
-    async fn exists(&self) -> Result<bool, String> {
-        let finding = amqp::find_queue(self.connection, self.queue.clone());
-        match self.config.broker.bounded_or_code(&format!("look up {}", self.queue), finding).await {
-            Ok(_) => Ok(true),
-            Err((_, Some(amqp::NOT_FOUND))) => Ok(false),
-            Err((error, _)) => Err(error.message),
         }
     }
 
