@@ -181,16 +181,13 @@ impl Registry {
             if entries.contains_key(name.as_str()) {
                 continue;
             }
-            match before.get(name.as_str()) {
-                Some(entry) if entry.sealed.as_ref() == Some(sealed) => {
-                    entries.insert(Arc::from(name.as_str()), entry.clone());
-                }
-                Some(_) | None => match self.open(name, sealed) {
-                    Ok(endpoint) => {
-                        entries.insert(Arc::from(name.as_str()), Entry::new(endpoint, Some(sealed.clone())));
-                    }
-                    Err(error) => tracing::error!("endpoint {name} of the store cannot be used: {error}"),
-                },
+            let entry = match before.get(name.as_str()) {
+                Some(entry) if entry.sealed.as_ref() == Some(sealed) => Ok(entry.clone()),
+                Some(_) | None => self.open(name, sealed).map(|found| Entry::new(found, Some(sealed.clone()))),
+            };
+            match entry {
+                Ok(entry) => drop(entries.insert(Arc::from(name.as_str()), entry)),
+                Err(error) => tracing::error!("endpoint {name} of the store cannot be used: {error}"),
             }
         }
         let mut current = self.current.write();
