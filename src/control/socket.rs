@@ -20,6 +20,7 @@ use journeyman_domain::limits::{
 };
 use journeyman_platform::host::file_lock::FileLock;
 use journeyman_platform::host::process;
+use journeyman_platform::host::work_dir::ignore_missing;
 use journeyman_platform::http::{self, Limits};
 
 #[derive(Debug)]
@@ -146,10 +147,7 @@ fn lock_path(path: &Path) -> PathBuf {
 
 /// Replaces a socket that is no longer in use. The lock is held, so no other process binds or connects here.
 fn bind(path: &Path) -> io::Result<UnixListener> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        Ok(()) | Err(_) => {}
-    }
+    fs::remove_file(path).or_else(ignore_missing)?;
     let socket = UnixSocket::new_stream()?;
     socket.bind(path)?;
     // Before it listens, so that others cannot connect with the permissions of the umask.

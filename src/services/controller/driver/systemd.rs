@@ -17,6 +17,7 @@ use crate::controller::config::SystemdDriverConfig;
 use crate::controller::state_store::{StateStore, WorkerRecord};
 use journeyman_domain::group::Key;
 use journeyman_domain::limits::UNIT_NAME_BYTES_MAX;
+use journeyman_platform::host::work_dir::ignore_missing;
 
 pub(super) struct SystemdDriver {
     pub(super) config: SystemdDriverConfig,
@@ -93,10 +94,7 @@ impl SystemdDriver {
     async fn remove(&self, id: &str, instance: &str) -> io::Result<()> {
         let (id, environment) = (id.to_owned(), self.environment_path(instance));
         let remove = move |store: &StateStore| {
-            match std::fs::remove_file(environment) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                Ok(()) | Err(_) => {}
-            }
+            std::fs::remove_file(environment).or_else(ignore_missing)?;
             store.remove_worker(&id)
         };
         self.store.run(remove).await
