@@ -97,12 +97,7 @@ fn source_binding(
             taskcluster_setup::source_binding(&bridge.from, from, name, handler, environment)
                 .map(|(binding, _)| binding)
         }
-        (Source::Amqp(_), Source::Amqp(_))
-        | (Source::Taskcluster(_), Source::Taskcluster(_))
-        | (Source::Zookeeper(_), _)
-        | (_, Source::Zookeeper(_))
-        | (Source::Screwdriver(_), _)
-        | (_, Source::Screwdriver(_)) => {
+        (Source::Amqp(_) | Source::Taskcluster(_) | Source::Zookeeper(_) | Source::Screwdriver(_), _) => {
             let message = "a bridge connects a source of kind `amqp` with one of kind `taskcluster`";
             Err(Failure::new(Exit::Config, format!("[bridge.{bridge_name}]: {message}")))
         }
