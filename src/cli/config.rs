@@ -133,10 +133,8 @@ const NO_ROLE_HELP: &str = "add a [source.NAME] for a worker, a [pool.NAME] for 
 
 /// Whether a key of one of these sections is set.
 pub(super) fn names_any(loaded: &LoadedConfig, sections: &[&str]) -> bool {
-    loaded
-        .origins
-        .keys()
-        .any(|key| sections.iter().any(|name| key.strip_prefix(name).is_some_and(|rest| rest.starts_with('.'))))
+    let is_of_one = |key: &String| key.split_once('.').is_some_and(|(section, _)| sections.contains(&section));
+    loaded.origins.keys().any(is_of_one)
 }
 
 fn write_template(file: Option<&Path>) -> ExitResult {

@@ -235,13 +235,11 @@ impl<F: FlagSet> ConfigArgs<F> {
         }
         let folder = path.with_extension("conf.d");
         let parts = drop_ins(&folder).map_err(|error| read_failure(&folder, &error))?;
-        parts
-            .iter()
-            .try_fold(Document::new(&path, &text), |document, part| match read(part) {
-                Ok(text) => Ok(document.with(part, &text)),
-                Err(error) => Err(read_failure(part, &error)),
-            })
-            .map(Some)
+        let mut document = Document::new(&path, &text);
+        for part in &parts {
+            document = document.with(part, &read(part).map_err(|error| read_failure(part, &error))?);
+        }
+        Ok(Some(document))
     }
 }
 

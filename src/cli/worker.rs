@@ -178,12 +178,8 @@ async fn serve_live_logs(
         // The address of a log is its protection; a proxy may use any name for this host.
         let listener = HttpListener::listen(listen.0, Exposure::Network).await.map_err(failed)?;
         let address = listener.address().map_err(failed)?;
-        let url = config
-            .worker
-            .live_log_url
-            .as_ref()
-            .map_or_else(|| format!("http://{address}"), |url| url.as_str().to_owned());
-        let live_logs = LiveLogs::new(&url);
+        let url = config.worker.live_log_url.as_ref().map(|url| url.as_str().to_owned());
+        let live_logs = LiveLogs::new(&url.unwrap_or_else(|| format!("http://{address}")));
         worker = worker.with_live_logs(live_logs.clone());
         serving = Some(listener.serve_with(live_logs.into_router(), None));
     }

@@ -214,10 +214,8 @@ fn scale_text(scaled: &ScaleStatus) -> String {
 }
 
 fn pause_text(paused: &PauseStatus) -> String {
-    let left = paused
-        .remaining_seconds
-        .map_or_else(|| "until it is resumed".to_owned(), |left| format!("for {}", Value::Took(left).text()));
-    format!("paused by {} {left}", paused.by)
+    let left = paused.remaining_seconds.map(|left| format!("for {}", Value::Took(left).text()));
+    format!("paused by {} {}", paused.by, left.as_deref().unwrap_or("until it is resumed"))
 }
 
 fn error_text(error: &ErrorStatus) -> String {
