@@ -29,11 +29,10 @@ impl Tx<'_> {
 
     /// Ordered by name.
     pub(crate) fn list_artifacts(&self, task: &str, run: u32, page: PageRequest) -> StoreResult<ListPage<Artifact>> {
-        let mut found = self.conn.prepare_cached(&format!(
-            "SELECT {COLUMNS} FROM artifacts WHERE task_id = ?1 AND run = ?2 ORDER BY name LIMIT ?3 OFFSET ?4"
-        ))?;
-        let found = found.query_map(params![task, run, page.limit.saturating_add(1), page.offset], read_artifact)?;
-        Ok(ListPage::of(found.collect::<Result<_, _>>()?, page))
+        let select =
+            format!("SELECT {COLUMNS} FROM artifacts WHERE task_id = ?1 AND run = ?2 ORDER BY name LIMIT ?3 OFFSET ?4");
+        let values = params![task, run, page.limit.saturating_add(1), page.offset];
+        Ok(ListPage::of(self.query(&select, values, read_artifact)?, page))
     }
 
     /// Inserts an artifact, or replaces one if [`may_replace`] allows it.
@@ -41,32 +40,18 @@ impl Tx<'_> {
         if self.find_artifact(task, run, &artifact.name)?.is_some_and(|old| !may_replace(&old, &artifact)) {
             return Err(QueueError::conflict("the artifact already exists with different properties").into());
         }
-        self.conn
-            .prepare_cached(
-                "INSERT OR REPLACE INTO artifacts (task_id, run, name, storage, content_type, expires, details) \
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
-            )?
-            .execute(params![
-                task,
-                run,
-                artifact.name,
-                artifact.storage,
-                artifact.content_type,
-                artifact.expires.0,
-                artifact.details.to_string(),
-            ])?;
+        let insert = "INSERT OR REPLACE INTO artifacts (task_id, run, name, storage, content_type, expires, details) \
+                      VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
+        let Artifact { name, storage, content_type, expires, details } = &artifact;
+        self.execute(insert, params![task, run, name, storage, content_type, expires.0, details.to_string()])?;
         Ok(artifact)
     }
 
     pub(super) fn remove_expired_artifacts(&mut self) -> StoreResult<()> {
+        let delete = "DELETE FROM artifacts WHERE (task_id, run, name) IN (SELECT task_id, run, name FROM artifacts \
+                      WHERE expires <= ?1 LIMIT ?2) RETURNING task_id, run, name";
         let gone: Vec<(String, u32, String)> = self
-            .conn
-            .prepare_cached(
-                "DELETE FROM artifacts WHERE (task_id, run, name) IN (SELECT task_id, run, name FROM artifacts \
-                 WHERE expires <= ?1 LIMIT ?2) RETURNING task_id, run, name",
-            )?
-            .query_map(params![self.now.0, QUEUE_SWEEP_MAX], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?
-            .collect::<Result<_, _>>()?;
+            .query(delete, params![self.now.0, QUEUE_SWEEP_MAX], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
         for (task, run, name) in gone {
             self.effects.files_to_remove.push(super::super::artifact_files::relative_path(&task, run, &name));
         }

@@ -52,12 +52,9 @@ impl Tx<'_> {
         for TaskRow { id, task } in found {
             let Some((run, record)) = task.pending_run() else { continue };
             let (inserted, receipt) = (record.scheduled, new_pop_receipt());
-            let dequeued = self
-                .conn
-                .prepare_cached(
-                    "UPDATE tasks SET visible = ?2, dequeued = dequeued + 1, receipt = ?3 WHERE id = ?1 RETURNING dequeued",
-                )?
-                .query_row(params![id, visible.0, receipt], |row| row.get(0))?;
+            let update =
+                "UPDATE tasks SET visible = ?2, dequeued = dequeued + 1, receipt = ?3 WHERE id = ?1 RETURNING dequeued";
+            let dequeued = self.query_one(update, params![id, visible.0, receipt])?;
             let (task_id, expires) = (task.task_id, task.deadline);
             received.push(ReceivedMessage { task_id, run, inserted, expires, visible, dequeued, receipt });
         }
@@ -78,9 +75,7 @@ impl Tx<'_> {
         if current != receipt {
             return Ok(DeleteResult::ReceiptMismatch);
         }
-        self.conn
-            .prepare_cached("UPDATE tasks SET visible = ?2, receipt = '' WHERE id = ?1")?
-            .execute([id, i64::MAX])?;
+        self.execute("UPDATE tasks SET visible = ?2, receipt = '' WHERE id = ?1", [id, i64::MAX])?;
         Ok(DeleteResult::Deleted)
     }
 }

@@ -40,13 +40,9 @@ impl Tx<'_> {
             "last": true,
             "data": { "status": status(task), "runId": run },
         });
-        let added = self
-            .conn
-            .prepare_cached(
-                "INSERT INTO outbox (event) SELECT ?1
-                 WHERE coalesce((SELECT max(id) FROM outbox) - (SELECT min(id) FROM outbox), 0) < ?2",
-            )?
-            .execute(params![event.to_string(), NOTIFY_OUTBOX_ROWS_MAX])?;
+        let insert = "INSERT INTO outbox (event) SELECT ?1
+                      WHERE coalesce((SELECT max(id) FROM outbox) - (SELECT min(id) FROM outbox), 0) < ?2";
+        let added = self.execute(insert, params![event.to_string(), NOTIFY_OUTBOX_ROWS_MAX])?;
         if added == 0 {
             tracing::error!(task = task.task_id, "an event for the notifier is dropped: too many wait");
         }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use rusqlite::types::FromSql;
 use rusqlite::{Connection, Params, Row, ToSql, params, params_from_iter};
 
 use super::super::clock::UnixMillis;
@@ -97,6 +98,26 @@ impl<'a> Tx<'a> {
         Tx { conn, config, now: config.clock.now(), effects: Effects::default() }
     }
 
+    /// Returns how many rows the statement has changed.
+    pub(super) fn execute(&self, sql: &str, values: impl Params) -> StoreResult<usize> {
+        Ok(self.conn.prepare_cached(sql)?.execute(values)?)
+    }
+
+    /// Returns the value of a statement with one row of one column.
+    pub(super) fn query_one<T: FromSql>(&self, sql: &str, values: impl Params) -> StoreResult<T> {
+        Ok(self.conn.prepare_cached(sql)?.query_row(values, |row| row.get(0))?)
+    }
+
+    pub(super) fn query<T>(
+        &self,
+        sql: &str,
+        values: impl Params,
+        read: impl FnMut(&Row<'_>) -> rusqlite::Result<T>,
+    ) -> StoreResult<Vec<T>> {
+        let mut statement = self.conn.prepare_cached(sql)?;
+        Ok(statement.query_map(values, read)?.collect::<Result<_, _>>()?)
+    }
+
     pub(crate) fn find_task(&self, task_id: &str) -> StoreResult<Option<TaskRow>> {
         Ok(self.tasks("WHERE task_id = ?1", [task_id])?.pop())
     }
@@ -106,11 +127,11 @@ impl<'a> Tx<'a> {
     }
 
     pub(super) fn tasks(&self, condition: &str, params: impl Params) -> StoreResult<Vec<TaskRow>> {
-        let mut found = self.conn.prepare_cached(&format!(
+        let select = format!(
             "SELECT id, task_id, queue, scheduler, project, task_group, priority, deadline, expires, retries, \
              retries_left, runs, name, created FROM tasks {condition}"
-        ))?;
-        Ok(found.query_map(params, read_task)?.collect::<Result<_, _>>()?)
+        );
+        self.query(&select, params, read_task)
     }
 
     /// Writes a task back, with a new message if a run became pending, and schedules the dependents of a resolved task.
@@ -120,13 +141,10 @@ impl<'a> Tx<'a> {
         let pending_since = task.pending_run().map(|(_, run)| run.scheduled.0);
         let taken_until = task.running_until().map(|until| until.0);
         let open_until = task.is_open().then_some(task.deadline.0);
-        self.conn
-            .prepare_cached(
-                "UPDATE tasks SET retries_left = ?2, runs = ?3, pending_since = ?4, taken_until = ?5, open_until = ?6, \
-                 visible = iif(?4 IS NULL, visible, 0), dequeued = iif(?4 IS NULL, dequeued, 0), \
-                 receipt = iif(?4 IS NULL, receipt, '') WHERE id = ?1",
-            )?
-            .execute(params![id, task.retries_left, runs, pending_since, taken_until, open_until])?;
+        let update = "UPDATE tasks SET retries_left = ?2, runs = ?3, pending_since = ?4, taken_until = ?5, \
+                      open_until = ?6, visible = iif(?4 IS NULL, visible, 0), dequeued = iif(?4 IS NULL, dequeued, 0), \
+                      receipt = iif(?4 IS NULL, receipt, '') WHERE id = ?1";
+        self.execute(update, params![id, task.retries_left, runs, pending_since, taken_until, open_until])?;
         if pending_since.is_some() {
             self.effects.queues_with_work.push(task.queue.clone());
         }
@@ -153,33 +171,30 @@ impl<'a> Tx<'a> {
         if unmet.is_empty() {
             task.schedule(self.now);
         }
-        self.conn
-            .prepare_cached(
-                "INSERT INTO tasks (task_id, queue, scheduler, project, task_group, priority, deadline, expires, \
-                 retries, retries_left, runs, name, created) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?9, '[]', ?10, ?11)",
-            )?
-            .execute(params![
-                task.task_id,
-                task.queue,
-                task.scheduler,
-                task.project,
-                task.group,
-                task.priority.rank(),
-                task.deadline.0,
-                task.expires.0,
-                task.retries,
-                task.name,
-                task.created.0,
-            ])?;
+        let insert = "INSERT INTO tasks (task_id, queue, scheduler, project, task_group, priority, deadline, expires, \
+                      retries, retries_left, runs, name, created) \
+                      VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?9, '[]', ?10, ?11)";
+        let values = params![
+            task.task_id,
+            task.queue,
+            task.scheduler,
+            task.project,
+            task.group,
+            task.priority.rank(),
+            task.deadline.0,
+            task.expires.0,
+            task.retries,
+            task.name,
+            task.created.0,
+        ];
+        self.execute(insert, values)?;
         let id = self.conn.last_insert_rowid();
         let scopes = serde_json::to_string(&new_task.scopes).map_err(StoreError::json)?;
-        self.conn
-            .prepare_cached("INSERT INTO definitions (id, scopes, json) VALUES (?1, ?2, ?3)")?
-            .execute(params![id, scopes, new_task.json])?;
+        let insert = "INSERT INTO definitions (id, scopes, json) VALUES (?1, ?2, ?3)";
+        self.execute(insert, params![id, scopes, new_task.json])?;
+        let insert = "INSERT OR IGNORE INTO dependencies (needs, id) VALUES (?1, ?2)";
         for needs in &unmet {
-            self.conn
-                .prepare_cached("INSERT OR IGNORE INTO dependencies (needs, id) VALUES (?1, ?2)")?
-                .execute(params![needs, id])?;
+            self.execute(insert, params![needs, id])?;
         }
         self.save(TaskRow { id, task })
     }
@@ -211,9 +226,8 @@ impl<'a> Tx<'a> {
             if !is_met(task, requires) {
                 continue;
             }
-            self.conn
-                .prepare_cached("DELETE FROM dependencies WHERE needs = ?1 AND id = ?2")?
-                .execute(params![task.task_id, row.id])?;
+            let delete = "DELETE FROM dependencies WHERE needs = ?1 AND id = ?2";
+            self.execute(delete, params![task.task_id, row.id])?;
             if !self.conn.prepare_cached("SELECT 1 FROM dependencies WHERE id = ?1")?.exists([row.id])? {
                 row.task.schedule(self.now);
                 self.save(row)?;
@@ -223,13 +237,11 @@ impl<'a> Tx<'a> {
     }
 
     pub(crate) fn definition(&self, id: i64) -> StoreResult<String> {
-        let mut found = self.conn.prepare_cached("SELECT json FROM definitions WHERE id = ?1")?;
-        Ok(found.query_row([id], |row| row.get(0))?)
+        self.query_one("SELECT json FROM definitions WHERE id = ?1", [id])
     }
 
     pub(crate) fn scopes(&self, id: i64) -> StoreResult<Vec<String>> {
-        let mut found = self.conn.prepare_cached("SELECT scopes FROM definitions WHERE id = ?1")?;
-        let text: String = found.query_row([id], |row| row.get(0))?;
+        let text: String = self.query_one("SELECT scopes FROM definitions WHERE id = ?1", [id])?;
         serde_json::from_slice(text.as_bytes()).map_err(StoreError::json)
     }
 
@@ -293,28 +305,19 @@ impl<'a> Tx<'a> {
 
     /// Unresolved tasks stay: their dependents wait for a result.
     pub(super) fn remove_expired(&mut self) -> StoreResult<()> {
-        let tasks: Vec<String> = self
-            .conn
-            .prepare_cached(
-                "DELETE FROM tasks WHERE id IN (SELECT id FROM tasks WHERE expires <= ?1 AND open_until IS NULL LIMIT ?2) \
-                 RETURNING task_id",
-            )?
-            .query_map(params![self.now.0, QUEUE_SWEEP_MAX], |row| row.get(0))?
-            .collect::<Result<_, _>>()?;
+        let delete = "DELETE FROM tasks WHERE id IN (SELECT id FROM tasks WHERE expires <= ?1 AND open_until IS NULL \
+                      LIMIT ?2) RETURNING task_id";
+        let tasks: Vec<String> = self.query(delete, params![self.now.0, QUEUE_SWEEP_MAX], |row| row.get(0))?;
         self.effects.files_to_remove.extend(tasks);
         self.remove_expired_artifacts()
     }
 
     pub(crate) fn count_pending(&self, queue: &str) -> StoreResult<u32> {
-        let mut count =
-            self.conn.prepare_cached("SELECT count(*) FROM tasks WHERE queue = ?1 AND pending_since IS NOT NULL")?;
-        Ok(count.query_row([queue], |row| row.get(0))?)
+        self.query_one("SELECT count(*) FROM tasks WHERE queue = ?1 AND pending_since IS NOT NULL", [queue])
     }
 
     pub(crate) fn count_claimed(&self, queue: &str) -> StoreResult<u32> {
-        let mut count =
-            self.conn.prepare_cached("SELECT count(*) FROM tasks WHERE queue = ?1 AND taken_until IS NOT NULL")?;
-        Ok(count.query_row([queue], |row| row.get(0))?)
+        self.query_one("SELECT count(*) FROM tasks WHERE queue = ?1 AND taken_until IS NOT NULL", [queue])
     }
 
     /// Lists the queues by name.
@@ -323,11 +326,10 @@ impl<'a> Tx<'a> {
             let (created, expires) = (UnixMillis(row.get(1)?), UnixMillis(row.get(2)?));
             Ok(QueueSummary { name: row.get(0)?, last_created: created, expires })
         };
-        let mut found = self.conn.prepare_cached(
-            "SELECT queue, max(created), max(expires) FROM tasks GROUP BY queue ORDER BY queue LIMIT ?1 OFFSET ?2",
-        )?;
-        let found = found.query_map([page.limit.saturating_add(1), page.offset], read)?;
-        Ok(ListPage::of(found.collect::<Result<_, _>>()?, page))
+        let select =
+            "SELECT queue, max(created), max(expires) FROM tasks GROUP BY queue ORDER BY queue LIMIT ?1 OFFSET ?2";
+        let found = self.query(select, [page.limit.saturating_add(1), page.offset], read)?;
+        Ok(ListPage::of(found, page))
     }
 
     /// Lists the workers by group and id, from the runs of the latest tasks.
@@ -413,10 +415,9 @@ impl<'a> Tx<'a> {
 
     /// Ids of all tasks of a group, or of the unresolved ones.
     pub(crate) fn ids_of_group(&self, group: &str, open_only: bool) -> StoreResult<Vec<String>> {
-        let mut found = self.conn.prepare_cached(
-            "SELECT task_id FROM tasks WHERE task_group = ?1 AND (NOT ?2 OR open_until IS NOT NULL) ORDER BY id",
-        )?;
-        Ok(found.query_map(params![group, open_only], |row| row.get(0))?.collect::<Result<_, _>>()?)
+        let select =
+            "SELECT task_id FROM tasks WHERE task_group = ?1 AND (NOT ?2 OR open_until IS NOT NULL) ORDER BY id";
+        self.query(select, params![group, open_only], |row| row.get(0))
     }
 }
 
