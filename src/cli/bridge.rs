@@ -37,11 +37,9 @@ fn build_worker(config: &Config, environment: &Environment) -> Result<BuiltWorke
     }
     worker_setup::redact_secrets(config, environment);
     let name = WorkerIdentity::from_config(config);
-    let bindings: Result<Vec<SourceBinding>, Failure> = config
-        .bridge
-        .iter()
-        .map(|(bridge_name, bridge)| source_binding(bridge_name, bridge, config, &name, environment))
-        .collect();
+    let binding =
+        |(bridge_name, bridge): (&String, &Bridge)| source_binding(bridge_name, bridge, config, &name, environment);
+    let bindings: Result<Vec<SourceBinding>, Failure> = config.bridge.iter().map(binding).collect();
     let worker = Worker::new(worker_setup::worker_config(config), bindings?);
     // A bridge reads renewed credentials when the service answers 401.
     Ok(BuiltWorker { worker, apis: BTreeMap::new() })

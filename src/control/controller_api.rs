@@ -176,11 +176,8 @@ async fn handle_command(
     State(AppState { reloads, pools }): State<AppState>,
     body: Bytes,
 ) -> Result<Json<CommandReply>, ApiError> {
-    let is_reload = || {
-        serde_json::from_slice::<WorkerCommandRequest>(&body)
-            .is_ok_and(|request| request.command == WorkerCommand::Reload)
-    };
-    if reloads.is_some() && is_reload() {
+    let worker_request = || serde_json::from_slice::<WorkerCommandRequest>(&body);
+    if reloads.is_some() && worker_request().is_ok_and(|request| request.command == WorkerCommand::Reload) {
         return request_reload(reloads.as_ref()).await;
     }
     Ok(Json(pools.apply(PoolCommandRequest::parse(&body)?).await?))

@@ -30,10 +30,8 @@ const EVENTS: usize = 8;
 /// [`Exit::HostUnusable`] if it cannot listen, [`Exit::Failed`] if an event is lost or out of order.
 pub(super) async fn run() -> ExitResult {
     let key = format!("whsec_{}", STANDARD.encode(random()));
-    let receiver = Arc::new(Receiver::failing_first(
-        1,
-        vec![key.parse().map_err(|why: String| Failure::new(Exit::Internal, why))?],
-    ));
+    let keys = vec![key.parse().map_err(|why: String| Failure::new(Exit::Internal, why))?];
+    let receiver = Arc::new(Receiver::failing_first(1, keys));
     let listener = HttpListener::listen((Ipv4Addr::LOCALHOST, 0).into(), Exposure::Loopback).await?;
     let url = format!("http://{}/hook", listener.address()?);
     let token = STANDARD.encode(random());

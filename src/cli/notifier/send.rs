@@ -76,10 +76,8 @@ fn read_data(argument: String) -> Result<Box<RawValue>, Failure> {
     }
     let invalid = |error: serde_json::Error| {
         let place = format!("line {}, column {}", error.line(), error.column());
-        Failure::new(
-            Exit::Usage,
-            format!("the data are no JSON at {place}; a text is in quotes, `null` stands for none"),
-        )
+        let text = format!("the data are no JSON at {place}; a text is in quotes, `null` stands for none");
+        Failure::new(Exit::Usage, text)
     };
     // Without the line break that `echo` adds.
     RawValue::from_string(text.trim().to_owned()).map_err(invalid)

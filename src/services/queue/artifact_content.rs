@@ -158,11 +158,8 @@ async fn receive(app: &QueueState, target: &ContentPath, body: Body) -> io::Resu
 
 async fn handle_get(app: &QueueState, target: &ContentPath, content_type: String) -> Response {
     let Ok(file) = tokio::fs::File::open(app.config.artifacts.join(target.file())).await else {
-        return QueueError::not_found("no content was uploaded").into_response(
-            "getArtifact",
-            &Params::new(),
-            app.now(),
-        );
+        let error = QueueError::not_found("no content was uploaded");
+        return error.into_response("getArtifact", &Params::new(), app.now());
     };
     let length = file.metadata().await.map(|metadata| metadata.len().to_string());
     let body = Body::from_stream(ReaderStream::with_capacity(file, QUEUE_READ_BYTES));

@@ -303,10 +303,8 @@ impl Keyring {
 }
 
 fn certificate_signature(token: &str, certificate: &Certificate, client_id: &str) -> Vec<u8> {
-    let named = certificate
-        .issuer
-        .as_ref()
-        .map_or_else(String::new, |issuer| format!("clientId:{client_id}\nissuer:{issuer}\n"));
+    let named = certificate.issuer.as_ref().map(|issuer| format!("clientId:{client_id}\nissuer:{issuer}\n"));
+    let named = named.unwrap_or_default();
     let text = format!(
         "version:{}\n{named}seed:{}\nstart:{}\nexpiry:{}\nscopes:\n{}",
         certificate.version,

@@ -97,10 +97,8 @@ impl Call {
         request: Request,
     ) -> Result<Self, QueueError> {
         let (parts, body) = request.into_parts();
-        let accepted = app
-            .keyring
-            .authenticate(&parts, app.now())
-            .and_then(|request| Ok((reserve_body(app, name, &request.caller, &body)?, request)));
+        let request = app.keyring.authenticate(&parts, app.now());
+        let accepted = request.and_then(|request| Ok((reserve_body(app, name, &request.caller, &body)?, request)));
         let (share, AuthenticatedRequest { caller, payload_hash }) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {

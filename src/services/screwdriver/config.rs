@@ -116,12 +116,8 @@ impl ScrewdriverSource {
                 rules.error(key, name, message, "");
             }
             if let Some((other, _)) = queues[..index].iter().find(|(_, other)| other == queue) {
-                rules.error(
-                    key,
-                    name,
-                    format!("[{key}] has this queue as `{other}` too"),
-                    "each is a queue of its own",
-                );
+                let message = format!("[{key}] has this queue as `{other}` too");
+                rules.error(key, name, message, "each is a queue of its own");
             }
         }
     }

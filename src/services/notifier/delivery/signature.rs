@@ -32,12 +32,8 @@ impl FromStr for SigningKey {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let decode = |base64: &str| {
-            BASE64
-                .decode(base64)
-                .map(SecretSlice::from)
-                .map_err(|_| "the signing key is not base64 after its prefix".to_owned())
-        };
+        let not_base64 = |_| "the signing key is not base64 after its prefix".to_owned();
+        let decode = |base64: &str| BASE64.decode(base64).map(SecretSlice::from).map_err(not_base64);
         if let Some(base64) = text.strip_prefix("whsec_") {
             let key = decode(base64)?;
             let key = key.expose_secret();

@@ -70,5 +70,5 @@ pub(crate) async fn read(store: &Store) -> Result<Outbox, super::QueueError> {
 /// The notifier has them.
 pub(crate) async fn clear(store: &Store, outbox: &Outbox) -> Result<(), super::QueueError> {
     let last = outbox.last;
-    store.execute(move |tx| Ok(tx.conn.execute("DELETE FROM outbox WHERE id <= ?1", [last]).map(drop)?)).await
+    store.execute(move |tx| tx.execute("DELETE FROM outbox WHERE id <= ?1", [last]).map(drop)).await
 }
