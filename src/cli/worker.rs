@@ -87,7 +87,7 @@ pub(super) async fn run_with(
 /// Runs a worker with everything that accompanies it: signals, termination notices, control socket, HTTP, activity reports and
 /// traces. `background` runs beside it.
 pub(super) async fn serve(
-    worker: Worker,
+    mut worker: Worker,
     config: &Config,
     environment: &Environment,
     signals: ExitSignals,
@@ -96,14 +96,11 @@ pub(super) async fn serve(
 ) -> ExitResult {
     let name = WorkerIdentity::from_config(config);
     let export = start_trace_export(&name, environment);
-    let worker = match &export {
-        Some(export) => worker.with_trace_recorder(export.recorder()),
-        None => worker,
-    };
+    worker.config.recorder = export.as_ref().map(Export::recorder);
     let source = format!("worker/{}/{}", name.group, name.id);
     let (announcer, announcing) = notify_setup::announcer(&config.notify, source, environment)?;
-    let worker = worker.with_announcer(announcer);
-    let (worker, live_logs) = serve_live_logs(worker, config).await?;
+    worker.config.announcer = announcer;
+    let live_logs = serve_live_logs(&mut worker, config).await?;
     let control = worker.control();
     let watch = termination_watch::watch_notices(config, control.clone())?;
     let http = serve_http(config, &name, &control, worker.inspected_sources()).await?;
@@ -169,9 +166,9 @@ async fn serve_http(
 
 /// Pending forever if `worker.live_log` is not set.
 async fn serve_live_logs(
-    mut worker: Worker,
+    worker: &mut Worker,
     config: &Config,
-) -> Result<(Worker, impl Future<Output = Infallible> + use<>), Failure> {
+) -> Result<impl Future<Output = Infallible> + use<>, Failure> {
     let mut serving = None;
     if let Some(listen) = config.worker.live_log {
         let failed = |error| Failure::new(Exit::HostUnusable, format!("cannot listen for readers of logs: {error}"));
@@ -180,10 +177,10 @@ async fn serve_live_logs(
         let address = listener.address().map_err(failed)?;
         let url = config.worker.live_log_url.as_ref().map(|url| url.as_str().to_owned());
         let live_logs = LiveLogs::new(&url.unwrap_or_else(|| format!("http://{address}")));
-        worker = worker.with_live_logs(live_logs.clone());
+        worker.config.live_logs = Some(live_logs.clone());
         serving = Some(listener.serve_with(live_logs.into_router(), None));
     }
-    Ok((worker, or_pending(serving)))
+    Ok(or_pending(serving))
 }
 
 pub(super) async fn listen_http(config: &Config, what: &str) -> Result<Option<HttpListener>, Failure> {

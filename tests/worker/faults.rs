@@ -600,8 +600,9 @@ impl TraceRecorder for BrokenRecorder {
 
 #[tokio::test(start_paused = true)]
 async fn a6_a_panic_of_the_worker_itself_ends_it_with_an_error() {
-    let scene = Scene::new(Mood::Well);
+    let mut scene = Scene::new(Mood::Well);
     scene.create_that(json!({"do": "complete"}));
-    let error = scene.worker.with_trace_recorder(Arc::new(BrokenRecorder)).run().await.expect_err("it cannot go on");
+    scene.worker.config.recorder = Some(Arc::new(BrokenRecorder));
+    let error = scene.worker.run().await.expect_err("it cannot go on");
     assert!(error.to_string().contains("the engine panicked: cannot record"), "{error}");
 }

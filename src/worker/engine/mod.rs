@@ -190,7 +190,8 @@ pub struct SourceBinding {
 
 /// A worker that has not been started.
 pub struct Worker {
-    config: WorkerConfig,
+    /// The configuration that the worker starts with.
+    pub config: WorkerConfig,
     sources: Vec<SourceBinding>,
     requests: mpsc::Receiver<ControlRequest>,
     control: Control,
@@ -277,29 +278,6 @@ impl Worker {
             liveness: Arc::default(),
         };
         Self { config, sources, requests, control }
-    }
-
-    /// Serves the logs of running tasks there.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn with_live_logs(mut self, live_logs: LiveLogs) -> Self {
-        self.config.live_logs = Some(live_logs);
-        self
-    }
-
-    /// Tells a notifier which claims have ended.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn with_announcer(mut self, announcer: Option<Announcer>) -> Self {
-        self.config.announcer = announcer;
-        self
-    }
-
-    /// Sends every finished claim to `recorder`.
-    #[must_use]
-    pub fn with_trace_recorder(mut self, recorder: Arc<dyn TraceRecorder>) -> Self {
-        self.config.recorder = Some(recorder);
-        self
     }
 
     /// The sources that show what their queues hold, by name; see [`Source::inspect`].
