@@ -2,9 +2,7 @@
 
 use alloc::vec::Vec;
 
-use super::{
-    Alert, DELETE_ATTEMPTS_MAX, DELETE_RETRY, DeleteState, Effect, MessageEntry, MessageKey, ReceivedMessage, Worker,
-};
+use super::{Alert, DELETE_ATTEMPTS_MAX, DELETE_RETRY, Effect, MessageEntry, MessageKey, ReceivedMessage, Worker};
 use crate::backoff::Backoff;
 use crate::claim::ClaimState;
 use crate::id::{LocalToken, SourceId};
@@ -30,7 +28,7 @@ impl Worker {
             source,
             id: message.id.clone(),
             dequeue_count: message.dequeue_count,
-            delete_state: DeleteState::NotRequested,
+            delete_retry_at: None,
             retry: Backoff::NEW,
         };
         self.messages.insert(message.token, kept);
@@ -84,7 +82,7 @@ impl Worker {
     /// No effect if it was received again since.
     pub(super) fn delete_message(&mut self, message: LocalToken) {
         if let Some(kept) = self.messages.get_mut(&message) {
-            kept.delete_state = DeleteState::InFlight;
+            kept.delete_retry_at = None;
             self.effects.push_back(Effect::Delete(message));
         }
     }
@@ -109,7 +107,7 @@ impl Worker {
             return self.drop_message(message);
         }
         let wait = kept.retry.wait(DELETE_RETRY, refusal.retry_after(), &mut self.jitter);
-        kept.delete_state = DeleteState::RetryAt(now.plus(wait));
+        kept.delete_retry_at = Some(now.plus(wait));
         if matches!(refusal, Refusal::Stale | Refusal::Denied) {
             self.sources[kept.source.index()].poller.reopen();
         }
@@ -117,14 +115,14 @@ impl Worker {
 
     pub(super) fn retry_stale_deletes(&mut self, source: SourceId, now: Instant) {
         for kept in self.messages.values_mut() {
-            if kept.source == source && kept.delete_state.due().is_some() {
-                kept.delete_state = DeleteState::RetryAt(now);
+            if kept.source == source && kept.delete_retry_at.is_some() {
+                kept.delete_retry_at = Some(now);
             }
         }
     }
 
     pub(super) fn send_due_deletes(&mut self, now: Instant) {
-        let due = |kept: &MessageEntry| kept.delete_state.due().is_some_and(|at| now >= at);
+        let due = |kept: &MessageEntry| kept.delete_retry_at.is_some_and(|at| now >= at);
         let due: Vec<LocalToken> =
             self.messages.iter().filter(|(_, kept)| due(kept)).map(|(token, _)| *token).collect();
         for message in due {

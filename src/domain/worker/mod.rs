@@ -133,15 +133,8 @@ struct MessageEntry {
     source: SourceId,
     id: Box<str>,
     dequeue_count: u32,
-    delete_state: DeleteState,
+    delete_retry_at: Option<Instant>,
     retry: Backoff,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum DeleteState {
-    NotRequested,
-    InFlight,
-    RetryAt(Instant),
 }
 
 /// Two services may use equal ids for different tasks.
@@ -360,7 +353,7 @@ impl Worker {
             return None;
         }
         let claims = self.timers.first().map(|timer| timer.at);
-        let deletes = self.messages.values().filter_map(|kept| kept.delete_state.due()).min();
+        let deletes = self.messages.values().filter_map(|kept| kept.delete_retry_at).min();
         let polls = if self.may_poll() { self.next_poll() } else { self.next_closing_at() };
         let way_out = match self.mode {
             Mode::Draining { since } => self.drain_ends_at(since),
@@ -403,14 +396,5 @@ impl SourceState {
     /// While no sidecar can run its tasks, only claims of a previous process are looked after.
     const fn is_pollable(&self) -> bool {
         matches!(self.availability, ServiceAvailability::Up) || self.poller.recovery_due
-    }
-}
-
-impl DeleteState {
-    const fn due(self) -> Option<Instant> {
-        match self {
-            Self::RetryAt(at) => Some(at),
-            Self::NotRequested | Self::InFlight => None,
-        }
     }
 }
