@@ -18,19 +18,14 @@ impl Worker {
         slots: &mut Vec<Slot>,
         now: Instant,
     ) {
-        self.drop_earlier_receptions(source, &message.id);
-        let entry = MessageKey { source, id: message.id.clone() };
-        if message.dequeue_count > self.policy.dequeue_alert && self.alerted_messages.insert(&entry) {
+        let key = MessageKey { source, id: message.id.clone() };
+        self.drop_earlier_receptions(&key);
+        if message.dequeue_count > self.policy.dequeue_alert && self.alerted_messages.insert(&key) {
             let alert = Alert::DequeueCount { id: message.id.clone(), count: message.dequeue_count };
             self.effects.push_back(Effect::Alert(alert));
         }
-        let kept = MessageEntry {
-            source,
-            id: message.id.clone(),
-            dequeue_count: message.dequeue_count,
-            delete_retry_at: None,
-            retry: Backoff::NEW,
-        };
+        let kept =
+            MessageEntry { key, dequeue_count: message.dequeue_count, delete_retry_at: None, retry: Backoff::NEW };
         self.messages.insert(message.token, kept);
         let Some(run) = message.run else {
             let alert = Alert::Undecodable { id: message.id, count: message.dequeue_count };
@@ -70,11 +65,9 @@ impl Worker {
     }
 
     /// I13: once a message is received again, its earlier receipt is never used.
-    fn drop_earlier_receptions(&mut self, source: SourceId, id: &str) {
-        let same = |kept: &MessageEntry| kept.source == source && *kept.id == *id;
-        let earlier: Vec<LocalToken> =
-            self.messages.iter().filter(|(_, kept)| same(kept)).map(|(token, _)| *token).collect();
-        for token in earlier {
+    fn drop_earlier_receptions(&mut self, key: &MessageKey) {
+        let earlier = self.messages.iter().filter(|(_, kept)| kept.key == *key);
+        for token in earlier.map(|(token, _)| *token).collect::<Vec<_>>() {
             self.drop_message(token);
         }
     }
@@ -101,7 +94,7 @@ impl Worker {
             Err(refusal) => refusal,
         };
         let again = refusal != Refusal::Rejected && kept.retry.tries() + 1 < DELETE_ATTEMPTS_MAX;
-        let alert = Alert::DeleteFailed { id: kept.id.clone(), count: kept.dequeue_count, retried: again };
+        let alert = Alert::DeleteFailed { id: kept.key.id.clone(), count: kept.dequeue_count, retried: again };
         self.effects.push_back(Effect::Alert(alert));
         if !again {
             return self.drop_message(message);
@@ -109,23 +102,21 @@ impl Worker {
         let wait = kept.retry.wait(DELETE_RETRY, refusal.retry_after(), &mut self.jitter);
         kept.delete_retry_at = Some(now.plus(wait));
         if matches!(refusal, Refusal::Stale | Refusal::Denied) {
-            self.sources[kept.source.index()].poller.reopen();
+            self.sources[kept.key.source.index()].poller.reopen();
         }
     }
 
     pub(super) fn retry_stale_deletes(&mut self, source: SourceId, now: Instant) {
         for kept in self.messages.values_mut() {
-            if kept.source == source && kept.delete_retry_at.is_some() {
+            if kept.key.source == source && kept.delete_retry_at.is_some() {
                 kept.delete_retry_at = Some(now);
             }
         }
     }
 
     pub(super) fn send_due_deletes(&mut self, now: Instant) {
-        let due = |kept: &MessageEntry| kept.delete_retry_at.is_some_and(|at| now >= at);
-        let due: Vec<LocalToken> =
-            self.messages.iter().filter(|(_, kept)| due(kept)).map(|(token, _)| *token).collect();
-        for message in due {
+        let due = self.messages.iter().filter(|(_, kept)| kept.delete_retry_at.is_some_and(|at| now >= at));
+        for message in due.map(|(token, _)| *token).collect::<Vec<_>>() {
             self.delete_message(message);
         }
     }

@@ -130,8 +130,7 @@ struct MessageKey {
 
 #[derive(Debug)]
 struct MessageEntry {
-    source: SourceId,
-    id: Box<str>,
+    key: MessageKey,
     dequeue_count: u32,
     delete_retry_at: Option<Instant>,
     retry: Backoff,
