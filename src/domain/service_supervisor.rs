@@ -158,10 +158,6 @@ impl ServiceSupervisor {
             return;
         }
         self.mark_down(since, now);
-        self.on_unhealthy(now);
-    }
-
-    fn on_unhealthy(&mut self, now: Instant) {
         match self.policy.managed_by {
             ManagedBy::Worker => self.stop(StopReason::Unhealthy),
             ManagedBy::External => self.await_healthy(now, now.plus(self.policy.startup_check_interval)),

@@ -145,12 +145,12 @@ impl Worker {
             ClaimEvent::Claimed(_) if recovered => {}
             ClaimEvent::Claimed(Ok(_)) => self.on_grant(claim, source, now),
             ClaimEvent::Claimed(Err(refusal)) => self.on_claim_refused(claim, source, refusal, now),
-            ClaimEvent::Prepared(Err(PrepareFailure::HostFault)) => self.on_host_fault(claim, now),
+            ClaimEvent::Prepared(Err(PrepareFailure::HostFault)) => self.on_host_fault(claim, source, now),
             ClaimEvent::Prepared(Err(PrepareFailure::ServiceDown)) => self.on_service_down(claim, source, now),
             ClaimEvent::Ended(verdict) => {
                 self.alert_overlap(claim, now);
                 match verdict {
-                    Err(ExecuteFailure::HostFault) => self.on_host_fault(claim, now),
+                    Err(ExecuteFailure::HostFault) => self.on_host_fault(claim, source, now),
                     Err(ExecuteFailure::AccessDenied) => {
                         if self.sources[source.index()].poller.on_access_denied(now, &mut self.jitter) {
                             self.effects.push_back(Effect::Alert(Alert::AccessDenied { source }));
@@ -306,10 +306,9 @@ impl Worker {
         }
     }
 
-    fn on_host_fault(&mut self, claim: LocalToken, now: Instant) {
-        let ClaimEntry { source, run, .. } = &self.claims[&claim];
-        let (source, run) = (*source, run.clone());
+    fn on_host_fault(&mut self, claim: LocalToken, source: SourceId, now: Instant) {
         if self.host_health.on_fault(now, &mut self.jitter) {
+            let run = self.claims[&claim].run.clone();
             self.effects.push_back(Effect::Alert(Alert::HostUnhealthy { run }));
         }
         self.await_own_poll(claim, source, now);

@@ -322,9 +322,7 @@ impl Worker {
             }
             Event::Pause { until } => self.pause(until),
             Event::Resume => self.resume(),
-            Event::ServiceAvailabilityChanged { source, availability: serving } => {
-                self.set_availability(source, serving)
-            }
+            Event::ServiceAvailabilityChanged { source, availability } => self.set_availability(source, availability),
             Event::HostProbed(condition) => self.host_health.on_probed(condition, now, &mut self.jitter),
             Event::ResourcesMeasured(resources) => self.on_resources_measured(resources),
             Event::WorkDirLost => self.on_work_dir_lost(),
