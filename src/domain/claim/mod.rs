@@ -450,7 +450,14 @@ impl ClaimState {
         let Stage::Reporting { outcome, retry_at: None, upload } = self.stage else { return };
         // I9: the first definite answer is final.
         match answer {
-            Ok(()) => self.on_report_accepted(outcome, upload, now, actions),
+            Ok(()) => match upload {
+                UploadStage::Done => self.close(ClaimEnd::Reported(outcome), actions),
+                UploadStage::InProgress => self.upload_after_report(outcome, now),
+                UploadStage::AfterReport => {
+                    self.upload_after_report(outcome, now);
+                    actions.push(ClaimAction::Upload);
+                }
+            },
             Err(Refusal::Gone) => self.explain(ClaimEnd::AlreadyResolved(outcome), upload, now, actions),
             Err(Refusal::Rejected) => self.close(ClaimEnd::ReportRejected(outcome), actions),
             // I1: the claim was lost meanwhile, so the report is not repeated.
@@ -462,7 +469,8 @@ impl ClaimState {
                 if let (Refusal::Denied | Refusal::Stale, ReclaimSchedule::Due(at)) = (refusal, self.reclaim) {
                     self.reclaim = ReclaimSchedule::Due(at.min(now));
                 }
-                self.retry_report(outcome, upload, refusal.retry_after(), now, jitter);
+                let wait = self.retry.wait(REPORT_RETRY, refusal.retry_after(), jitter);
+                self.stage = Stage::Reporting { outcome, retry_at: Some(now.plus(wait)), upload };
             }
         }
     }
@@ -574,35 +582,6 @@ impl ClaimState {
         let timeout = self.lease.map_or(lease::RECLAIM_TIMEOUT_MAX, |lease| lease.attempt_timeout());
         let left = self.release.flatten().map(|deadline| deadline.since(now) / REPORT_ATTEMPTS_MIN);
         left.map_or(timeout, |left| timeout.min(left.max(REPORT_RESERVE / REPORT_ATTEMPTS_MIN)))
-    }
-
-    fn retry_report(
-        &mut self,
-        outcome: Outcome,
-        upload: UploadStage,
-        after: Option<Duration>,
-        now: Instant,
-        jitter: &mut Jitter,
-    ) {
-        let wait = self.retry.wait(REPORT_RETRY, after, jitter);
-        self.stage = Stage::Reporting { outcome, retry_at: Some(now.plus(wait)), upload };
-    }
-
-    fn on_report_accepted(
-        &mut self,
-        outcome: Outcome,
-        upload: UploadStage,
-        now: Instant,
-        actions: &mut Vec<ClaimAction>,
-    ) {
-        match upload {
-            UploadStage::Done => self.close(ClaimEnd::Reported(outcome), actions),
-            UploadStage::InProgress => self.upload_after_report(outcome, now),
-            UploadStage::AfterReport => {
-                self.upload_after_report(outcome, now);
-                actions.push(ClaimAction::Upload);
-            }
-        }
     }
 
     fn finish_upload(&mut self, actions: &mut Vec<ClaimAction>) {
