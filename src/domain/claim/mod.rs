@@ -113,12 +113,6 @@ enum PollBarrier {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum ReclaimSchedule {
-    Due(Instant),
-    InFlight,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum StatusSchedule {
     Never,
     Due(Instant),
@@ -132,7 +126,8 @@ pub struct ClaimState {
     terms: Option<RunTerms>,
     stage: Stage,
     lease: Option<Lease>,
-    reclaim: ReclaimSchedule,
+    /// `None` while a reclaim is in flight.
+    next_reclaim: Option<Instant>,
     reclaim_retry: Backoff,
     retry: Backoff,
     status_check: StatusSchedule,
@@ -162,7 +157,7 @@ impl ClaimState {
             terms: None,
             stage: Stage::Requested { retry_at: None },
             lease: None,
-            reclaim: ReclaimSchedule::InFlight,
+            next_reclaim: None,
             reclaim_retry: Backoff::NEW,
             retry: Backoff::NEW,
             status_check: StatusSchedule::Never,
@@ -298,7 +293,7 @@ impl ClaimState {
             return;
         }
         self.retry.reset();
-        self.reclaim = ReclaimSchedule::Due(lease.reclaim_at(jitter));
+        self.next_reclaim = Some(lease.reclaim_at(jitter));
         if let Some(left) = self.recovered_outcome {
             // I34: a command applies to an outcome that was not accepted yet.
             let outcome = self.command.map_or(left, |command| command.override_outcome(left));
@@ -466,8 +461,8 @@ impl ClaimState {
             }
             Err(refusal) => {
                 // A reclaim brings new credentials.
-                if let (Refusal::Denied | Refusal::Stale, ReclaimSchedule::Due(at)) = (refusal, self.reclaim) {
-                    self.reclaim = ReclaimSchedule::Due(at.min(now));
+                if let Refusal::Denied | Refusal::Stale = refusal {
+                    self.next_reclaim = self.next_reclaim.map(|at| at.min(now));
                 }
                 let wait = self.retry.wait(REPORT_RETRY, refusal.retry_after(), jitter);
                 self.stage = Stage::Reporting { outcome, retry_at: Some(now.plus(wait)), upload };
@@ -519,7 +514,7 @@ impl ClaimState {
             | Stage::Closed => {}
         }
         if self.reclaim_due().is_some_and(|at| now >= at) {
-            self.reclaim = ReclaimSchedule::InFlight;
+            self.next_reclaim = None;
             let timeout = self.lease.map_or(lease::RECLAIM_TIMEOUT_MAX, |lease| lease.attempt_timeout());
             actions.push(ClaimAction::Reclaim { timeout });
         }

@@ -4,8 +4,8 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use super::{
-    AfterStop, ClaimAction, ClaimEnd, ClaimState, LOSS_CHECK_MAX, LossReason, ReclaimSchedule, SHUTDOWN_UPLOAD_MAX,
-    Stage, StatusSchedule, UPLOAD_AFTER_REPORT_MAX, UploadStage,
+    AfterStop, ClaimAction, ClaimEnd, ClaimState, LOSS_CHECK_MAX, LossReason, SHUTDOWN_UPLOAD_MAX, Stage,
+    StatusSchedule, UPLOAD_AFTER_REPORT_MAX, UploadStage,
 };
 use crate::jitter::Jitter;
 use crate::lease::{self, Granted, Lease};
@@ -41,7 +41,7 @@ impl ClaimState {
                 }
                 self.reclaim_retry.reset();
                 self.lease = Some(extended);
-                self.reclaim = ReclaimSchedule::Due(extended.reclaim_at(jitter).max(now));
+                self.next_reclaim = Some(extended.reclaim_at(jitter).max(now));
                 actions.push(ClaimAction::UpdateLease(extended));
             }
             Err(Refusal::Gone) => self.on_reclaim_gone(now, actions),
@@ -149,7 +149,7 @@ impl ClaimState {
         let wait = self.reclaim_retry.wait(lease.retry_policy(), None, jitter);
         // A service that asks for a longer wait than the lease allows is followed only as far as the lease goes (I4).
         let longest = lease.expires_at().since(now) / lease::RECLAIM_ATTEMPTS_MIN;
-        self.reclaim = ReclaimSchedule::Due(now.plus(wait.max(after.unwrap_or_default().min(longest))));
+        self.next_reclaim = Some(now.plus(wait.max(after.unwrap_or_default().min(longest))));
     }
 
     /// True from the grant to the answered report (I10).
@@ -166,13 +166,9 @@ impl ClaimState {
     }
 
     pub fn reclaim_due(&self) -> Option<Instant> {
-        match self.reclaim {
-            // The queue refuses a reclaim after the task's deadline, but still accepts the report.
-            ReclaimSchedule::Due(at) if self.is_leased() && self.deadline().is_none_or(|deadline| at < deadline) => {
-                Some(at)
-            }
-            ReclaimSchedule::Due(_) | ReclaimSchedule::InFlight => None,
-        }
+        // The queue refuses a reclaim after the task's deadline, but still accepts the report.
+        let is_in_time = |at: &Instant| self.deadline().is_none_or(|deadline| *at < deadline);
+        self.next_reclaim.filter(|at| self.is_leased() && is_in_time(at))
     }
 
     fn deadline(&self) -> Option<Instant> {
