@@ -66,7 +66,7 @@ impl DeliveryHistory {
     }
 
     /// With a limit of `max` attempts, the last one is [`Isolation::Alone`]: if its worker dies, no other request was the cause.
-    pub const fn isolation(self, max: Option<NonZeroU32>) -> Isolation {
+    pub fn isolation(self, max: Option<NonZeroU32>) -> Isolation {
         match max {
             Some(max) if self.is_suspect() && self.attempts().saturating_add(1) >= max.get() => Isolation::Alone,
             Some(_) if self.is_suspect() => Isolation::AtFirst,
@@ -74,23 +74,19 @@ impl DeliveryHistory {
         }
     }
 
-    pub const fn attempts(self) -> u32 {
+    pub fn attempts(self) -> u32 {
         let more = match (self.broker_count, self.kind) {
             (_, DeliveryKind::First) => 0,
             // It was delivered before, whatever the headers say.
             (None | Some(0), DeliveryKind::Redelivered) => 1,
             (Some(counted), DeliveryKind::Redelivered) => counted,
         };
-        let noted = match self.header_count {
-            Some(noted) => noted,
-            None => 0,
-        };
-        noted.saturating_add(more)
+        self.header_count.unwrap_or(0).saturating_add(more)
     }
 
     /// Decides with a limit of `max` attempts; `None` is unlimited. A message whose copy the full queue rejects is
     /// tried uncounted: it is at the head of the queue, which would otherwise never drain.
-    pub const fn next_action(self, max: Option<NonZeroU32>, copies: Republishing) -> AttemptAction {
+    pub fn next_action(self, max: Option<NonZeroU32>, copies: Republishing) -> AttemptAction {
         let attempt = self.attempts();
         let Some(max) = max else { return AttemptAction::Try { attempt } };
         if attempt >= max.get() {
