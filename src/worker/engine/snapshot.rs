@@ -7,15 +7,14 @@ use journeyman_domain::limits::STATUS_MEMORY_TIMEOUT;
 use journeyman_domain::service_supervisor::ServiceAvailability;
 use journeyman_domain::time::Instant;
 use journeyman_domain::units::{format_bytes, format_duration};
-use journeyman_domain::worker::{ClaimView, ClaimingBlocked, ClaimingState, ExitReason, HostResources, SourceState};
+use journeyman_domain::worker::{ClaimView, ClaimingBlocked, ClaimingState, ExitReason, HostResources};
 use journeyman_platform::host::containment::ProcessScope;
 use tokio::sync::Semaphore;
 
-use super::SourceBinding;
 use super::alerts::duplicate_id_message;
 use super::counters::OutcomeCounts;
 use super::event_loop::Engine;
-use super::history::{EndedClaim, SourceActivity};
+use super::history::EndedClaim;
 use super::host_probe::blocking_probe;
 use super::running_calls::UncleanedScope;
 use super::status::{
@@ -58,7 +57,7 @@ impl Engine {
         let claiming = self.rules.claiming();
         let (claims, scopes): (Vec<ClaimStatus>, Vec<Option<ProcessScope>>) =
             self.claim_statuses(now).into_iter().unzip();
-        let sources = self.source_statuses(now);
+        let sources = (0..self.sources.len()).map(|index| self.source_status(index, now)).collect::<Vec<_>>();
         let next = self.next_action(claiming, now);
         let last_hour = self.history.recent_outcomes.sum(now);
         let sidecars = self.sidecars.summaries();
@@ -117,9 +116,10 @@ impl Engine {
         HostStatus { disk_free: disk, disk_min: min.disk, memory_free: memory, memory_min: min.memory }
     }
 
-    fn source_statuses(&self, now: Instant) -> Vec<SourceStatus> {
-        let sources = self.rules.sources().iter().zip(&self.sources).zip(&self.history.sources);
-        let status = |((view, binding), activity): ((&SourceState, &SourceBinding), &SourceActivity)| SourceStatus {
+    fn source_status(&self, index: usize, now: Instant) -> SourceStatus {
+        let (view, binding) = (&self.rules.sources()[index], &self.sources[index]);
+        let activity = &self.history.sources[index];
+        SourceStatus {
             name: binding.name.clone(),
             description: binding.source.describe(),
             state: match view.availability {
@@ -131,7 +131,7 @@ impl Engine {
             polled_seconds_ago: activity.polled_at.map(|at| seconds_between(at, now)),
             last_received_seconds_ago: activity.received_at.map(|at| seconds_between(at, now)),
             next_poll_in_seconds: view.next_poll_at(now).map(|at| seconds_between(now, at)),
-            blocked_message: None,
+            blocked_message: self.awaited_polls_message(SourceId::from_index(index), now),
             error: activity.last_refusal.as_ref().map(|refusal| SourceError {
                 message: refusal.message.clone(),
                 seconds_ago: seconds_between(refusal.at, now),
@@ -144,12 +144,7 @@ impl Engine {
             quarantined_until: binding.source.quarantined_until().map(|until| until.to_string()),
             clock_skew_seconds: binding.source.clock_skew_seconds(),
             metrics: binding.source.metrics().into_iter().map(|(name, count)| (name.to_owned(), count)).collect(),
-        };
-        let with_message = |(index, status): (usize, SourceStatus)| SourceStatus {
-            blocked_message: self.awaited_polls_message(SourceId::from_index(index), now),
-            ..status
-        };
-        sources.map(status).enumerate().map(with_message).collect()
+        }
     }
 
     fn claim_statuses(&self, now: Instant) -> Vec<(ClaimStatus, Option<ProcessScope>)> {
