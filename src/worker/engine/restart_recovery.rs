@@ -115,11 +115,8 @@ impl PreviousProcess {
 impl Engine {
     /// Logs the result once nothing is pending.
     pub(super) fn log_recovery(&self) {
-        if self.journal.recovery.pending > 0 {
-            return;
-        }
         let recovered = self.journal.recovery;
-        if recovered != RecoverySummary::default() {
+        if recovered.pending == 0 && recovered != RecoverySummary::default() {
             let RecoverySummary { killed, reported, released, expired, .. } = recovered;
             tracing::warn!(
                 killed,
