@@ -14,7 +14,9 @@ use serde::Deserialize;
 
 use super::{Broker, InvalidBrokerConfig};
 use crate::http::client::{BodyError, client_builder, read_body, root_cause};
-use journeyman_domain::limits::{AMQP_MANAGEMENT_BYTES_MAX, AMQP_MANAGEMENT_TIMEOUT};
+use journeyman_domain::limits::{
+    AMQP_MANAGEMENT_BYTES_MAX, AMQP_MANAGEMENT_PAGE_QUEUES, AMQP_MANAGEMENT_QUEUES_MAX, AMQP_MANAGEMENT_TIMEOUT,
+};
 pub use policies::BrokerPolicy;
 pub use queue_counts::{QueueCounts, escape_regex};
 pub use routing::{Binding, ExchangeRouting, QueueRouting};
@@ -65,6 +67,12 @@ struct QueueInfo {
     delivery_limit: serde_json::Value,
 }
 
+#[derive(Deserialize)]
+struct Page<T> {
+    items: Vec<T>,
+    page_count: u32,
+}
+
 impl Management {
     /// The interface at `base`, such as `http://127.0.0.1:15672`, with the user and password of the broker. `ca` (PEM) replaces
     /// the system's CAs.
@@ -102,6 +110,20 @@ impl Management {
 
     async fn queue_info(&self, queue: &str) -> Result<QueueInfo, ManagementError> {
         self.get(&format!("queues/{}/{}", urlencoding::encode(&self.vhost), urlencoding::encode(queue))).await
+    }
+
+    async fn list_queues<T: serde::de::DeserializeOwned>(&self, query: &str) -> Result<Vec<T>, ManagementError> {
+        let path =
+            format!("queues/{}?page_size={AMQP_MANAGEMENT_PAGE_QUEUES}&{query}", urlencoding::encode(&self.vhost));
+        let mut queues = Vec::new();
+        for page in 1..=AMQP_MANAGEMENT_QUEUES_MAX / AMQP_MANAGEMENT_PAGE_QUEUES {
+            let Page::<T> { items, page_count } = self.get(&format!("{path}&page={page}")).await?;
+            queues.extend(items);
+            if page >= page_count {
+                break;
+            }
+        }
+        Ok(queues)
     }
 
     async fn get<T: serde::de::DeserializeOwned>(&self, path: &str) -> Result<T, ManagementError> {

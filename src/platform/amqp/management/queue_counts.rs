@@ -3,19 +3,12 @@
 use serde::Deserialize;
 
 use super::{Management, ManagementError};
-use journeyman_domain::limits::{AMQP_MANAGEMENT_PAGE_QUEUES, AMQP_MANAGEMENT_QUEUES_MAX};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QueueCounts {
     pub name: String,
     /// Messages that consumers hold.
     pub unacknowledged: u32,
-}
-
-#[derive(Deserialize)]
-struct QueuePage {
-    items: Vec<CountedQueue>,
-    page_count: u32,
 }
 
 #[derive(Deserialize)]
@@ -31,26 +24,14 @@ impl Management {
     ///
     /// [`ManagementError`], without user and password.
     pub async fn queue_counts(&self, start: &str) -> Result<Vec<QueueCounts>, ManagementError> {
-        let mut counted = Vec::new();
-        for page in 1..=AMQP_MANAGEMENT_QUEUES_MAX / AMQP_MANAGEMENT_PAGE_QUEUES {
-            let QueuePage { items, page_count } = self.get(&queues_path(&self.vhost, start, page)).await?;
-            counted.extend(items.into_iter().filter_map(parse_counts));
-            if page >= page_count {
-                break;
-            }
-        }
-        Ok(counted)
+        let queues = self.list_queues::<CountedQueue>(&counts_query(start)).await?;
+        Ok(queues.into_iter().filter_map(parse_counts).collect())
     }
 }
 
-fn queues_path(vhost: &str, start: &str, page: u32) -> String {
+fn counts_query(start: &str) -> String {
     let name = format!("^{}", escape_regex(start));
-    format!(
-        "queues/{}?page={page}&page_size={AMQP_MANAGEMENT_PAGE_QUEUES}&use_regex=true&name={}\
-         &columns=name,messages_unacknowledged",
-        urlencoding::encode(vhost),
-        urlencoding::encode(&name)
-    )
+    format!("use_regex=true&name={}&columns=name,messages_unacknowledged", urlencoding::encode(&name))
 }
 
 pub fn escape_regex(text: &str) -> String {
@@ -71,11 +52,12 @@ fn parse_counts(queue: CountedQueue) -> Option<QueueCounts> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Page;
     use super::*;
 
     #[test]
     fn a_queue_that_was_not_counted_yet_has_no_counts() {
-        let page: QueuePage = serde_json::from_str(
+        let page: Page<CountedQueue> = serde_json::from_str(
             r#"{"page_count": 1, "page": 1, "filtered_count": 2, "items": [
                 {"name": "core-req-1", "messages_unacknowledged": 3}, {"name": "core-req-3"}]}"#,
         )
@@ -87,8 +69,7 @@ mod tests {
     #[test]
     fn the_start_of_a_name_is_matched_literally() {
         assert_eq!(escape_regex("a.b%2Fc-ü*"), r"a\.b\%2Fc\-ü\*");
-        let path = queues_path("/", "core-req-", 2);
-        assert!(path.starts_with("queues/%2F?page=2&"), "{path}");
-        assert!(path.contains("&name=%5Ecore%5C-req%5C-&"), "{path}");
+        let query = counts_query("core-req-");
+        assert!(query.contains("&name=%5Ecore%5C-req%5C-&"), "{query}");
     }
 }

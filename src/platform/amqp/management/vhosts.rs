@@ -4,13 +4,6 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::{Management, ManagementError};
-use journeyman_domain::limits::{AMQP_MANAGEMENT_PAGE_QUEUES, AMQP_MANAGEMENT_QUEUES_MAX};
-
-#[derive(Deserialize)]
-struct NamesPage {
-    items: Vec<Named>,
-    page_count: u32,
-}
 
 #[derive(Deserialize)]
 struct Named {
@@ -48,19 +41,8 @@ impl Management {
     ///
     /// [`ManagementError`], without user and password.
     pub async fn queue_names(&self) -> Result<Vec<String>, ManagementError> {
-        let mut names = Vec::new();
-        for page in 1..=AMQP_MANAGEMENT_QUEUES_MAX / AMQP_MANAGEMENT_PAGE_QUEUES {
-            let path = format!(
-                "queues/{}?page={page}&page_size={AMQP_MANAGEMENT_PAGE_QUEUES}&columns=name&disable_stats=true",
-                urlencoding::encode(&self.vhost)
-            );
-            let NamesPage { items, page_count } = self.get(&path).await?;
-            names.extend(items.into_iter().map(|queue| queue.name));
-            if page >= page_count {
-                break;
-            }
-        }
-        Ok(names)
+        let queues = self.list_queues::<Named>("columns=name&disable_stats=true").await?;
+        Ok(queues.into_iter().map(|queue| queue.name).collect())
     }
 
     /// True for a classic queue.
