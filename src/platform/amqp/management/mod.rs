@@ -68,6 +68,11 @@ struct QueueInfo {
 }
 
 #[derive(Deserialize)]
+struct Typed {
+    r#type: String,
+}
+
+#[derive(Deserialize)]
 struct Page<T> {
     items: Vec<T>,
     page_count: u32,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Management, ManagementError, QueueInfo};
+use super::{Management, ManagementError, QueueInfo, Typed};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExchangeRouting {
@@ -36,19 +36,13 @@ pub struct QueueRouting {
     pub is_mirrored: bool,
 }
 
-#[derive(Deserialize)]
-struct ExchangeInfo {
-    #[serde(rename = "type")]
-    kind: String,
-}
-
 impl Management {
     /// # Errors
     ///
     /// [`ManagementError`], without user and password.
     pub async fn exchange_routing(&self, exchange: &str) -> Result<ExchangeRouting, ManagementError> {
         let path = format!("exchanges/{}/{}", urlencoding::encode(&self.vhost), urlencoding::encode(exchange));
-        let ExchangeInfo { kind } = self.get(&path).await?;
+        let Typed { r#type: kind } = self.get(&path).await?;
         let mut bindings: Vec<Binding> = self.get(&format!("{path}/bindings/source")).await?;
         bindings.retain(|binding| binding.destination_type == "queue");
         Ok(ExchangeRouting { kind, bindings })

@@ -3,16 +3,11 @@
 use serde::Deserialize;
 use serde_json::json;
 
-use super::{Management, ManagementError};
+use super::{Management, ManagementError, Typed};
 
 #[derive(Deserialize)]
 struct Named {
     name: String,
-}
-
-#[derive(Deserialize)]
-struct Typed {
-    r#type: String,
 }
 
 impl Management {
