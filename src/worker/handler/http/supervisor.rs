@@ -1,19 +1,17 @@
 //! Supervises a service: checks its health and, if the worker starts it, starts, stops and restarts it, as
 //! [`journeyman_domain::service_supervisor`] decides.
 
-use std::future::Future;
 use std::os::unix::fs::FileTypeExt as _;
-use std::pin::Pin;
 use std::sync::Arc;
 
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 
 use super::HttpInner;
-use crate::handler::SidecarContext;
 use crate::handler::environment::{self, Variables};
 use crate::handler::process::{Launch, RunLimits, RunningProcess};
 use crate::handler::sidecar::{SidecarProcess, SidecarStatus};
+use crate::handler::{HandlerFuture, SidecarContext};
 use journeyman_domain::limits::{
     SERVICE_ABSENT_PROBE_INTERVAL, SERVICE_FAILED_PROBES_MAX, SERVICE_FAILURES_ALERT_AFTER,
     SERVICE_FAILURES_ALERT_EVERY, SERVICE_PROBE_TIMEOUT_MIN, SERVICE_STARTING_PROBE_INTERVAL,
@@ -25,12 +23,10 @@ use journeyman_domain::service_supervisor::{
 };
 use journeyman_platform::host::clock::or_pending;
 
-type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
-
 struct RunningService {
     process: SidecarProcess,
     /// Resolves with how the process ended.
-    exit: BoxFuture<String>,
+    exit: HandlerFuture<'static, String>,
 }
 
 /// Supervises the service until the worker stops it.
@@ -66,7 +62,7 @@ struct Supervisor {
     state: Rules,
     status: SidecarStatus,
     running: Option<RunningService>,
-    probe: Option<BoxFuture<HealthCheckResult>>,
+    probe: Option<HandlerFuture<'static, HealthCheckResult>>,
     /// How often the service came up.
     epoch: u64,
     /// Why the supervisor stopped the running process, if it did.
