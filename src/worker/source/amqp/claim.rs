@@ -330,7 +330,8 @@ impl RequestClaim {
         match route {
             CheckRoute::Delays { delays, queue } => {
                 let to = if check.to_source { &self.source.config.queue } else { queue };
-                publisher.publish_delayed(delays, to, next.wait, &check).await?;
+                let connection = &self.session.connection;
+                delays.publish(connection, to.as_str(), next.wait, &check.properties, &check.body).await?;
             }
             CheckRoute::WaitQueue { exchange, key } => {
                 let published = publisher.publish_alone(exchange.clone(), key.clone(), check.properties, &check.body);

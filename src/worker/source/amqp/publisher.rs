@@ -2,17 +2,13 @@
 //! over one faulty message, and everything in flight on it counts as refused.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use lapin::options::BasicPublishOptions;
 use lapin::types::ShortString;
 use lapin::{BasicProperties, Channel, Confirmation, Connection, PublisherConfirm};
 use tokio::sync::Mutex;
 
-use super::deferral::Check;
-use crate::source::CallError;
 use journeyman_platform::amqp;
-use journeyman_platform::amqp::delay::DelayQueues;
 use journeyman_platform::host::crash_points::crash_point;
 
 const MANDATORY: BasicPublishOptions = BasicPublishOptions { mandatory: true, immediate: false };
@@ -87,17 +83,6 @@ impl Publisher {
     ) -> Result<(), PublishError> {
         let channel = amqp::confirm_channel(&self.connection).await?;
         await_confirm(channel.basic_publish(exchange, key, MANDATORY, body, properties).await?).await
-    }
-
-    /// Publishes as [`Self::publish_alone`] does, to arrive in `queue` later.
-    pub(super) async fn publish_delayed(
-        &self,
-        delays: &DelayQueues,
-        queue: &ShortString,
-        delay: Duration,
-        check: &Check,
-    ) -> Result<(), CallError> {
-        delays.publish(&self.connection, queue.as_str(), delay, &check.properties, &check.body).await
     }
 
     async fn open_channel(&self) -> lapin::Result<Arc<Channel>> {

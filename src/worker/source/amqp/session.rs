@@ -60,7 +60,7 @@ pub(super) struct Session {
     pub(super) prefetch: u16,
     pub(super) queue: ShortString,
     broker: Broker,
-    connection: Arc<Connection>,
+    pub(super) connection: Arc<Connection>,
     consume_channel: Channel,
     pub(super) reply_publisher: Publisher,
     pub(super) copy_publisher: Publisher,
