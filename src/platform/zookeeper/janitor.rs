@@ -111,7 +111,10 @@ impl Janitor {
             let owners = if owners == "requests" { &requests } else { &waiters };
             for id in self.names(session, folder).await?.into_iter().filter(|id| !owners.contains(id)) {
                 let path = self.queue.path(folder, &id);
-                remove_if_old(session, path, now_ms, &mut cleaned).await?;
+                if session.stat(&path).await?.is_some_and(|stat| is_leftover(&stat, now_ms)) {
+                    session.delete_tree(&path).await?;
+                    cleaned.removed.push(path);
+                }
             }
         }
         if self.dialect != Dialect::Native {
@@ -172,13 +175,4 @@ impl Janitor {
         }
         Ok(self.queue.remove(session, &request.id).await?)
     }
-}
-
-async fn remove_if_old(session: &Session, path: String, now_ms: i64, cleaned: &mut Cleaned) -> Result<(), Error> {
-    let Some(stat) = session.stat(&path).await? else { return Ok(()) };
-    if is_leftover(&stat, now_ms) {
-        session.delete_tree(&path).await?;
-        cleaned.removed.push(path);
-    }
-    Ok(())
 }
