@@ -217,6 +217,12 @@ fn remove_siblings(dir: &Path, keep: &[PathBuf]) -> io::Result<()> {
     result
 }
 
+pub(super) fn child_dirs(parent: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
+    let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    dirs.map(|entry| entry.path()).collect()
+}
+
 /// Makes directories writable for their owner: some tools write-protect their downloads, such as Go's module cache.
 fn make_writable(dir: PathBuf) {
     let mut dirs = vec![dir];
@@ -227,9 +233,7 @@ fn make_writable(dir: PathBuf) {
             // On failure the removal reports the error.
             drop(std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(mode | 0o700)));
         }
-        let entries = std::fs::read_dir(&dir).into_iter().flatten().flatten();
-        let inner = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-        dirs.extend(inner.map(|entry| entry.path()));
+        dirs.extend(child_dirs(&dir));
     }
 }
 

@@ -11,6 +11,7 @@ use tokio::io::unix::AsyncFd;
 
 use super::super::mounts;
 use super::super::process::{self, PROCESS_POLL_INTERVAL};
+use super::super::work_dir::child_dirs;
 use super::{CLAIM_CGROUP_PREFIX, ResourceLimits};
 use journeyman_domain::limits::{CGROUP_KILL_EACH_DELAY, CGROUP_KILL_INTERVAL, CGROUPS_NESTED_MAX};
 
@@ -192,9 +193,7 @@ impl Cgroup {
         let mut at = 0;
         while let Some(dir) = found.get(at).filter(|_| found.len() < CGROUPS_NESTED_MAX) {
             at += 1;
-            let Ok(entries) = std::fs::read_dir(dir) else { continue };
-            let inner = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-            let inner: Vec<PathBuf> = inner.map(|entry| entry.path()).collect();
+            let inner = child_dirs(dir);
             found.extend(inner);
         }
         found

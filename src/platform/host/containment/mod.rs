@@ -20,7 +20,6 @@ mod worker_cgroups;
 
 use std::io;
 use std::os::unix::process::CommandExt as _;
-use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
 
@@ -30,6 +29,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::journal::ProcessRecorder;
 use super::process::{self, ProcessStat};
+use super::work_dir::child_dirs;
 use cgroup::KILL_FILE;
 use journeyman_domain::limits::{CONTAINMENT_PROBE_TIMEOUT, REAP_INTERVAL};
 use journeyman_domain::named_enum;
@@ -361,12 +361,6 @@ fn try_kill(probe: &Cgroup) -> Result<(), String> {
         return Err(format!("a process survived {KILL_FILE}"));
     }
     probe.remove().map_err(|error| error.to_string())
-}
-
-fn child_dirs(parent: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
-    let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-    dirs.map(|entry| entry.path()).collect()
 }
 
 /// Kills the processes of a group, and their descendants that left it, and removes the group.
