@@ -73,9 +73,8 @@ struct Watched {
 
 impl Watched {
     fn pick(&self) -> Option<(&Arc<QueueWatch>, Box<str>)> {
-        let first = |watch: &Arc<QueueWatch>| watch.first_place();
-        let (_, watch) =
-            self.queues.iter().filter_map(|watch| Some((first(watch)?, watch))).min_by_key(|(place, _)| *place)?;
+        let places = self.queues.iter().filter_map(|watch| Some((watch.first_place()?, watch)));
+        let (_, watch) = places.min_by_key(|(place, _)| *place)?;
         Some((watch, watch.pick()?))
     }
 
