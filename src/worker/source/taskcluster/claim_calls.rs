@@ -86,13 +86,9 @@ impl Taskcluster {
                 .and_then(|granted| self.service.grant(granted, sent_at));
             match checked {
                 Ok(grant) => batch.grants.push(grant),
-                Err(what) => batch.messages.push(Message {
-                    queue: PriorityQueue(0),
-                    id: describe_entry(&entry).into(),
-                    receipt: "".into(),
-                    dequeue_count: 1,
-                    run: Err(format!("{operation}: {what}")),
-                }),
+                Err(what) => {
+                    batch.messages.push(unreadable_claim(&describe_entry(&entry), format!("{operation}: {what}")))
+                }
             }
         }
         Ok(batch)
@@ -108,13 +104,7 @@ impl Taskcluster {
         for grant in &grants {
             tracing::info!(claim.run = %grant.run, "recovered a claim that the queue granted while its poll was closed");
         }
-        let unreadable = error.map(|error| Message {
-            queue: PriorityQueue(0),
-            id: "closed poll".into(),
-            receipt: "".into(),
-            dequeue_count: 1,
-            run: Err(format!("{operation}: {error}")),
-        });
+        let unreadable = error.map(|error| unreadable_claim("closed poll", format!("{operation}: {error}")));
         Ok(PollBatch { messages: unreadable.into_iter().collect(), grants })
     }
 
@@ -426,6 +416,10 @@ impl Claim for TaskclusterClaim {
             }
         })
     }
+}
+
+fn unreadable_claim(id: &str, why: String) -> Message {
+    Message { queue: PriorityQueue(0), id: id.into(), receipt: "".into(), dequeue_count: 1, run: Err(why) }
 }
 
 fn describe_entry(entry: &RawValue) -> String {
