@@ -318,7 +318,12 @@ impl StagedState {
                 self.on_progress(call, progress, now, actions);
             }
             (StagedAnswer::Progress(progress), call) => self.on_progress(call, progress, now, actions),
-            (StagedAnswer::Failed { class, reason }, _) => self.on_failed(class, &reason, actions),
+            (StagedAnswer::Failed { .. }, _) if self.is_canceled => self.call(Call::Cancel, actions),
+            (StagedAnswer::Failed { class, reason }, _) => {
+                if self.may_launch_again(class, &reason, actions) {
+                    self.call(Call::Remove(class), actions);
+                }
+            }
         }
         self.unknown.reset();
     }
@@ -363,14 +368,6 @@ impl StagedState {
     fn on_lost(&mut self, reason: &str, now: Instant, actions: &mut Vec<StagedAction>) {
         if self.may_launch_again(FailureClass::Infrastructure, reason, actions) {
             self.launch_again(FailureClass::Infrastructure, now, actions);
-        }
-    }
-
-    fn on_failed(&mut self, class: FailureClass, reason: &str, actions: &mut Vec<StagedAction>) {
-        if self.is_canceled {
-            self.call(Call::Cancel, actions);
-        } else if self.may_launch_again(class, reason, actions) {
-            self.call(Call::Remove(class), actions);
         }
     }
 

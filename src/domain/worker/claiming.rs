@@ -95,12 +95,6 @@ pub(super) struct ClaimingConditions {
     exiting: Option<ExitReason>,
 }
 
-impl ClaimingConditions {
-    fn blocked(&self) -> Option<ClaimingBlocked> {
-        self.paused.map(|until| ClaimingBlocked::Paused { until }).or(self.shortage)
-    }
-}
-
 impl MinResources {
     fn shortage(&self, resources: HostResources) -> Option<ClaimingBlocked> {
         match resources {
@@ -161,11 +155,12 @@ impl Worker {
     }
 
     fn claiming_blocked(&self) -> Option<ClaimingBlocked> {
+        let paused = self.conditions.paused.map(|until| ClaimingBlocked::Paused { until });
         let unfit = self
             .host_health
             .is_unhealthy()
             .then(|| ClaimingBlocked::HostUnhealthy { until: self.host_health.next_deadline() });
-        self.conditions.blocked().or(unfit)
+        paused.or(self.conditions.shortage).or(unfit)
     }
 
     pub(super) fn claim_allowance(&self) -> u32 {

@@ -142,13 +142,6 @@ impl GroupQueue {
         }
     }
 
-    fn set_target(&mut self, target: Option<GroupPhase>) {
-        if self.target != target {
-            self.target = target;
-            self.invalidate_inspection();
-        }
-    }
-
     fn is_done(&self) -> bool {
         self.target.is_none() && self.binding == BindingState::Absent && self.in_flight.is_none() && self.workers == 0
     }
@@ -340,7 +333,10 @@ impl Pool {
             self.queues.entry(key.clone()).or_default();
         }
         let Some(queue) = self.queues.get_mut(key) else { return };
-        queue.set_target(target);
+        if queue.target != target {
+            queue.target = target;
+            queue.invalidate_inspection();
+        }
         if self.is_connected
             && let Some(step) = queue.start_step(self.policy.stop_delay, now)
         {
