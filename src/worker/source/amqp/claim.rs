@@ -7,7 +7,7 @@ use lapin::types::{AMQPValue, ShortString};
 use tokio::sync::Mutex;
 
 use crate::source::{Artifact, CallError, Claim, Granted, LossReason, SourceFuture};
-use crate::task::{Deferral, Definition, NextCheck, Reply, ReplyLimits, ReplyStatus, Results};
+use crate::task::{Deferral, NextCheck, Reply, ReplyLimits, ReplyStatus, Results};
 use journeyman_domain::consumer_timeout;
 use journeyman_domain::delivery_attempts::Republishing;
 use journeyman_domain::id::Run;
@@ -34,10 +34,10 @@ const ORIGIN_QUEUE_HEADER: &str = "x-journeyman-queue";
 pub(super) struct RequestClaim {
     pub(super) run: Run,
     pub(super) delivered_at: Instant,
-    message: Arc<ReceivedRequest>,
+    pub(super) message: Arc<ReceivedRequest>,
     pub(super) session: Arc<Session>,
     source: Arc<AmqpSourceInner>,
-    results: Results,
+    pub(super) results: Results,
     /// `None` where no look is deferred.
     look: Option<Look>,
     /// Locked while the request is being settled.
@@ -105,14 +105,6 @@ impl RequestClaim {
             progress: Mutex::default(),
             settled_as: OnceLock::new(),
         })
-    }
-
-    pub(super) fn definition(&self) -> Definition {
-        Definition::of_request(self.message.clone())
-    }
-
-    pub(super) fn results(&self) -> Results {
-        self.results.clone()
     }
 
     /// True if another message of this work stands for this one.

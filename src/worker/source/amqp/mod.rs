@@ -44,8 +44,8 @@ use journeyman_platform::host::clock::Clock;
 use journeyman_platform::tasks::supervised;
 
 use super::{
-    CallError, Capabilities, Grant, Granted, OpenResult, PauseSwitch, PollBatch, RunTerms, Source, SourceEvent,
-    SourceFuture, next_of,
+    CallError, Capabilities, Definition, Grant, Granted, OpenResult, PauseSwitch, PollBatch, RunTerms, Source,
+    SourceEvent, SourceFuture, next_of,
 };
 use claim::{GrantedRequest, RequestClaim, SettlePlan};
 pub use config::{AmqpSourceConfig, OnAttemptsExhausted, OnRetry};
@@ -329,8 +329,8 @@ impl AmqpSourceInner {
         let (sent_at, consumer_timeout) = (self.clock.now(), self.consumer_timeout());
         let held = sent_at.since(claim.delivered_at);
         let length = consumer_timeout.map_or(AMQP_LEASE, |timeout| timeout.saturating_sub(held).min(AMQP_LEASE));
-        let (run, results) = (claim.run.clone(), Some(claim.results()));
-        let task = claim.definition();
+        let (run, results) = (claim.run.clone(), Some(claim.results.clone()));
+        let task = Definition::of_request(claim.message.clone());
         let claim = Arc::new(GrantedRequest { claim, settlement: Default::default() });
         // A release puts the request back into its queue.
         let terms = RunTerms { deadline: None, retries_left: Some(u32::MAX) };
