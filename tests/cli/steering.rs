@@ -207,6 +207,33 @@ fn a_reload_applies_all_of_a_configuration_or_nothing() {
 }
 
 #[test]
+fn a_reload_keeps_the_logs_live() {
+    let host = Host::with_queue();
+    let configure = |capacity: &str| {
+        let worker =
+            "[worker]\nid = \"w\"\ngroup = \"g\"\nwork_dir = \"work\"\nlive_log = \"127.0.0.1:0\"\ncapacity = ";
+        host.write("journeyman.toml", &format!("{worker}{capacity}\n{}", host.source()));
+    };
+    configure("1");
+    let token = "JOURNEYMAN__SOURCE__CI__ACCESS_TOKEN_FILE";
+    let mut server = Server::start(host.journeyman(&["worker"]).env(token, "env:TEST_TOKEN").env("TEST_TOKEN", TOKEN));
+    server.logs("source: ");
+    configure("2");
+    server.signal(Signal::HUP);
+    server.logs("worker.capacity");
+    // It runs until something is written to the pipe.
+    fifo(host.join("pipe"));
+    let id = host.create_script(&format!("echo begun; cat {}/pipe", host.path().display()));
+    let mut follow = host.journeyman(&["task", "log", "--follow", &id]);
+    follow.env("TASKCLUSTER_ROOT_URL", host.root()).env("TASKCLUSTER_CLIENT_ID", "me");
+    let mut follow = Server::start(follow.env("TASKCLUSTER_ACCESS_TOKEN", TOKEN));
+    follow.prints("begun");
+    host.write("pipe", "go\n");
+    follow.ends_with(0);
+    server.quit();
+}
+
+#[test]
 fn b2_a_reload_reads_a_renewed_token() {
     let host = Host::with_queue();
     let source = host.source();

@@ -268,8 +268,8 @@ impl Engine {
     }
 
     pub(super) fn reconfigure(&mut self, new: WorkerConfig) {
-        let WorkerConfig { work_dir, seed, clock, recorder, announcer, .. } = self.config.clone();
-        self.config = WorkerConfig { work_dir, seed, clock, recorder, announcer, ..new };
+        let WorkerConfig { work_dir, seed, clock, recorder, announcer, live_logs, .. } = self.config.clone();
+        self.config = WorkerConfig { work_dir, seed, clock, recorder, announcer, live_logs, ..new };
         self.announce_capacity();
         self.handle_event(Event::Reconfigured(Box::new(self.config.policy())));
         self.handle_event(Event::ResourcesMeasured(self.resources));
