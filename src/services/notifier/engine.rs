@@ -593,7 +593,10 @@ impl Engine {
             (self.store.clone(), Arc::clone(&self.intake), self.term.borrow().ended.clone());
         self.tasks.spawn(supervised("an attempt", async move {
             let committing = async {
-                tokio::time::sleep(wait).await;
+                // The timer has a tick of a millisecond.
+                if !wait.is_zero() {
+                    tokio::time::sleep(wait).await;
+                }
                 intake.accept_own(commit.alerts.clone()).await;
                 let committed = store.end_attempt(Arc::clone(&commit.ended)).await;
                 crash_point("notifier-committed");
