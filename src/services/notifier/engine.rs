@@ -434,6 +434,10 @@ impl Engine {
             }
             let Some(entry) = self.endpoints.get(&endpoint) else { continue };
             for DueLane { id, partition } in lanes {
+                if self.dispatcher.waiting(&endpoint) >= NOTIFIER_LANES_WAITING_MAX {
+                    self.behind.insert(Arc::clone(&endpoint));
+                    break;
+                }
                 if self.term.borrow().has(partition) && !self.taken.contains_key(&id) {
                     self.taken.insert(id, partition);
                     self.dispatcher.add(&endpoint, &entry.origin, id);
