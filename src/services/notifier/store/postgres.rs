@@ -46,6 +46,9 @@ pub enum PostgresError {
     Format { found: i64 },
 }
 
+/// A batch is small, whatever the planner thinks of a table that was empty when it planned, or of an array.
+const BY_INDEX: &str = " -c enable_seqscan=off -c enable_hashjoin=off -c enable_mergejoin=off";
+
 /// Channels of hints.
 const STORED: &str = "journeyman_notifier_stored";
 const CHANGED: &str = "journeyman_notifier_changed";
@@ -170,9 +173,10 @@ impl Postgres {
     ///
     /// Fails if the URL, the certificates or the database cannot be used.
     pub(crate) async fn open(url: &str, ca: Option<&Path>) -> Result<Self, PostgresError> {
-        let pool = |size| PostgresPool::new(url, ca, &format!("-c search_path={SCHEMA}"), size);
-        let (leases, deliveries) = (pool(1)?, pool(POSTGRES_DELIVERY_CONNECTIONS)?);
-        let (intake, pages) = (pool(POSTGRES_INTAKE_CONNECTIONS)?, pool(POSTGRES_PAGE_CONNECTIONS)?);
+        let pool = |size, more| PostgresPool::new(url, ca, &format!("-c search_path={SCHEMA}{more}"), size);
+        let (leases, pages) = (pool(1, "")?, pool(POSTGRES_PAGE_CONNECTIONS, "")?);
+        let (intake, deliveries) =
+            (pool(POSTGRES_INTAKE_CONNECTIONS, BY_INDEX)?, pool(POSTGRES_DELIVERY_CONNECTIONS, BY_INDEX)?);
         let postgres = Self { leases, deliveries, intake, pages, told: Arc::default() };
         postgres.create_tables().await?;
         Ok(postgres)
