@@ -65,8 +65,16 @@ pub const NOTIFIER_CHOICES_MAX: usize = 20;
 pub const POSTGRES_DELIVERY_CONNECTIONS: usize = 6;
 pub const POSTGRES_INTAKE_CONNECTIONS: usize = 6;
 pub const POSTGRES_PAGE_CONNECTIONS: usize = 3;
-/// Statements that are sent before the first one is answered.
-pub const POSTGRES_PIPELINE_MAX: usize = 100;
+/// Events of the calls that share a transaction, heads that are read together, and attempts whose ends are stored together.
+pub const NOTIFIER_TRANSACTION_MAX: usize = 64;
+/// How long a head that was read waits for its attempt. An older one is read again: another node may have changed its lane.
+pub const NOTIFIER_HEAD_AGE_MAX: Duration = Duration::from_secs(1);
+/// The bytes of their data.
+pub const NOTIFIER_HEADS_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// What attempts have brought and is not stored yet: no attempt begins beside so many.
+pub const NOTIFIER_COMMITS_MAX: usize = 256;
+/// Transactions that store the ends of attempts.
+pub const NOTIFIER_ENDS_AT_ONCE: usize = 2;
 /// The time that a connection may take.
 pub const POSTGRES_WAIT_TIMEOUT: Duration = Duration::from_secs(10);
 pub const POSTGRES_STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);

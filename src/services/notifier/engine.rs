@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use reqwest::Url;
 use reqwest::header::{HeaderMap, HeaderValue};
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -21,8 +21,8 @@ use super::intake::Intake;
 use super::lease::{self, Term};
 use super::registry::Registry;
 use super::store::{
-    AttemptRecord, Committed, DueLane, DueLanes, EndedAttempt, EndpointChange, EndpointState, Head, Lease, Store,
-    StoreFailure, StoredEndpoints,
+    AttemptRecord, Committed, DueLane, DueLanes, EndedAttempt, EndpointChange, EndpointState, Head, LaneEnd, Lease,
+    Store, StoreFailure, StoredEndpoints,
 };
 use journeyman_domain::jitter::Jitter;
 use journeyman_domain::lane::Reply;
@@ -30,7 +30,10 @@ use journeyman_domain::lane::dispatcher::{AttemptLimits, Dispatcher, EndpointLim
 use journeyman_domain::lane::partitions::Partition;
 use journeyman_domain::lane::retry::RetryPolicy;
 use journeyman_domain::lane::wall_clock::WallClock;
-use journeyman_domain::limits::{NOTIFIER_LANES_WAITING_MAX, NOTIFIER_REFILL_INTERVAL, NOTIFIER_STORE_RETRY};
+use journeyman_domain::limits::{
+    NOTIFIER_COMMITS_MAX, NOTIFIER_HEAD_AGE_MAX, NOTIFIER_HEADS_BYTES_MAX, NOTIFIER_LANES_WAITING_MAX,
+    NOTIFIER_REFILL_INTERVAL, NOTIFIER_STORE_RETRY,
+};
 use journeyman_domain::staged::Stamp;
 use journeyman_domain::time::Instant;
 use journeyman_platform::host::clock::{Clock, stamp};
@@ -57,7 +60,9 @@ pub(crate) struct Engine {
     endpoints: BTreeMap<Arc<str>, EndpointEntry>,
     dispatcher: Dispatcher,
     /// The lanes that the dispatcher has, or whose attempts are under way.
-    taken: HashMap<LaneId, Partition>,
+    taken: HashMap<LaneId, Taken>,
+    /// In bytes of their data.
+    room_for_heads: Arc<Semaphore>,
     term: watch::Receiver<Term>,
     lease: Lease,
     /// What the task of the lease needs, until the engine runs.
@@ -83,6 +88,8 @@ pub(crate) struct Engine {
     next_due: BTreeMap<Arc<str>, Stamp>,
     /// What attempts bring can be stored.
     is_storing: bool,
+    /// What they have brought and is not stored yet.
+    commits: usize,
 }
 
 /// A read of the store: none, one under way, or one that is due.
@@ -106,6 +113,18 @@ struct EndpointEntry {
     is_saving: bool,
 }
 
+struct Taken {
+    partition: Partition,
+    next: Option<KnownHead>,
+}
+
+/// What a lane sends next, read with the end of its last attempt.
+struct KnownHead {
+    head: Box<Head>,
+    read_at: Instant,
+    _bytes: OwnedSemaphorePermit,
+}
+
 /// What the store has for the dispatcher.
 #[derive(Default)]
 struct Found {
@@ -117,7 +136,7 @@ struct Found {
 /// What a task of the engine returns.
 enum Step {
     Sent { next: NextAttempt, sent: Result<Option<Box<Sent>>, StoreFailure> },
-    Committed { commit: Commit, committed: Result<Committed, StoreFailure> },
+    Committed { commit: Commit, committed: Result<LaneEnd, StoreFailure> },
     Saved { endpoint: Arc<str>, saved: Result<(), StoreFailure> },
     Changed { read: Result<(StoredEndpoints, Option<Stamp>), StoreFailure> },
     Found { asked: Vec<(Arc<str>, usize)>, found: Result<Found, StoreFailure> },
@@ -133,7 +152,7 @@ struct Commit {
 }
 
 struct Sent {
-    head: Head,
+    head: Box<Head>,
     started_at: Stamp,
     result: AttemptResult,
 }
@@ -167,6 +186,7 @@ impl Engine {
             endpoints: BTreeMap::new(),
             dispatcher: Dispatcher::new(limits),
             taken: HashMap::new(),
+            room_for_heads: Arc::new(Semaphore::new(NOTIFIER_HEADS_BYTES_MAX)),
             lease: Lease::default(),
             term,
             keeper: Some((term_sender, partitions)),
@@ -184,6 +204,7 @@ impl Engine {
             behind: BTreeSet::new(),
             next_due: BTreeMap::new(),
             is_storing: true,
+            commits: 0,
         };
         let stored = engine.store.endpoints().await?;
         engine.on_endpoints(stored);
@@ -217,7 +238,10 @@ impl Engine {
             tokio::select! {
                 Some(Ok(step)) = self.tasks.join_next() => self.on_step(step),
                 endpoints = self.store.stored() => self.on_stored(endpoints),
-                () = self.store.changed() => self.changes = self.changes.again(),
+                () = self.store.changed() => {
+                    self.changes = self.changes.again();
+                    self.forget_heads();
+                }
                 // `follow_lease` looks at it.
                 Ok(()) = self.term.changed() => self.term.mark_changed(),
                 () = tokio::time::sleep(wait) => {}
@@ -364,11 +388,12 @@ impl Engine {
                 self.is_all_behind = true;
             }
             self.lease = lease;
+            self.forget_heads();
         }
         let let_go = if self.lease.drain.is_empty() {
             Vec::new()
         } else {
-            let under_way: HashSet<Partition> = self.taken.values().copied().collect();
+            let under_way: HashSet<Partition> = self.taken.values().map(|taken| taken.partition).collect();
             self.lease.drain.iter().filter(|one| !under_way.contains(one)).copied().collect()
         };
         self.let_go.send_if_modified(|before| std::mem::replace(before, let_go) != *before);
@@ -439,7 +464,7 @@ impl Engine {
                     break;
                 }
                 if self.term.borrow().has(partition) && !self.taken.contains_key(&id) {
-                    self.taken.insert(id, partition);
+                    self.taken.insert(id, Taken { partition, next: None });
                     self.dispatcher.add(&endpoint, &entry.origin, id);
                 }
             }
@@ -477,6 +502,7 @@ impl Engine {
     fn begin_all(&mut self) {
         let now = self.clock.now();
         while self.is_storing
+            && self.commits < NOTIFIER_COMMITS_MAX
             && let Some(next) = self.dispatcher.begin(now)
         {
             if self.is_drained(next.lane) {
@@ -490,16 +516,27 @@ impl Engine {
 
     /// Another node is to have the lane.
     fn is_drained(&self, lane: LaneId) -> bool {
-        self.taken.get(&lane).is_none_or(|partition| !self.term.borrow().has(*partition))
+        self.taken.get(&lane).is_none_or(|taken| !self.term.borrow().has(taken.partition))
+    }
+
+    /// What is known of lanes may have changed.
+    fn forget_heads(&mut self) {
+        self.taken.values_mut().for_each(|taken| taken.next = None);
     }
 
     fn begin(&mut self, next: NextAttempt) {
         let Some(entry) = self.endpoints.get(&next.endpoint) else { return };
+        let (known, now) = (self.taken.get_mut(&next.lane).and_then(|taken| taken.next.take()), self.clock.now());
+        let known = known.filter(|known| now.since(known.read_at) < NOTIFIER_HEAD_AGE_MAX).map(|known| known.head);
         let (store, sender, endpoint) = (self.store.clone(), Arc::clone(&self.sender), Arc::clone(&entry.config));
         let (lease_ended, term, clock) = (self.term.borrow().ended.clone(), self.term.clone(), self.clock);
         self.tasks.spawn(supervised("an attempt", async move {
             let attempt = async {
-                let Some(head) = store.head(next.lane, stamp()).await? else { return Ok(None) };
+                let head = match known {
+                    Some(head) => Some(head),
+                    None => store.head(next.lane, stamp()).await?,
+                };
+                let Some(head) = head else { return Ok(None) };
                 let until = term.borrow().until;
                 if until.is_some_and(|until| until <= clock.now()) {
                     return Ok(None);
@@ -553,20 +590,28 @@ impl Engine {
         }
     }
 
-    fn on_committed(&mut self, commit: Commit, committed: Result<Committed, StoreFailure>) {
+    fn on_committed(&mut self, commit: Commit, committed: Result<LaneEnd, StoreFailure>) {
         let next = &commit.next;
+        self.commits = self.commits.saturating_sub(1);
         let could_store = std::mem::replace(&mut self.is_storing, committed.is_ok());
         match committed {
-            Ok(Committed::Due(Some(due))) if due <= stamp() => {
+            Ok((Committed::Due(Some(due)), head)) if due <= stamp() => {
                 let is_drained = self.is_drained(next.lane);
                 let entry = self.endpoints.get(&next.endpoint);
                 if let Some(entry) = entry.filter(|one| !is_drained && one.may_deliver(stamp())) {
                     self.dispatcher.add(&next.endpoint, &entry.origin, next.lane);
+                    if let Some(taken) = self.taken.get_mut(&next.lane) {
+                        taken.next = head.and_then(|head| {
+                            let bytes = u32::try_from(head.data.len()).unwrap_or(u32::MAX);
+                            let _bytes = Arc::clone(&self.room_for_heads).try_acquire_many_owned(bytes).ok()?;
+                            Some(KnownHead { head, read_at: self.clock.now(), _bytes })
+                        });
+                    }
                 } else {
                     self.taken.remove(&next.lane);
                 }
             }
-            Ok(Committed::Due(due)) => {
+            Ok((Committed::Due(due), _)) => {
                 self.taken.remove(&next.lane);
                 self.expect(&next.endpoint, due);
                 if due.is_none() {
@@ -574,7 +619,7 @@ impl Engine {
                     self.behind.insert(Arc::clone(&next.endpoint));
                 }
             }
-            Ok(Committed::Refused) => {
+            Ok((Committed::Refused, _)) => {
                 tracing::warn!(endpoint = &*next.endpoint, "an attempt is not stored: its lane has gone on without it");
                 self.give_back(next);
             }
@@ -595,6 +640,7 @@ impl Engine {
     fn commit(&mut self, commit: Commit, wait: Duration) {
         let (store, intake, lease_ended) =
             (self.store.clone(), Arc::clone(&self.intake), self.term.borrow().ended.clone());
+        self.commits += 1;
         self.tasks.spawn(supervised("an attempt", async move {
             let committing = async {
                 // The timer has a tick of a millisecond.
@@ -606,7 +652,7 @@ impl Engine {
                 crash_point("notifier-committed");
                 committed
             };
-            let committed = lease_ended.run_until_cancelled(committing).await.unwrap_or(Ok(Committed::Refused));
+            let committed = lease_ended.run_until_cancelled(committing).await.unwrap_or(Ok((Committed::Refused, None)));
             Step::Committed { commit, committed }
         }));
     }
@@ -645,7 +691,7 @@ impl Engine {
         }
         self.save(&next.endpoint);
         let attempt = attempt_record(started_at, result);
-        let ended = Arc::new(EndedAttempt { head, state, attempt, verdict, at: now });
+        let ended = Arc::new(EndedAttempt { head: *head, state, attempt, verdict, at: now });
         let alerts = alerts.into_iter().map(Arc::new).collect();
         self.commit(Commit { next, ended, alerts }, Duration::ZERO);
     }

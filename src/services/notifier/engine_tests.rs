@@ -131,7 +131,7 @@ async fn f3_a_result_that_cannot_be_stored_is_kept_and_no_attempt_begins_until_o
         assert_eq!((engine.waiting(), engine.tasks.len()), (1, count + 1), "the commit, and no attempt");
     }
     assert!(engine.taken.contains_key(&commit.next.lane), "its lane does not begin again");
-    engine.on_committed(commit, Ok(Committed::Due(None)));
+    engine.on_committed(commit, Ok((Committed::Due(None), None)));
     engine.dispatcher.rest("a", None);
     engine.begin_all();
     assert_eq!(engine.waiting(), 0);

@@ -2,6 +2,7 @@
 //!
 //! One set of statements runs on SQLite, for one node, and on PostgreSQL, for several.
 
+mod batches;
 mod operators;
 mod postgres;
 mod sql;
@@ -21,6 +22,7 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use uuid::Uuid;
 
+use self::batches::Batches;
 pub(super) use self::operators::AttemptPlace;
 pub use self::operators::{AttemptRow, LaneRow};
 pub(super) use self::operators::{
@@ -31,14 +33,16 @@ pub(super) use self::postgres::{Postgres, PostgresError, PostgresPool};
 pub(super) use self::sql::{StoreFailure, words as postgres_words};
 use self::sqlite::Tables;
 pub(super) use self::statements::{
-    Added, AttemptRecord, Committed, DueLane, DueLanes, EndedAttempt, Head, Lease, NewEvents,
+    Added, AttemptRecord, Committed, DueLane, DueLanes, EndedAttempt, Head, LaneEnd, Lease, NewEvents,
 };
+use self::statements::{NewCall, NextHead};
 use self::transaction::Tx;
 use journeyman_domain::lane::dispatcher::LaneId;
 use journeyman_domain::lane::endpoint::EndpointHealth;
 use journeyman_domain::lane::partitions::Partition;
-use journeyman_domain::limits::NOTIFIER_LEASE;
+use journeyman_domain::limits::{NOTIFIER_ENDS_AT_ONCE, NOTIFIER_LEASE, NOTIFIER_TRANSACTION_MAX};
 use journeyman_domain::staged::Stamp;
+use journeyman_platform::host::clock::stamp;
 use journeyman_platform::sqlite::{Database, Db, OpenError, StoreStatus};
 
 /// A handle. What it stores is on disk when it returns.
@@ -48,6 +52,9 @@ pub(crate) struct Store {
     /// This process, among those that share the database.
     node: Arc<str>,
     hints: Arc<Hints>,
+    intake: Arc<Batches<NewCall, Option<Vec<Added>>>>,
+    heads: Arc<Batches<(LaneId, Stamp), NextHead>>,
+    ends: Arc<Batches<Arc<EndedAttempt>, LaneEnd>>,
 }
 
 #[derive(Clone)]
@@ -95,13 +102,19 @@ impl Store {
     pub(crate) fn open(db: &Db) -> Result<(Self, watch::Receiver<StoreStatus>), OpenError> {
         let running = Database::open(db, &sqlite::SCHEMA)?.start(Tables, Handle::current())?;
         // One process has the file: it begins with what the one before it had.
-        let node = Arc::from("this");
-        Ok((Self { database: Kind::Sqlite(running.store), node, hints: Arc::default() }, running.status))
+        Ok((Self::new(Kind::Sqlite(running.store), "this".into()), running.status))
     }
 
     pub(crate) fn of(postgres: Postgres) -> Self {
-        let node = Arc::from(Uuid::new_v4().to_string());
-        Self { database: Kind::Postgres(postgres), node, hints: Arc::default() }
+        Self::new(Kind::Postgres(postgres), Uuid::new_v4().to_string().into())
+    }
+
+    fn new(database: Kind, node: Arc<str>) -> Self {
+        let max = NOTIFIER_TRANSACTION_MAX;
+        let intake = Batches::new("the intake of events", 1, |(call, _): &NewCall| call.events.len(), max);
+        let heads = Batches::new("the reading of heads", 1, |_| 1, max);
+        let ends = Batches::new("the ends of attempts", NOTIFIER_ENDS_AT_ONCE, |_| 1, max);
+        Self { database, node, hints: Arc::default(), intake, heads, ends }
     }
 
     /// Waits until there may be something new to deliver. Returns the endpoints that have it; `None` is each.
@@ -137,10 +150,16 @@ impl Store {
     /// Appends events to the lanes of the endpoints that want them: all or none. Returns nothing, and stores nothing, if the endpoints
     /// have changed since they were chosen.
     pub(crate) async fn add(&self, new: NewEvents, now: Stamp) -> Result<Option<Vec<Added>>, StoreFailure> {
-        let endpoints = new.events.iter().flat_map(|(_, endpoints)| endpoints).cloned().collect();
-        let added = transaction!(Intake, self, move |db| statements::add(db, &new, now))?;
+        let new = Arc::new(new);
+        let store = self.clone();
+        let run = move |calls: Vec<_>| {
+            let store = store.clone();
+            async move { transaction!(Intake, store, move |db| statements::add(db, &calls)) }
+        };
+        let added = self.intake.call((Arc::clone(&new), now), run).await?;
         if added.is_some() {
-            let endpoints: BTreeSet<Arc<str>> = endpoints;
+            let endpoints: BTreeSet<Arc<str>> =
+                new.events.iter().flat_map(|(_, endpoints)| endpoints).cloned().collect();
             self.tell(|hints| hints.tell_stored(Some(endpoints.clone())));
         }
         Ok(added)
@@ -190,14 +209,30 @@ impl Store {
     }
 
     /// What the lane sends next; `None` if nothing is due, or if another node has the lane.
-    pub(crate) async fn head(&self, lane: LaneId, now: Stamp) -> Result<Option<Head>, StoreFailure> {
-        let node = Arc::clone(&self.node);
-        transaction!(Delivery, self, move |db| statements::head(db, &node, lane, now))
+    pub(crate) async fn head(&self, lane: LaneId, now: Stamp) -> Result<NextHead, StoreFailure> {
+        let store = self.clone();
+        let run = move |asked: Vec<(LaneId, Stamp)>| {
+            let (store, node) = (store.clone(), Arc::clone(&store.node));
+            async move {
+                let now = asked.iter().map(|(_, at)| *at).max().unwrap_or(Stamp(0));
+                let lanes: Vec<_> = asked.into_iter().map(|(lane, _)| lane).collect();
+                let of = lanes.clone();
+                let mut heads =
+                    transaction!(Heads, store, move |db| statements::heads(db, &node, of.iter().copied(), now))?;
+                Ok(lanes.into_iter().map(|lane| heads.remove(&lane)).collect())
+            }
+        };
+        self.heads.call((lane, now), run).await
     }
 
-    pub(crate) async fn end_attempt(&self, ended: Arc<EndedAttempt>) -> Result<Committed, StoreFailure> {
-        let node = Arc::clone(&self.node);
-        transaction!(Delivery, self, move |db| statements::end_attempt(db, &node, &ended))
+    /// Returns what the lane does next, with what it sends if that is due now.
+    pub(crate) async fn end_attempt(&self, ended: Arc<EndedAttempt>) -> Result<LaneEnd, StoreFailure> {
+        let store = self.clone();
+        let run = move |ended: Vec<_>| {
+            let (store, node, now) = (store.clone(), Arc::clone(&store.node), stamp());
+            async move { transaction!(Delivery, store, move |db| statements::end_attempts(db, &node, &ended, now)) }
+        };
+        self.ends.call(ended, run).await
     }
 
     pub(crate) async fn set_health(&self, endpoint: &Arc<str>, health: EndpointHealth) -> Result<(), StoreFailure> {

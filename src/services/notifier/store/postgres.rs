@@ -4,10 +4,9 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::str::FromStr as _;
 use std::sync::Arc;
-use std::task::Poll;
 
 use deadpool_postgres::{Manager, Object, Pool, PoolError, Runtime};
-use futures_util::future::{maybe_done, poll_fn};
+use futures_util::future::poll_fn;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio_postgres::config::SslMode;
@@ -21,8 +20,7 @@ use uuid::Uuid;
 use super::sql::{Row, SqlError, StoreFailure, Value, words};
 use journeyman_domain::limits::{
     POSTGRES_DELIVERY_CONNECTIONS, POSTGRES_HINT_RETRY, POSTGRES_IDLE_TRANSACTION_TIMEOUT, POSTGRES_INTAKE_CONNECTIONS,
-    POSTGRES_PAGE_CONNECTIONS, POSTGRES_PIPELINE_MAX, POSTGRES_STATEMENT_TIMEOUT, POSTGRES_TRIES_MAX,
-    POSTGRES_WAIT_TIMEOUT,
+    POSTGRES_PAGE_CONNECTIONS, POSTGRES_STATEMENT_TIMEOUT, POSTGRES_TRIES_MAX, POSTGRES_WAIT_TIMEOUT,
 };
 use journeyman_domain::staged::Stamp;
 use journeyman_platform::host::tls_config::{InvalidTls, client_config};
@@ -103,6 +101,8 @@ pub(super) enum Use {
     Operators,
     /// What operators read, however long it takes.
     Pages,
+    /// The heads of lanes, read by one statement.
+    Heads,
 }
 
 /// Connections to a database.
@@ -209,13 +209,13 @@ impl Postgres {
     pub(super) async fn begin(&self, of: Use) -> Result<PostgresTx, StoreFailure> {
         let pool = match of {
             Use::Lease => &self.leases,
-            Use::Delivery => &self.deliveries,
+            Use::Delivery | Use::Heads => &self.deliveries,
             Use::Intake | Use::Operators => &self.intake,
             Use::Pages => &self.pages,
         };
         let client = pool.get().await.map_err(StoreFailure::Unusable)?;
-        client.batch_execute("BEGIN").await.map_err(|error| StoreFailure::Unusable(words(&error)))?;
-        Ok(PostgresTx(Some(client)))
+        let stage = if matches!(of, Use::Heads) { Stage::Single } else { Stage::New };
+        Ok(PostgresTx { client: Some(client), stage: Mutex::new(stage) })
     }
 
     /// Passes on what other nodes tell, until the caller drops it.
@@ -279,11 +279,23 @@ fn tables(statements: &str) -> String {
 }
 
 /// A transaction. If it is dropped before it has ended, its connection is closed, and the server rolls it back.
-pub(super) struct PostgresTx(Option<Object>);
+pub(super) struct PostgresTx {
+    client: Option<Object>,
+    stage: Mutex<Stage>,
+}
+
+#[derive(PartialEq, Eq)]
+enum Stage {
+    /// It begins with its first statement.
+    New,
+    Begun,
+    /// A single statement is a transaction by itself.
+    Single,
+}
 
 impl Drop for PostgresTx {
     fn drop(&mut self) {
-        if let Some(client) = self.0.take() {
+        if let Some(client) = self.client.take() {
             drop(Object::take(client));
         }
     }
@@ -312,23 +324,52 @@ impl PostgresTx {
     }
 
     async fn run_last(&mut self, statement: &str) -> Result<(), SqlError> {
-        if let Some(client) = &self.0 {
+        if let Some(client) = self.client.as_ref().filter(|_| *self.stage.lock() == Stage::Begun) {
             client.batch_execute(statement).await?;
         }
         // Back to the pool.
-        drop(self.0.take());
+        drop(self.client.take());
         Ok(())
     }
 
-    async fn statement(&self, sql: &'static str) -> Result<(&Object, tokio_postgres::Statement), SqlError> {
-        let Some(client) = &self.0 else { return Err(SqlError::Unexpected("the transaction has ended".into())) };
-        Ok((client, client.prepare_cached(sql).await?))
+    /// Sends the beginning of the transaction before the first statement, and does not wait for it.
+    async fn run<T>(
+        &self,
+        sql: &'static str,
+        run: impl AsyncFnOnce(&Object, &tokio_postgres::Statement) -> Result<T, tokio_postgres::Error>,
+    ) -> Result<T, SqlError> {
+        let Some(client) = &self.client else { return Err(SqlError::Unexpected("the transaction has ended".into())) };
+        let statement = client.prepare_cached(sql).await?;
+        let begins = {
+            let mut stage = self.stage.lock();
+            let begins = *stage == Stage::New;
+            if begins {
+                *stage = Stage::Begun;
+            }
+            begins
+        };
+        let begin = async { if begins { client.batch_execute("BEGIN").await } else { Ok(()) } };
+        let (begun, done) = tokio::join!(biased; begin, run(client, &statement));
+        begun?;
+        Ok(done?)
     }
 
     pub(super) async fn query(&self, sql: &'static str, values: &[Value]) -> Result<Vec<Row>, SqlError> {
-        let (client, statement) = self.statement(sql).await?;
         let parameters: Vec<_> = values.iter().map(|value| value as &(dyn ToSql + Sync)).collect();
-        let rows = client.query(&statement, &parameters).await?;
+        self.query_with(sql, &parameters).await
+    }
+
+    /// Gives the statement an array for each column of these rows.
+    pub(super) async fn query_rows(&self, sql: &'static str, given: &[Vec<Value>]) -> Result<Vec<Row>, SqlError> {
+        let Some(count) = given.first().map(Vec::len) else { return Ok(Vec::new()) };
+        let column = |index| given.iter().filter_map(|row| row.get(index)).collect();
+        let columns: Vec<Vec<&Value>> = (0..count).map(column).collect();
+        let parameters: Vec<_> = columns.iter().map(|column| column as &(dyn ToSql + Sync)).collect();
+        self.query_with(sql, &parameters).await
+    }
+
+    async fn query_with(&self, sql: &'static str, parameters: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, SqlError> {
+        let rows = self.run(sql, async |client, statement| client.query(statement, parameters).await).await?;
         let read = |row: &tokio_postgres::Row| {
             let fields: Result<Vec<Value>, _> = (0..row.len()).map(|index| row.try_get(index)).collect();
             fields.map(Row::new)
@@ -336,37 +377,22 @@ impl PostgresTx {
         Ok(rows.iter().map(read).collect::<Result<_, tokio_postgres::Error>>()?)
     }
 
-    pub(super) async fn query_each(
-        &mut self,
-        sql: &'static str,
-        values: &[Vec<Value>],
-    ) -> Result<Vec<Vec<Row>>, SqlError> {
-        let mut all = Vec::with_capacity(values.len());
-        for values in values.chunks(POSTGRES_PIPELINE_MAX) {
-            let mut calls: Vec<_> = values.iter().map(|values| Box::pin(maybe_done(self.query(sql, values)))).collect();
-            // Each is sent when it is polled first, so the server runs them in this order.
-            poll_fn(|context| {
-                let waiting =
-                    calls.iter_mut().filter_map(|call| call.as_mut().poll(context).is_pending().then_some(()));
-                if waiting.count() == 0 { Poll::Ready(()) } else { Poll::Pending }
-            })
-            .await;
-            for mut call in calls {
-                let rows = call.as_mut().take_output();
-                all.push(rows.ok_or_else(|| SqlError::Unexpected("a statement has no result".into()))??);
-            }
-        }
-        Ok(all)
-    }
-
     pub(super) async fn execute(&mut self, sql: &'static str, values: &[Value]) -> Result<u64, SqlError> {
-        let (client, statement) = self.statement(sql).await?;
         let parameters: Vec<_> = values.iter().map(|value| value as &(dyn ToSql + Sync)).collect();
-        Ok(client.execute(&statement, &parameters).await?)
+        self.run(sql, async |client, statement| client.execute(statement, &parameters).await).await
     }
 
     pub(super) async fn lock_leases(&mut self) -> Result<(), SqlError> {
         self.query("SELECT 1 FROM pg_advisory_xact_lock($1)", &[Value::Int(LOCK)]).await.map(drop)
+    }
+
+    pub(super) async fn lock_lanes(&mut self, lanes: &Vec<i64>) -> Result<(), SqlError> {
+        if lanes.len() < 2 {
+            return Ok(());
+        }
+        let lock =
+            "SELECT 1 FROM lane WHERE id = ANY($1) ORDER BY key COLLATE \"C\", endpoint COLLATE \"C\" FOR UPDATE";
+        self.query_with(lock, &[lanes]).await.map(drop)
     }
 
     /// The clock of the server, which the nodes share.

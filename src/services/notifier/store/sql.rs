@@ -155,13 +155,33 @@ impl<T: Into<Self>> From<Option<T>> for Value {
     }
 }
 
+/// A statement over the rows `given`, whose columns are `c1`, `c2` and so on: for one of them in SQLite, and for all in PostgreSQL.
+pub(super) struct ForRows {
+    pub(super) one: &'static str,
+    pub(super) all: &'static str,
+}
+
+/// The statement before the rows, the types of their columns, and the statement after them.
+macro_rules! for_rows {
+    ($before:literal, [$first:literal $first_type:literal $(, $number:literal $type:literal)*], $after:literal) => {
+        $crate::notifier::store::sql::ForRows {
+            one: concat!($before, " (SELECT ?", $first, " AS c", $first $(, ", ?", $number, " AS c", $number)*, ") AS given ", $after),
+            all: concat!(
+                $before, " unnest($", $first, "::", $first_type, "[]" $(, ", $", $number, "::", $type, "[]")*,
+                ") AS given (c", $first $(, ", c", $number)*, ") ", $after
+            ),
+        }
+    };
+}
+pub(super) use for_rows;
+
 /// The parameters of a statement.
 macro_rules! values {
     ($($value:expr),* $(,)?) => { &[$($crate::notifier::store::sql::Value::from($value)),*] };
 }
 pub(super) use values;
 
-/// The parameters of a statement that runs for several.
+/// The parameters of a statement that are put together, or a row that it is given.
 macro_rules! parameters {
     ($($value:expr),* $(,)?) => { vec![$($crate::notifier::store::sql::Value::from($value)),*] };
 }

@@ -1,11 +1,12 @@
 //! The statements that accept and deliver. Each function runs within the transaction of its caller, and may run twice.
 
-use std::collections::BTreeSet;
+use std::collections::hash_map::{Entry, HashMap};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
 
-use super::sql::{Row, SqlError, parameters, values};
+use super::sql::{ForRows, Row, SqlError, Value, for_rows, parameters, values};
 use super::transaction::Tx;
 use journeyman_domain::lane::dispatcher::LaneId;
 use journeyman_domain::lane::endpoint::EndpointHealth;
@@ -76,6 +77,10 @@ pub(crate) enum Committed {
     Refused,
 }
 
+/// What the lane sends next, if anything is due.
+pub(crate) type NextHead = Option<Box<Head>>;
+pub(crate) type LaneEnd = (Committed, NextHead);
+
 /// A lane that is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DueLane {
@@ -91,62 +96,138 @@ pub(crate) struct NewEvents {
     pub(crate) generation: i64,
 }
 
-/// Stores events and appends each to its lane of these endpoints. Returns what became of each, in their order; nothing if the
-/// endpoints have changed since they were chosen, and nothing is stored then.
-pub(super) async fn add(db: &mut Tx<'_>, new: &NewEvents, now: Stamp) -> Result<Option<Vec<Added>>> {
-    if generation(db).await? != new.generation {
-        return Ok(None);
-    }
-    // All transactions change lanes in the same order, so that none waits for another one that waits for it.
-    let mut order: Vec<_> = new.events.iter().enumerate().collect();
-    order.sort_by_key(|(_, (event, _))| &event.key);
-    let rows = order.iter().map(|(_, (event, _))| {
-        let occurred_at = event.time.map_or(now.0, jiff::Timestamp::as_millisecond);
-        parameters![&event.source, &event.id, &event.r#type, occurred_at, now, event.data.get().as_bytes()]
-    });
-    let insert = "INSERT INTO event (source, source_id, type, occurred_at, received_at, data)
-                  VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING RETURNING id";
-    let inserted = db.query_each(insert, &Vec::from_iter(rows)).await?;
-    let mut added = vec![Added::Duplicate; new.events.len()];
-    let (mut ids, mut lanes) = (Vec::new(), Vec::new());
-    for ((index, (event, endpoints)), rows) in order.into_iter().zip(inserted) {
-        let Some(mut row) = rows.into_iter().next() else { continue };
-        let id: i64 = row.take()?;
-        for endpoint in endpoints {
-            let partition = i64::from(partition(endpoint, &event.key).0);
-            lanes.push(parameters![endpoint, &event.key, partition, event.epoch, now, i64::from(event.last)]);
-            ids.push(id);
-        }
-        if let Some(added) = added.get_mut(index) {
-            *added = Added::Stored { lanes: endpoints.len() };
-        }
-    }
-    let mut messages = Vec::with_capacity(ids.len());
-    for (id, rows) in ids.into_iter().zip(db.query_each(APPEND, &lanes).await?) {
-        let row = rows.into_iter().next();
-        let mut row = row.ok_or_else(|| SqlError::Unexpected("no lane after it was stored".into()))?;
-        let (lane, tail, epoch, seq): (i64, i64, i64, i64) = (row.take()?, row.take()?, row.take()?, row.take()?);
-        messages.push(parameters![lane, tail, epoch, seq, id]);
-    }
-    let insert = "INSERT INTO message (lane, position, epoch, seq, event) VALUES ($1, $2, $3, $4, $5)";
-    db.query_each(insert, &messages).await?;
-    Ok(Some(added))
+/// Events that follow each other in a lane, of one epoch. Only the last one may be the epoch's last.
+struct Run {
+    epoch: Option<u32>,
+    is_last: bool,
+    /// In their order.
+    events: Vec<i64>,
 }
 
-/// An event of an earlier epoch is a late one: it follows in the epoch of the lane.
-const APPEND: &str =
-    "INSERT INTO lane (endpoint, key, partition, epoch, seq, head, tail, due_at, last_at, closed_epoch)
-     VALUES ($1, $2, $3, coalesce($4, CAST(0 AS BIGINT)), 1, 1, 1, $5, $5,
-             CASE WHEN CAST($6 AS BIGINT) = 1 THEN coalesce($4, CAST(0 AS BIGINT)) END)
-     ON CONFLICT (endpoint, key) DO UPDATE SET
-         tail = lane.tail + 1,
-         seq = CASE WHEN coalesce($4, lane.epoch) > lane.epoch THEN 1 ELSE lane.seq + 1 END,
-         epoch = CASE WHEN coalesce($4, lane.epoch) > lane.epoch THEN $4 ELSE lane.epoch END,
-         due_at = CASE WHEN lane.due_at IS NULL AND lane.state = 'open' THEN $5 ELSE lane.due_at END,
-         last_at = $5,
-         closed_epoch = CASE WHEN CAST($6 AS BIGINT) = 1 AND coalesce($4, lane.epoch) >= lane.epoch
-             THEN coalesce($4, lane.epoch) ELSE lane.closed_epoch END
-     RETURNING id, tail, epoch, seq";
+/// With the time at which it came.
+pub(super) type NewCall = (Arc<NewEvents>, Stamp);
+
+/// Stores the events of calls and appends each to its lanes, in the order of the calls. Returns what became of the events of each call,
+/// in their order; nothing of a call if the endpoints have changed since it chose its own, and nothing of it is stored then.
+pub(super) async fn add(db: &mut Tx<'_>, calls: &[NewCall]) -> Result<Vec<Option<Vec<Added>>>> {
+    let generation = generation(db).await?;
+    let is_current = |new: &NewEvents| new.generation == generation;
+    let nothing_new = |(new, _): &NewCall| is_current(new).then(|| vec![Added::Duplicate; new.events.len()]);
+    let mut added: Vec<_> = calls.iter().map(nothing_new).collect();
+    let current = calls.iter().enumerate().filter(|(_, (new, _))| is_current(new));
+    let sent = current.flat_map(|(call, (new, at))| {
+        new.events.iter().enumerate().map(move |(index, (event, endpoints))| ((call, index), event, endpoints, at.0))
+    });
+    // Of events that are the same, the first one counts.
+    let (mut places, mut given) = (HashMap::new(), Vec::new());
+    for (place, event, endpoints, at) in sent {
+        if let Entry::Vacant(entry) = places.entry((event.source.as_str(), event.id.as_str())) {
+            entry.insert((place, event, endpoints));
+            let occurred_at = event.time.map_or(at, jiff::Timestamp::as_millisecond);
+            given.push(parameters![
+                &event.source,
+                &event.id,
+                &event.r#type,
+                occurred_at,
+                at,
+                event.data.get().as_bytes()
+            ]);
+        }
+    }
+    let mut stored = BTreeMap::new();
+    for mut row in db.query_rows(&STORE, &given).await? {
+        let (id, source, source_id): (i64, String, String) = (row.take()?, row.take()?, row.take()?);
+        let place = places.get(&(source.as_str(), source_id.as_str()));
+        let &(place @ (call, index), event, endpoints) = place.ok_or_else(|| missing("an event"))?;
+        let of_call = added.get_mut(call).and_then(Option::as_mut);
+        if let Some(added) = of_call.and_then(|added| added.get_mut(index)) {
+            *added = Added::Stored { lanes: endpoints.len() };
+        }
+        stored.insert(place, (id, event, endpoints));
+    }
+    let now = calls.iter().map(|(_, at)| *at).max().unwrap_or(Stamp(0));
+    append(db, stored.into_values(), now).await?;
+    Ok(added)
+}
+
+/// Appends events to their lanes, in their order.
+async fn append<'a>(
+    db: &mut Tx<'_>,
+    stored: impl Iterator<Item = (i64, &'a Arc<Event>, &'a Vec<Arc<str>>)>,
+    now: Stamp,
+) -> Result<()> {
+    // All transactions change lanes in the same order, so that none waits for another one that waits for it.
+    let mut lanes = BTreeMap::<(&str, &str), VecDeque<Run>>::new();
+    for (id, event, endpoints) in stored {
+        for endpoint in endpoints {
+            let runs = lanes.entry((&event.key, endpoint)).or_default();
+            match runs.back_mut().filter(|run| run.epoch == event.epoch && !run.is_last) {
+                Some(run) => {
+                    run.events.push(id);
+                    run.is_last = event.last;
+                }
+                None => runs.push_back(Run { epoch: event.epoch, is_last: event.last, events: vec![id] }),
+            }
+        }
+    }
+    let mut messages = Vec::new();
+    while !lanes.is_empty() {
+        let (mut runs, mut given, mut closed) = (HashMap::new(), Vec::new(), Vec::new());
+        lanes.retain(|&(key, endpoint), of_lane| {
+            let Some(run) = of_lane.pop_front() else { return false };
+            let partition = i64::from(partition(endpoint, key).0);
+            given.push(parameters![endpoint, key, partition, run.epoch.unwrap_or_default(), run.events.len(), now]);
+            if run.is_last {
+                closed.push(parameters![endpoint, key, run.epoch]);
+            }
+            runs.insert((endpoint, key), run);
+            true
+        });
+        for mut row in db.query_rows(&APPEND, &given).await? {
+            let (endpoint, key): (String, String) = (row.take()?, row.take()?);
+            let run = runs.get(&(endpoint.as_str(), key.as_str())).ok_or_else(|| missing("a lane"))?;
+            let (lane, tail, epoch, seq): (i64, i64, i64, i64) = (row.take()?, row.take()?, row.take()?, row.take()?);
+            for (event, behind) in run.events.iter().rev().zip(0..) {
+                messages.push(parameters![lane, tail - behind, epoch, seq - behind, *event]);
+            }
+        }
+        db.query_rows(&CLOSE, &closed).await?;
+    }
+    db.query_rows(&ADD_MESSAGES, &messages).await.map(drop)
+}
+
+fn missing(what: &str) -> SqlError {
+    SqlError::Unexpected(format!("{what} that was not given").into())
+}
+
+const STORE: ForRows = for_rows!(
+    "INSERT INTO event (source, source_id, type, occurred_at, received_at, data) SELECT c1, c2, c3, c4, c5, c6 FROM",
+    [1 "text", 2 "text", 3 "text", 4 "bigint", 5 "bigint", 6 "bytea"],
+    "WHERE true ON CONFLICT DO NOTHING RETURNING id, source, source_id"
+);
+/// Events of an earlier epoch are late ones: they follow in the epoch of the lane.
+const APPEND: ForRows = for_rows!(
+    "INSERT INTO lane (endpoint, key, partition, epoch, seq, head, tail, due_at, last_at) SELECT c1, c2, c3, c4, c5, 1, c5, c6, c6 FROM",
+    [1 "text", 2 "text", 3 "bigint", 4 "bigint", 5 "bigint", 6 "bigint"],
+    "WHERE true ON CONFLICT (endpoint, key) DO UPDATE SET
+         tail = lane.tail + excluded.tail,
+         seq = CASE WHEN excluded.epoch > lane.epoch THEN excluded.seq ELSE lane.seq + excluded.seq END,
+         epoch = CASE WHEN excluded.epoch > lane.epoch THEN excluded.epoch ELSE lane.epoch END,
+         due_at = CASE WHEN lane.due_at IS NULL AND lane.state = 'open' THEN excluded.due_at ELSE lane.due_at END,
+         last_at = excluded.last_at
+     RETURNING endpoint, key, id, tail, epoch, seq"
+);
+/// A last event of an earlier epoch closes nothing.
+const CLOSE: ForRows = for_rows!(
+    "UPDATE lane SET closed_epoch = lane.epoch FROM",
+    [1 "text", 2 "text", 3 "bigint"],
+    "WHERE lane.endpoint = c1 AND lane.key = c2 AND coalesce(c3, lane.epoch) = lane.epoch"
+);
+const ADD_MESSAGES: ForRows = for_rows!(
+    "INSERT INTO message (lane, position, epoch, seq, event) SELECT c1, c2, c3, c4, c5 FROM",
+    [1 "bigint", 2 "bigint", 3 "bigint", 4 "bigint", 5 "bigint"],
+    ""
+);
 
 /// Grows with each change of the endpoints that are stored.
 pub(super) async fn generation(db: &mut Tx<'_>) -> Result<i64> {
@@ -238,27 +319,21 @@ fn number(partition: i64) -> u16 {
     u16::try_from(partition).unwrap_or(u16::MAX)
 }
 
-/// `None` if nothing of the lane is to be delivered by this node.
-pub(super) async fn head(db: &mut Tx<'_>, node: &str, lane: LaneId, now: Stamp) -> Result<Option<Head>> {
-    let row = db
-        .first(
-            "SELECT partition.token, lane.key, message.position, coalesce(replay.position, CAST(0 AS BIGINT)),
-                    message.epoch, message.seq,
-                    CASE WHEN replay.position IS NULL THEN lane.attempts ELSE replay.attempts END,
-                    CASE WHEN replay.position IS NULL THEN lane.first_attempt_at ELSE replay.first_attempt_at END,
-                    event.source, event.source_id, event.type, event.occurred_at, event.data
-             FROM lane
-             JOIN partition ON partition.number = lane.partition
-             LEFT JOIN replay ON replay.lane = lane.id
-                 AND replay.position = (SELECT min(position) FROM replay WHERE lane = $1)
-             JOIN message ON message.lane = lane.id AND message.position = coalesce(replay.position, lane.head)
-             JOIN event ON event.id = message.event
-             WHERE lane.id = $1 AND lane.due_at <= $3 AND partition.owner = $2",
-            values![lane.0, node, now],
-        )
-        .await?;
+/// The heads of lanes, of those from which this node is to deliver something.
+pub(super) async fn heads(
+    db: &mut Tx<'_>,
+    node: &str,
+    lanes: impl Iterator<Item = LaneId>,
+    now: Stamp,
+) -> Result<HashMap<LaneId, Box<Head>>> {
+    let given: Vec<_> = lanes.map(|lane| parameters![lane.0, node, now]).collect();
+    read_heads(db.query_rows(&HEADS, &given).await?)
+}
+
+fn read_heads(rows: Vec<Row>) -> Result<HashMap<LaneId, Box<Head>>> {
     let read = |mut row: Row| {
-        Ok(Head {
+        let lane = LaneId(row.take()?);
+        let head = Head {
             lane,
             token: row.take()?,
             key: row.take()?,
@@ -272,96 +347,134 @@ pub(super) async fn head(db: &mut Tx<'_>, node: &str, lane: LaneId, now: Stamp) 
             event_type: row.take()?,
             occurred_at: row.take()?,
             data: row.take()?,
-        })
+        };
+        Ok((lane, Box::new(head)))
     };
-    row.map(read).transpose()
+    rows.into_iter().map(read).collect()
 }
 
-/// Stores an attempt and what it means for the lane.
-pub(super) async fn end_attempt(db: &mut Tx<'_>, node: &str, ended: &EndedAttempt) -> Result<Committed> {
-    let EndedAttempt { head, state, attempt, verdict, at: now } = ended;
-    let (verdict, now) = (*verdict, *now);
-    let (lane, position) = (head.lane.0, head.position);
-    let (next_state, at) = match verdict {
-        HeadVerdict::Ended(_) => ("open", now),
-        HeadVerdict::TryAgain { at } => ("open", at),
-        HeadVerdict::Park => ("parked", now),
-    };
-    let (has_ended, state) = match verdict {
-        HeadVerdict::Ended(_) => (1_i64, HeadState::default()),
-        HeadVerdict::TryAgain { .. } | HeadVerdict::Park => (0, *state),
-    };
-    let HeadState { attempts, first_attempt_at } = state;
-    let updated = if head.is_replay {
-        let of_lane = values![lane, position, node, head.token, next_state, at, has_ended];
-        let updated = db.first(END_REPLAY, of_lane).await?;
-        match verdict {
-            _ if updated.is_none() => {}
-            HeadVerdict::Ended(_) => {
-                let delete = "DELETE FROM replay WHERE lane = $1 AND position = $2";
-                db.execute(delete, values![lane, position]).await?;
-            }
-            HeadVerdict::TryAgain { .. } | HeadVerdict::Park => {
-                let update = "UPDATE replay SET attempts = $3, first_attempt_at = $4 WHERE lane = $1 AND position = $2";
-                db.execute(update, values![lane, position, attempts, first_attempt_at]).await?;
-            }
-        }
-        updated
-    } else {
-        let values = values![lane, position, node, head.token, next_state, at, has_ended, attempts, first_attempt_at];
-        db.first(END_HEAD, values).await?
-    };
-    let Some(mut updated) = updated else { return Ok(Committed::Refused) };
-    if let HeadVerdict::Ended(outcome) = verdict {
-        db.execute(
-            "UPDATE message SET outcome = $3, ended_at = $4 WHERE lane = $1 AND position = $2",
-            values![lane, position, outcome.as_str(), now],
-        )
-        .await?;
-    }
-    db.execute(
-        "INSERT INTO attempt (lane, position, number, started_at, took_ms, status, error, detail, endpoint)
-         VALUES ($1, $2, (SELECT coalesce(max(number), 0) + 1 FROM attempt WHERE lane = $1 AND position = $2),
-                 $3, $4, $5, $6, $7, (SELECT lane.endpoint FROM lane WHERE lane.id = $1))",
-        values![
-            lane,
-            position,
-            attempt.started_at,
-            attempt.took_ms,
-            attempt.status.map(u32::from),
-            attempt.error,
-            attempt.detail.as_slice(),
-        ],
-    )
-    .await?;
-    Ok(Committed::Due(updated.take()?))
-}
-
-/// The node ($3) has the partition of the lane still, as it had it ($4) when it read the head.
-macro_rules! fenced {
-    () => {
-        " AND EXISTS (SELECT 1 FROM partition WHERE number = lane.partition AND owner = $3 AND token = $4)
-          RETURNING due_at"
-    };
-}
-
-/// A lane that an operator has stopped meanwhile stays stopped.
-const END_HEAD: &str = concat!(
-    "UPDATE lane SET head = head + $7, attempts = $8, first_attempt_at = $9,
-         state = CASE WHEN state = 'open' THEN $5 ELSE state END,
-         due_at = CASE WHEN state = 'open' AND $5 = 'open' AND ($7 = 0 OR head < tail
-             OR EXISTS (SELECT 1 FROM replay WHERE replay.lane = lane.id)) THEN CAST($6 AS BIGINT) END
-     WHERE id = $1 AND head = $2",
-    fenced!()
+const HEADS: ForRows = for_rows!(
+    "SELECT lane.id, partition.token, lane.key, message.position, coalesce(replay.position, CAST(0 AS BIGINT)),
+            message.epoch, message.seq,
+            CASE WHEN replay.position IS NULL THEN lane.attempts ELSE replay.attempts END,
+            CASE WHEN replay.position IS NULL THEN lane.first_attempt_at ELSE replay.first_attempt_at END,
+            event.source, event.source_id, event.type, event.occurred_at, event.data
+     FROM",
+    [1 "bigint", 2 "text", 3 "bigint"],
+    "JOIN lane ON lane.id = c1
+     JOIN partition ON partition.number = lane.partition
+     LEFT JOIN replay ON replay.lane = lane.id
+         AND replay.position = (SELECT min(position) FROM replay WHERE replay.lane = lane.id)
+     JOIN message ON message.lane = lane.id AND message.position = coalesce(replay.position, lane.head)
+     JOIN event ON event.id = message.event
+     WHERE lane.due_at <= c3 AND partition.owner = c2"
 );
+
+/// Stores attempts, each of another lane, and what they mean for their lanes. Returns that in their order, with the next heads of those
+/// that are due.
+pub(super) async fn end_attempts(
+    db: &mut Tx<'_>,
+    node: &str,
+    ended: &[Arc<EndedAttempt>],
+    now: Stamp,
+) -> Result<Vec<LaneEnd>> {
+    db.lock_lanes(ended.iter().map(|one| one.head.lane.0).collect()).await?;
+    let (replays, heads): (Vec<_>, Vec<_>) = ended.iter().partition(|one| one.head.is_replay);
+    let given: Vec<_> = heads.into_iter().map(|one| one.given(node)).collect();
+    let mut updated = db.query_rows(&END_HEADS, &given).await?;
+    for replay in replays {
+        updated.extend(end_replay(db, node, replay).await?);
+    }
+    let read = |mut row: Row| Ok((LaneId(row.take()?), (row.take()?, row.take()?)));
+    let updated: HashMap<LaneId, (Option<Stamp>, String)> = updated.into_iter().map(read).collect::<Result<_>>()?;
+    let (mut outcomes, mut attempts) = (Vec::new(), Vec::new());
+    for EndedAttempt { head, attempt, verdict, at, .. } in ended.iter().map(|one| &**one) {
+        let Some((_, endpoint)) = updated.get(&head.lane) else { continue };
+        let (lane, position) = (head.lane.0, head.position);
+        if let HeadVerdict::Ended(outcome) = verdict {
+            outcomes.push(parameters![lane, position, outcome.as_str(), *at]);
+        }
+        let AttemptRecord { started_at, took_ms, status, error, detail } = attempt;
+        let status = status.map(u32::from);
+        attempts.push(parameters![lane, position, *started_at, *took_ms, status, *error, detail.as_slice(), endpoint]);
+    }
+    let due = updated.iter().filter(|(_, (due, _))| due.is_some_and(|due| due <= now));
+    let due: Vec<_> = due.map(|(lane, _)| parameters![lane.0, node, now]).collect();
+    let [_, _, heads] = db.query_each([(&END_MESSAGES, &outcomes), (&ADD_ATTEMPTS, &attempts), (&HEADS, &due)]).await?;
+    let mut next = read_heads(heads)?;
+    let committed = |one: &Arc<EndedAttempt>| {
+        let lane = one.head.lane;
+        let committed = updated.get(&lane).map_or(Committed::Refused, |(due, _)| Committed::Due(*due));
+        (committed, next.remove(&lane))
+    };
+    Ok(ended.iter().map(committed).collect())
+}
+
+impl EndedAttempt {
+    /// The row of [`END_HEADS`].
+    fn given(&self, node: &str) -> Vec<Value> {
+        let Self { head, state, verdict, at: now, .. } = self;
+        let (next_state, at, has_ended) = match *verdict {
+            HeadVerdict::Ended(_) => ("open", *now, 1_i64),
+            HeadVerdict::TryAgain { at } => ("open", at, 0),
+            HeadVerdict::Park => ("parked", *now, 0),
+        };
+        let HeadState { attempts, first_attempt_at } = if has_ended == 1 { HeadState::default() } else { *state };
+        let (lane, position, token) = (head.lane.0, head.position, head.token);
+        parameters![lane, position, node, token, next_state, at, has_ended, attempts, first_attempt_at]
+    }
+}
+
 /// The head of the lane stays what it is.
-const END_REPLAY: &str = concat!(
-    "UPDATE lane SET state = CASE WHEN state = 'open' THEN $5 ELSE state END,
+async fn end_replay(db: &mut Tx<'_>, node: &str, ended: &EndedAttempt) -> Result<Vec<Row>> {
+    let values = ended.given(node);
+    let (of_lane, of_replay) = values.split_at(7);
+    let updated = db.query(END_REPLAY, of_lane).await?;
+    if updated.is_empty() {
+        return Ok(updated);
+    }
+    let (lane, position) = (ended.head.lane.0, ended.head.position);
+    if let HeadVerdict::Ended(_) = ended.verdict {
+        db.execute("DELETE FROM replay WHERE lane = $1 AND position = $2", values![lane, position]).await?;
+    } else {
+        let values = [values![lane, position], of_replay].concat();
+        let update = "UPDATE replay SET attempts = $3, first_attempt_at = $4 WHERE lane = $1 AND position = $2";
+        db.execute(update, &values).await?;
+    }
+    Ok(updated)
+}
+
+/// A lane that an operator has stopped meanwhile stays stopped. The node has its partition still, as it had it when it read the head.
+const END_HEADS: ForRows = for_rows!(
+    "UPDATE lane SET head = lane.head + c7, attempts = c8, first_attempt_at = c9,
+         state = CASE WHEN lane.state = 'open' THEN c5 ELSE lane.state END,
+         due_at = CASE WHEN lane.state = 'open' AND c5 = 'open' AND (c7 = 0 OR lane.head < lane.tail
+             OR EXISTS (SELECT 1 FROM replay WHERE replay.lane = lane.id)) THEN c6 END
+     FROM",
+    [1 "bigint", 2 "bigint", 3 "text", 4 "bigint", 5 "text", 6 "bigint", 7 "bigint", 8 "bigint", 9 "bigint"],
+    "WHERE lane.id = c1 AND lane.head = c2
+         AND (SELECT token FROM partition WHERE number = lane.partition AND owner = c3) = c4
+     RETURNING id, due_at, endpoint"
+);
+const END_REPLAY: &str = "UPDATE lane SET state = CASE WHEN state = 'open' THEN $5 ELSE state END,
          due_at = CASE WHEN state = 'open' AND $5 = 'open' AND (CAST($7 AS BIGINT) = 0 OR head <= tail
              OR EXISTS (SELECT 1 FROM replay WHERE replay.lane = lane.id AND replay.position <> $2))
              THEN CAST($6 AS BIGINT) END
-     WHERE id = $1 AND EXISTS (SELECT 1 FROM replay WHERE replay.lane = $1 AND replay.position = $2)",
-    fenced!()
+     WHERE id = $1 AND EXISTS (SELECT 1 FROM replay WHERE replay.lane = $1 AND replay.position = $2)
+         AND EXISTS (SELECT 1 FROM partition WHERE number = lane.partition AND owner = $3 AND token = $4)
+     RETURNING id, due_at, endpoint";
+const END_MESSAGES: ForRows = for_rows!(
+    "UPDATE message SET outcome = c3, ended_at = c4 FROM",
+    [1 "bigint", 2 "bigint", 3 "text", 4 "bigint"],
+    "WHERE message.lane = c1 AND message.position = c2"
+);
+const ADD_ATTEMPTS: ForRows = for_rows!(
+    "INSERT INTO attempt (lane, position, number, started_at, took_ms, status, error, detail, endpoint)
+     SELECT c1, c2, (SELECT coalesce(max(number), 0) + 1 FROM attempt WHERE lane = c1 AND position = c2),
+            c3, c4, c5, c6, c7, c8
+     FROM",
+    [1 "bigint", 2 "bigint", 3 "bigint", 4 "bigint", 5 "bigint", 6 "text", 7 "bytea", 8 "text"],
+    ""
 );
 
 pub(super) async fn set_health(db: &mut Tx<'_>, endpoint: &str, health: &EndpointHealth) -> Result<()> {

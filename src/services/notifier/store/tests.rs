@@ -79,8 +79,11 @@ async fn add(store: &Store, event: Event, endpoints: &[&str], at: i64) -> Added 
 
 async fn add_all(store: &Store, events: Vec<(Event, Vec<Arc<str>>)>, at: i64) -> Vec<Added> {
     let generation = store.endpoints().await.unwrap().generation;
-    let events = events.into_iter().map(|(event, endpoints)| (Arc::new(event), endpoints)).collect();
-    store.add(NewEvents { events, generation }, Stamp(at)).await.unwrap().unwrap()
+    store.add(NewEvents { events: shared(events), generation }, Stamp(at)).await.unwrap().unwrap()
+}
+
+fn shared(events: Vec<(Event, Vec<Arc<str>>)>) -> Vec<(Arc<Event>, Vec<Arc<str>>)> {
+    events.into_iter().map(|(event, endpoints)| (Arc::new(event), endpoints)).collect()
 }
 
 async fn found(store: &Store, endpoint: &str, at: i64) -> DueLanes {
@@ -101,7 +104,7 @@ async fn end(store: &Store, head: Head, verdict: HeadVerdict) -> Committed {
     state.first_attempt_at.get_or_insert(Stamp(1));
     let attempt =
         AttemptRecord { started_at: Stamp(1), took_ms: 1, status: Some(200), error: None, detail: Vec::new() };
-    store.end_attempt(Arc::new(EndedAttempt { head, state, attempt, verdict, at: Stamp(7) })).await.unwrap()
+    store.end_attempt(Arc::new(EndedAttempt { head, state, attempt, verdict, at: Stamp(7) })).await.unwrap().0
 }
 
 async fn counts(store: &Store, endpoint: &str) -> (Counts, Option<LastFailure>) {
@@ -117,7 +120,7 @@ async fn head(store: &Store, lane: LaneId) -> Head {
 }
 
 async fn head_at(store: &Store, lane: LaneId, at: i64) -> Option<Head> {
-    store.head(lane, Stamp(at)).await.unwrap()
+    store.head(lane, Stamp(at)).await.unwrap().map(|head| *head)
 }
 
 const DELIVERED: HeadVerdict = HeadVerdict::Ended(MessageOutcome::Delivered);
@@ -143,6 +146,39 @@ on_each_database! {
         let both = vec![(event("2", "z", None), names(&["a"])), (event("1", "a", None), names(&["a"]))];
         let added = add_all(&store, both, 9).await;
         assert_eq!(added, [Added::Stored { lanes: 1 }, Added::Duplicate], "in the order of the events");
+    }
+
+    async fn events_of_one_transaction_follow_each_other_in_their_lanes(store: Store) {
+        let sent = [("1", "k", None), ("2", "k", None), ("3", "j", None), ("4", "k", Some(1)), ("5", "k", Some(1))];
+        let more = [("1", "k", None), ("6", "k", None), ("7", "k", Some(0)), ("8", "k", Some(2))];
+        let mut events = Vec::new();
+        for (id, key, epoch) in sent.into_iter().chain(more) {
+            let last = id == "5" || id == "7";
+            events.push((Event { last, ..event(id, key, epoch) }, names(&["a", "b"])));
+        }
+        let new = store.add(NewEvents { events: shared(events), generation: 1 }, Stamp(5));
+        // It waits for the first one, and for no answer.
+        let next = store.add(NewEvents { events: shared(vec![(event("9", "k", None), names(&["a"]))]), generation: 1 }, Stamp(5));
+        let stale = store.add(NewEvents { events: Vec::new(), generation: 7 }, Stamp(5));
+        let (added, next, stale) = tokio::join!(new, next, stale);
+        let duplicate = |index| index == 5;
+        let expected: Vec<_> =
+            (0..9).map(|index| if duplicate(index) { Added::Duplicate } else { Added::Stored { lanes: 2 } }).collect();
+        assert_eq!((added.unwrap().unwrap(), next.unwrap()), (expected, Some(vec![Added::Stored { lanes: 1 }])));
+        assert_eq!(stale.unwrap(), None);
+        for (endpoint, count) in [("a", 9), ("b", 8)] {
+            let mut seen = Vec::new();
+            for lane in due(&store, endpoint, 5).await {
+                while let Some(head) = head_at(&store, lane, i64::MAX).await {
+                    seen.push((head.event_id.clone(), head.epoch, head.seq));
+                    end(&store, head, DELIVERED).await;
+                }
+            }
+            seen.sort();
+            let all = [("1", 0, 1), ("2", 0, 2), ("3", 0, 1), ("4", 1, 1), ("5", 1, 2), ("6", 1, 3), ("7", 1, 4), ("8", 2, 1)];
+            let all = all.into_iter().chain([("9", 2, 2)]).map(|(id, epoch, seq)| (id.to_owned(), epoch, seq));
+            assert_eq!(seen, Vec::from_iter(all.take(count)), "{endpoint}");
+        }
     }
 
     async fn p1_a_lane_goes_on_only_from_a_head_that_has_ended_and_counts_without_gaps(store: Store) {
@@ -548,6 +584,21 @@ async fn a_server_whose_ca_is_unknown_says_what_to_configure() {
     let Some(url) = fresh_database().await else { return };
     let refused = Postgres::open(&format!("{url}?sslmode=require"), None).await.err().expect("it is refused");
     assert!(refused.to_string().contains("UnknownIssuer; no CA that is trusted here"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_call_that_cannot_be_stored_harms_no_other_one_of_its_transaction() {
+    let Some(url) = fresh_database().await else { return };
+    let store = Store::of(Postgres::open(&url, ca().as_deref()).await.unwrap());
+    let calls = ["1", "2", "a\0b", "3", "4"].map(|id| {
+        let new = NewEvents { events: shared(vec![(event(id, id, None), names(&["a"]))]), generation: 1 };
+        store.add(new, Stamp(5))
+    });
+    let results = futures_util::future::join_all(calls).await;
+    let is_stored = results.iter().map(|result| matches!(result, Ok(Some(_)))).collect::<Vec<_>>();
+    assert_eq!(is_stored, [true, true, false, true, true]);
+    assert!(matches!(results[2], Err(StoreFailure::Failed(_))), "{:?}", results[2]);
+    assert_eq!(counts(&store, "a").await.0.messages, 4);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

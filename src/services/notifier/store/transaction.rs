@@ -1,9 +1,10 @@
 //! A transaction of either database, in which statements run one after another.
 
+use futures_util::future::join_all;
 use rusqlite::Connection;
 
 use super::postgres::PostgresTx;
-use super::sql::{Row, SqlError, Value};
+use super::sql::{ForRows, Row, SqlError, Value};
 use super::sqlite;
 use journeyman_domain::staged::Stamp;
 use journeyman_platform::host::clock::stamp;
@@ -25,16 +26,35 @@ impl Tx<'_> {
         }
     }
 
-    /// Runs a statement once for each of these parameters, in their order. PostgreSQL has them all before it answers the first.
-    pub(super) async fn query_each(
-        &mut self,
-        sql: &'static str,
-        values: &[Vec<Value>],
-    ) -> Result<Vec<Vec<Row>>, SqlError> {
+    /// Runs a statement over these rows, of which no two may be about the same. Returns the rows of all, in any order.
+    pub(super) async fn query_rows(&mut self, sql: &ForRows, given: &[Vec<Value>]) -> Result<Vec<Row>, SqlError> {
         match self {
-            Self::Sqlite(conn) => values.iter().map(|values| sqlite::query(conn, sql, values)).collect(),
-            Self::Postgres(tx) => tx.query_each(sql, values).await,
+            Self::Sqlite(conn) => {
+                let rows = given.iter().map(|values| sqlite::query(conn, sql.one, values));
+                Ok(rows.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
+            }
+            Self::Postgres(tx) => tx.query_rows(sql.all, given).await,
         }
+    }
+
+    /// Runs statements as [`Tx::query_rows`] does, in this order. PostgreSQL has them all before it answers the first.
+    pub(super) async fn query_each<const N: usize>(
+        &mut self,
+        each: [(&ForRows, &Vec<Vec<Value>>); N],
+    ) -> Result<[Vec<Row>; N], SqlError> {
+        let mut all = [const { Vec::new() }; N];
+        if let Self::Postgres(tx) = self {
+            let queries = each.map(|(sql, given)| tx.query_rows(sql.all, given));
+            // The first failure is the reason of those after it.
+            for (rows, queried) in all.iter_mut().zip(join_all(queries).await) {
+                *rows = queried?;
+            }
+        } else {
+            for (rows, (sql, given)) in all.iter_mut().zip(each) {
+                *rows = self.query_rows(sql, given).await?;
+            }
+        }
+        Ok(all)
     }
 
     /// Returns how many rows the statement has changed.
@@ -55,6 +75,14 @@ impl Tx<'_> {
             // There is one writer.
             Self::Sqlite(_) => Ok(()),
             Self::Postgres(tx) => tx.lock_leases().await,
+        }
+    }
+
+    /// Until the end of the transaction, in the order in which each transaction takes them.
+    pub(super) async fn lock_lanes(&mut self, lanes: Vec<i64>) -> Result<(), SqlError> {
+        match self {
+            Self::Sqlite(_) => Ok(()),
+            Self::Postgres(tx) => tx.lock_lanes(&lanes).await,
         }
     }
 
