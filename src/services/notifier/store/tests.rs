@@ -587,6 +587,34 @@ async fn a_server_whose_ca_is_unknown_says_what_to_configure() {
 }
 
 #[tokio::test]
+async fn the_clean_up_keeps_a_lane_that_gets_a_message_meanwhile() {
+    let Some(url) = fresh_database().await else { return };
+    let store = Store::of(Postgres::open(&url, ca().as_deref()).await.unwrap());
+    store.keep_lease(Vec::new()).await.unwrap();
+    add(&store, Event { last: true, ..event("1", "k", None) }, &["a"], 5).await;
+    let [lane] = due(&store, "a", 5).await[..] else { panic!("one lane") };
+    deliver(&store, lane).await;
+    let (client, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await.unwrap();
+    let beside = async {
+        let append = "BEGIN; UPDATE journeyman_notifier.lane SET tail = tail + 1, due_at = 5000, last_at = 5000";
+        client.batch_execute(append).await.unwrap();
+        let committing = async {
+            let waiting =
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+            while client.query_one(waiting, &[]).await.unwrap().get::<_, i64>(0) == 0 {}
+            client.batch_execute("COMMIT").await.unwrap();
+        };
+        tokio::join!(store.clean_up(Stamp(1_000), "m-_"), committing).0.unwrap();
+        client.query_one("SELECT count(*) FROM journeyman_notifier.lane", &[]).await.unwrap().get::<_, i64>(0)
+    };
+    let lanes = tokio::select! {
+        lanes = beside => lanes,
+        ended = connection => panic!("the connection has ended: {ended:?}"),
+    };
+    assert_eq!(lanes, 1);
+}
+
+#[tokio::test]
 async fn a_call_that_cannot_be_stored_harms_no_other_one_of_its_transaction() {
     let Some(url) = fresh_database().await else { return };
     let store = Store::of(Postgres::open(&url, ca().as_deref()).await.unwrap());

@@ -43,7 +43,9 @@ pub(super) async fn clean_up(db: &mut Tx<'_>, before: Stamp, targets: &str) -> R
         .await?;
     removed += db
         .execute(
-            "DELETE FROM lane WHERE id IN (SELECT id FROM lane WHERE last_at < $1 AND head > tail AND state = 'open'
+            // PostgreSQL looks again at what is outside of the list, once another transaction has changed the lane.
+            "DELETE FROM lane WHERE last_at < $1 AND head > tail AND due_at IS NULL
+                 AND id IN (SELECT id FROM lane WHERE last_at < $1 AND head > tail AND state = 'open'
                  AND closed_epoch = epoch
                  AND NOT EXISTS (SELECT 1 FROM message WHERE message.lane = lane.id)
              ORDER BY last_at LIMIT $2)",
