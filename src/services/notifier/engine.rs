@@ -61,6 +61,8 @@ pub(crate) struct Engine {
     dispatcher: Dispatcher,
     /// The lanes that the dispatcher has, or whose attempts are under way.
     taken: HashMap<LaneId, Taken>,
+    /// How often what is known of lanes may have changed.
+    lane_changes: u64,
     /// In bytes of their data.
     room_for_heads: Arc<Semaphore>,
     term: watch::Receiver<Term>,
@@ -149,6 +151,8 @@ struct Commit {
     next: NextAttempt,
     ended: Arc<EndedAttempt>,
     alerts: Vec<Arc<Event>>,
+    /// The changes that were known when its transaction began.
+    changes: u64,
 }
 
 struct Sent {
@@ -186,6 +190,7 @@ impl Engine {
             endpoints: BTreeMap::new(),
             dispatcher: Dispatcher::new(limits),
             taken: HashMap::new(),
+            lane_changes: 0,
             room_for_heads: Arc::new(Semaphore::new(NOTIFIER_HEADS_BYTES_MAX)),
             lease: Lease::default(),
             term,
@@ -521,6 +526,7 @@ impl Engine {
 
     /// What is known of lanes may have changed.
     fn forget_heads(&mut self) {
+        self.lane_changes += 1;
         self.taken.values_mut().for_each(|taken| taken.next = None);
     }
 
@@ -601,7 +607,7 @@ impl Engine {
                 if let Some(entry) = entry.filter(|one| !is_drained && one.may_deliver(stamp())) {
                     self.dispatcher.add(&next.endpoint, &entry.origin, next.lane);
                     if let Some(taken) = self.taken.get_mut(&next.lane) {
-                        taken.next = head.and_then(|head| {
+                        taken.next = head.filter(|_| commit.changes == self.lane_changes).and_then(|head| {
                             let bytes = u32::try_from(head.data.len()).unwrap_or(u32::MAX);
                             let _bytes = Arc::clone(&self.room_for_heads).try_acquire_many_owned(bytes).ok()?;
                             Some(KnownHead { head, read_at: self.clock.now(), _bytes })
@@ -637,7 +643,8 @@ impl Engine {
     }
 
     /// Stores what an attempt has brought, unless the lease ends first: another node repeats the attempt then.
-    fn commit(&mut self, commit: Commit, wait: Duration) {
+    fn commit(&mut self, mut commit: Commit, wait: Duration) {
+        commit.changes = self.lane_changes;
         let (store, intake, lease_ended) =
             (self.store.clone(), Arc::clone(&self.intake), self.term.borrow().ended.clone());
         self.commits += 1;
@@ -693,7 +700,7 @@ impl Engine {
         let attempt = attempt_record(started_at, result);
         let ended = Arc::new(EndedAttempt { head: *head, state, attempt, verdict, at: now });
         let alerts = alerts.into_iter().map(Arc::new).collect();
-        self.commit(Commit { next, ended, alerts }, Duration::ZERO);
+        self.commit(Commit { next, ended, alerts, changes: 0 }, Duration::ZERO);
     }
 
     /// Stores what attempts have changed of an endpoint, one change after another.

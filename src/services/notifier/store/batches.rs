@@ -56,6 +56,8 @@ impl<In: Clone + Send + 'static, Out: Send + 'static> Batches<In, Out> {
         let (reply, answer) = oneshot::channel();
         let begins = {
             let mut waiting = self.waiting.lock();
+            // While a transaction hangs, callers go and come again.
+            waiting.calls.retain(|(_, reply)| !reply.is_closed());
             waiting.calls.push_back((call, reply));
             let begins = waiting.transactions < self.transactions_max;
             waiting.transactions += usize::from(begins);

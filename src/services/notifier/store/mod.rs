@@ -150,19 +150,21 @@ impl Store {
     /// Appends events to the lanes of the endpoints that want them: all or none. Returns nothing, and stores nothing, if the endpoints
     /// have changed since they were chosen.
     pub(crate) async fn add(&self, new: NewEvents, now: Stamp) -> Result<Option<Vec<Added>>, StoreFailure> {
-        let new = Arc::new(new);
         let store = self.clone();
-        let run = move |calls: Vec<_>| {
+        let run = move |calls: Vec<NewCall>| {
             let store = store.clone();
-            async move { transaction!(Intake, store, move |db| statements::add(db, &calls)) }
+            async move {
+                let called = calls.clone();
+                let added = transaction!(Intake, store, move |db| statements::add(db, &calls))?;
+                // The caller may be gone.
+                let stored = called.iter().zip(&added).filter(|(_, added)| added.is_some());
+                let endpoints = stored.flat_map(|((new, _), _)| new.events.iter().flat_map(|(_, endpoints)| endpoints));
+                let endpoints: BTreeSet<Arc<str>> = endpoints.cloned().collect();
+                store.tell(|hints| hints.tell_stored(Some(endpoints.clone())));
+                Ok(added)
+            }
         };
-        let added = self.intake.call((Arc::clone(&new), now), run).await?;
-        if added.is_some() {
-            let endpoints: BTreeSet<Arc<str>> =
-                new.events.iter().flat_map(|(_, endpoints)| endpoints).cloned().collect();
-            self.tell(|hints| hints.tell_stored(Some(endpoints.clone())));
-        }
-        Ok(added)
+        self.intake.call((Arc::new(new), now), run).await
     }
 
     /// Closes the lanes of these endpoints, unless a later epoch has begun.

@@ -45,7 +45,7 @@ pub enum PostgresError {
 }
 
 /// A batch is small, whatever the planner thinks of a table that was empty when it planned, or of an array.
-const BY_INDEX: &str = " -c enable_seqscan=off -c enable_hashjoin=off -c enable_mergejoin=off";
+const BY_INDEX: &str = " -c enable_seqscan=off -c enable_hashjoin=off -c enable_mergejoin=off -c jit=off";
 
 /// Channels of hints.
 const STORED: &str = "journeyman_notifier_stored";
@@ -387,9 +387,6 @@ impl PostgresTx {
     }
 
     pub(super) async fn lock_lanes(&mut self, lanes: &Vec<i64>) -> Result<(), SqlError> {
-        if lanes.len() < 2 {
-            return Ok(());
-        }
         let lock =
             "SELECT 1 FROM lane WHERE id = ANY($1) ORDER BY key COLLATE \"C\", endpoint COLLATE \"C\" FOR UPDATE";
         self.query_with(lock, &[lanes]).await.map(drop)

@@ -9,7 +9,7 @@ use journeyman_domain::staged::Stamp;
 use journeyman_platform::http::client::{root_cause, tls_hint};
 
 /// A parameter, or a field of a row.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Value {
     Null,
     Int(i64),

@@ -134,6 +134,8 @@ pub(super) async fn add(db: &mut Tx<'_>, calls: &[NewCall]) -> Result<Vec<Option
             ]);
         }
     }
+    // In an order that each node has, as with lanes.
+    given.sort_by(|one, other| one.iter().take(2).cmp(other.iter().take(2)));
     let mut stored = BTreeMap::new();
     for mut row in db.query_rows(&STORE, &given).await? {
         let (id, source, source_id): (i64, String, String) = (row.take()?, row.take()?, row.take()?);

@@ -37,7 +37,7 @@ impl Tx<'_> {
         }
     }
 
-    /// Runs statements as [`Tx::query_rows`] does, in this order. PostgreSQL has them all before it answers the first.
+    /// Runs statements that do not concern each other, as [`Tx::query_rows`] does. PostgreSQL has them all before it answers the first.
     pub(super) async fn query_each<const N: usize>(
         &mut self,
         each: [(&ForRows, &Vec<Vec<Value>>); N],
