@@ -69,7 +69,7 @@ pub const POSTGRES_PAGE_CONNECTIONS: usize = 3;
 pub const NOTIFIER_TRANSACTION_MAX: usize = 64;
 /// How long a head that was read waits for its attempt. An older one is read again: another node may have changed its lane.
 pub const NOTIFIER_HEAD_AGE_MAX: Duration = Duration::from_secs(1);
-/// The bytes of their data.
+/// The data of all heads that are kept with their lanes.
 pub const NOTIFIER_HEADS_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// What attempts have brought and is not stored yet: no attempt begins beside so many.
 pub const NOTIFIER_COMMITS_MAX: usize = 256;

@@ -63,7 +63,7 @@ pub(crate) struct Engine {
     taken: HashMap<LaneId, Taken>,
     /// How often what is known of lanes may have changed.
     lane_changes: u64,
-    /// In bytes of their data.
+    /// Has a permit for each byte of data that may be kept.
     room_for_heads: Arc<Semaphore>,
     term: watch::Receiver<Term>,
     lease: Lease,
@@ -90,7 +90,7 @@ pub(crate) struct Engine {
     next_due: BTreeMap<Arc<str>, Stamp>,
     /// What attempts bring can be stored.
     is_storing: bool,
-    /// What they have brought and is not stored yet.
+    /// Ends of attempts that are not stored yet.
     commits: usize,
 }
 

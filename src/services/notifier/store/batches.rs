@@ -1,4 +1,4 @@
-//! Calls that share transactions: whoever calls while a transaction runs is in the next one.
+//! Calls that share transactions: a call that comes while a transaction runs is in the next one.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ type Reply<Out> = oneshot::Sender<Result<Out, StoreFailure>>;
 /// What waits for a transaction.
 pub(super) struct Batches<In, Out> {
     what: &'static str,
-    /// At once.
+    /// So many run at once.
     transactions_max: usize,
     weight: fn(&In) -> usize,
     weight_max: usize,

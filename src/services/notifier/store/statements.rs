@@ -100,11 +100,11 @@ pub(crate) struct NewEvents {
 struct Run {
     epoch: Option<u32>,
     is_last: bool,
-    /// In their order.
+    /// Ids, in the order of the lane.
     events: Vec<i64>,
 }
 
-/// With the time at which it came.
+/// A call, with the time at which it came.
 pub(super) type NewCall = (Arc<NewEvents>, Stamp);
 
 /// Stores the events of calls and appends each to its lanes, in the order of the calls. Returns what became of the events of each call,
@@ -118,7 +118,7 @@ pub(super) async fn add(db: &mut Tx<'_>, calls: &[NewCall]) -> Result<Vec<Option
     let sent = current.flat_map(|(call, (new, at))| {
         new.events.iter().enumerate().map(move |(index, (event, endpoints))| ((call, index), event, endpoints, at.0))
     });
-    // Of events that are the same, the first one counts.
+    // The first one counts of events that are the same.
     let (mut places, mut given) = (HashMap::new(), Vec::new());
     for (place, event, endpoints, at) in sent {
         if let Entry::Vacant(entry) = places.entry((event.source.as_str(), event.id.as_str())) {
@@ -134,7 +134,7 @@ pub(super) async fn add(db: &mut Tx<'_>, calls: &[NewCall]) -> Result<Vec<Option
             ]);
         }
     }
-    // In an order that each node has, as with lanes.
+    // Each node stores events in this order, so that none waits for another one that waits for it.
     given.sort_by(|one, other| one.iter().take(2).cmp(other.iter().take(2)));
     let mut stored = BTreeMap::new();
     for mut row in db.query_rows(&STORE, &given).await? {

@@ -78,7 +78,7 @@ impl Tx<'_> {
         }
     }
 
-    /// Until the end of the transaction, in the order in which each transaction takes them.
+    /// Locks lanes until the end of the transaction, in the order in which each transaction does.
     pub(super) async fn lock_lanes(&mut self, lanes: Vec<i64>) -> Result<(), SqlError> {
         match self {
             Self::Sqlite(_) => Ok(()),
