@@ -393,6 +393,9 @@ mod tests {
         let (context, _cancel) = Context::without_claim("task", definition, workdir, log, Clock::boot()).unwrap();
         let argv = ["/bin/sleep", "600"].map(str::to_owned);
         let running = RunningProcess::start(Launch::new(&argv, &std::iter::empty().collect(), &context)).await.unwrap();
+        // The kernel gives the process its name just after it has told the caller that the program runs.
+        let name = format!("/proc/{}/comm", running.group());
+        while std::fs::read_to_string(&name).unwrap().trim() != "sleep" {}
         let uncleaned = UncleanedScope::new(context.task().run.clone(), context.scope().clone());
         assert!(uncleaned_hint(&uncleaned).contains("not listed yet"));
         uncleaned.processes.set(uncleaned.scope.describe_processes()).unwrap();
