@@ -5,6 +5,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode};
 use rustix::fs::{FallocateFlags, fallocate};
 use tokio::runtime::Handle;
@@ -157,13 +158,20 @@ fn is_ours(conn: &Connection, schema: &Schema) -> rusqlite::Result<bool> {
     Ok(application == schema.application_id || (application == 0 && number("SELECT count(*) FROM sqlite_schema")? == 0))
 }
 
-/// Creates the tables, if there are none. Returns the format of the database.
-fn prepare(conn: &Connection, schema: &Schema) -> rusqlite::Result<i64> {
+/// Configures a connection, whether it writes or reads.
+pub(super) fn configure(conn: &Connection) -> rusqlite::Result<()> {
     conn.set_prepared_statement_cache_capacity(SQLITE_STATEMENTS_MAX);
-    conn.pragma_update(None, "journal_mode", "WAL")?;
-    conn.pragma_update(None, "synchronous", "FULL")?;
     // Works without free file descriptors.
     conn.pragma_update(None, "temp_store", "MEMORY")?;
+    // Without the stability guarantee SQLite compiles a statement again for each value that could let it use a partial index.
+    conn.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true).map(drop)
+}
+
+/// Creates the tables, if there are none. Returns the format of the database.
+fn prepare(conn: &Connection, schema: &Schema) -> rusqlite::Result<i64> {
+    configure(conn)?;
+    conn.pragma_update(None, "journal_mode", "WAL")?;
+    conn.pragma_update(None, "synchronous", "FULL")?;
     conn.pragma_update(None, "journal_size_limit", SQLITE_JOURNAL_BYTES_KEPT)?;
     conn.execute_batch("BEGIN IMMEDIATE")?;
     let mut format = conn.pragma_query_value(None, "user_version", |row| row.get(0))?;
@@ -190,12 +198,29 @@ fn reserve_log(db: &Path, owner: &str) {
 
 #[cfg(test)]
 mod tests {
+    use rusqlite::StatementStatus;
+
     use super::*;
 
     const V1: Schema =
         Schema { application_id: 7, format: 1, sql: "CREATE TABLE a (x)", owner: "clerk", key: "clerk.db" };
     const V3: Schema = Schema { format: 3, sql: "CREATE TABLE a (x, y, z)", ..V1 };
     const OTHER: Schema = Schema { application_id: 8, ..V1 };
+
+    #[test]
+    fn a_statement_is_compiled_once_whatever_values_it_gets() {
+        let sql = "CREATE TABLE a (x, y); CREATE INDEX some ON a (x) WHERE y = 'open'";
+        let schema: &'static Schema = Box::leak(Box::new(Schema { sql, ..V1 }));
+        let database = Database::open(&Db::Memory, schema).unwrap();
+        let compiled_again = database.run(|conn| {
+            let mut found = conn.prepare("SELECT count(*) FROM a WHERE x = ?1 AND y = ?2")?;
+            for value in ["open", "closed", "open"] {
+                found.query_row([value, value], |row| row.get::<_, i64>(0))?;
+            }
+            Ok(found.get_status(StatementStatus::RePrepare))
+        });
+        assert_eq!(compiled_again.unwrap(), 0);
+    }
 
     #[test]
     fn a_database_of_another_version_or_role_stays_as_it_is() {

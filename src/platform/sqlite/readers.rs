@@ -9,9 +9,10 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::JobError;
+use super::open::configure;
 use crate::host::file_lock::FileLock;
 use crate::tasks::blocking;
-use journeyman_domain::limits::{SQLITE_BUSY_TIMEOUT, SQLITE_READ_TIMEOUT, SQLITE_READERS, SQLITE_STATEMENTS_MAX};
+use journeyman_domain::limits::{SQLITE_BUSY_TIMEOUT, SQLITE_READ_TIMEOUT, SQLITE_READERS};
 
 #[derive(Debug)]
 pub(super) struct Readers {
@@ -37,8 +38,7 @@ impl Readers {
         let open = |_| {
             let conn = Connection::open(path)?;
             conn.busy_timeout(SQLITE_BUSY_TIMEOUT)?;
-            conn.set_prepared_statement_cache_capacity(SQLITE_STATEMENTS_MAX);
-            conn.pragma_update(None, "temp_store", "MEMORY")?;
+            configure(&conn)?;
             conn.pragma_update(None, "query_only", true)?;
             Ok(conn)
         };
