@@ -166,6 +166,10 @@ pub fn create_dir_if_missing(path: &Path) -> io::Result<()> {
 ///
 /// The last attempt failed; parts may be removed. Nothing is removed while anything is mounted in it.
 pub fn remove_tree(dir: &Path) -> io::Result<()> {
+    // Most tasks leave nothing, and nothing is mounted in an empty directory.
+    if std::fs::remove_dir(dir).or_else(ignore_missing).is_ok() {
+        return Ok(());
+    }
     super::mounts::unmount_below(dir)?;
     let mut result = Ok(());
     for _ in 0..FOLDER_REMOVALS_MAX {
