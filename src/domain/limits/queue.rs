@@ -52,5 +52,7 @@ pub const QUEUE_PUT_URL_TTL: Duration = Duration::from_secs(45 * 60);
 pub const QUEUE_GET_URL_TTL: Duration = Duration::from_secs(30 * 60);
 /// An upload URL expires after the same time.
 pub const QUEUE_UPLOAD_TIMEOUT: Duration = QUEUE_PUT_URL_TTL;
+/// The start of an upload, which is kept in memory: a shorter one is written at once.
+pub const QUEUE_UPLOAD_HEAD_BYTES: u64 = 64 << 10;
 pub const QUEUE_READ_BYTES: usize = 64 << 10;
 pub const QUEUE_OVERLOADED_POLL_WAIT: Duration = Duration::from_secs(1);

@@ -19,7 +19,8 @@ use super::call::{App, QueueState};
 use super::clock::UnixMillis;
 use super::field_types::{header_str, query_param};
 use super::queue_error::{Params, QueueError, QueueErrorCode, route_not_found};
-use journeyman_domain::limits::{QUEUE_READ_BYTES, QUEUE_UPLOAD_TIMEOUT};
+use journeyman_domain::limits::{QUEUE_READ_BYTES, QUEUE_UPLOAD_HEAD_BYTES, QUEUE_UPLOAD_TIMEOUT};
+use journeyman_platform::tasks::blocking;
 use journeyman_worker::task::formats::is_slugid;
 
 pub(crate) const PATH_PREFIX: &str = "/artifact-store/";
@@ -136,17 +137,30 @@ async fn receive(app: &QueueState, target: &ContentPath, body: Body) -> io::Resu
         return Err(io::ErrorKind::FileTooLarge.into());
     }
     let mut content = StreamReader::new(body.into_data_stream().map_err(io::Error::other)).take(bytes_max + 1);
+    let (artifacts, file) = (app.config.artifacts.clone(), target.file());
     let stored = async {
-        let mut incoming = IncomingFile::create(&app.config.artifacts)?;
-        let length = tokio::io::copy(&mut content, &mut incoming.file).await?;
+        let mut head = Vec::new();
+        let mut length = (&mut content).take(QUEUE_UPLOAD_HEAD_BYTES).read_to_end(&mut head).await? as u64;
+        let is_whole = length < QUEUE_UPLOAD_HEAD_BYTES;
+        let create = move || IncomingFile::create(&artifacts, &head);
+        if is_whole && length <= bytes_max {
+            if !may_store(app, target).await? {
+                return Ok(Stored::RunResolved);
+            }
+            // Most uploads are short logs, so one job does all their work on the disk.
+            return on_disk(move || create()?.commit(&file)).await.map(|()| Stored::Yes);
+        }
+        let incoming = on_disk(create).await?;
+        let mut rest = tokio::fs::File::from_std(incoming.file.try_clone()?);
+        length += tokio::io::copy(&mut content, &mut rest).await?;
         if length > bytes_max {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
-        incoming.file.flush().await?;
+        rest.flush().await?;
         if !may_store(app, target).await? {
             return Ok(Stored::RunResolved);
         }
-        incoming.commit(&target.file()).await.map(|()| Stored::Yes)
+        on_disk(move || incoming.commit(&file)).await.map(|()| Stored::Yes)
     }
     .await;
     if stored.is_err() {
@@ -154,6 +168,10 @@ async fn receive(app: &QueueState, target: &ContentPath, body: Body) -> io::Resu
         tokio::io::copy(&mut content, &mut tokio::io::sink()).await.ok();
     }
     stored
+}
+
+async fn on_disk<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+    blocking(work).await.map_err(io::Error::other)?
 }
 
 async fn handle_get(app: &QueueState, target: &ContentPath, content_type: String) -> Response {

@@ -1,7 +1,7 @@
 //! Artifact files: one file each below the artifact directory, complete and durable once it has its name.
 
 use std::fs::{DirBuilder, File};
-use std::io;
+use std::io::{self, Write as _};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
@@ -42,34 +42,33 @@ pub(crate) fn prepare(artifacts: &Path) -> io::Result<()> {
     artifacts.ancestors().skip(1).take(2).filter(|parent| !parent.as_os_str().is_empty()).try_for_each(sync)
 }
 
-/// An unfinished upload; removed on drop unless it was committed.
+/// An unfinished upload; removed on drop unless it was committed. Its methods block.
 pub(crate) struct IncomingFile {
     artifacts: PathBuf,
     path: TempPath,
-    pub(crate) file: tokio::fs::File,
+    pub(crate) file: File,
 }
 
 impl IncomingFile {
-    pub(crate) fn create(artifacts: &Path) -> io::Result<Self> {
+    /// Creates it with the start of its content.
+    pub(crate) fn create(artifacts: &Path, head: &[u8]) -> io::Result<Self> {
         // `NamedTempFile` would hide the number of the system's error.
         let path = artifacts.join(INCOMING).join(uuid::Uuid::new_v4().simple().to_string());
         let file = File::create_new(&path)?;
-        Ok(Self { artifacts: artifacts.to_owned(), path: TempPath::try_from_path(path)?, file: file.into() })
+        let mut incoming = Self { artifacts: artifacts.to_owned(), path: TempPath::try_from_path(path)?, file };
+        incoming.file.write_all(head).map(|()| incoming)
     }
 
     /// Flushes the content before the rename, and the directories after it.
-    pub(crate) async fn commit(self, path: &str) -> io::Result<()> {
-        self.file.sync_all().await?;
+    pub(crate) fn commit(self, path: &str) -> io::Result<()> {
+        self.file.sync_all()?;
         let path = self.artifacts.join(path);
-        let stored = tokio::task::spawn_blocking(move || {
-            let task_dir = path.parent().unwrap_or(&self.artifacts);
-            create_dir(task_dir)?;
-            self.path.persist(&path)?;
-            sync(task_dir)?;
-            // The task directory may be new, created by another upload that has not flushed it yet.
-            sync(&self.artifacts)
-        });
-        stored.await.map_err(io::Error::other)?
+        let task_dir = path.parent().unwrap_or(&self.artifacts);
+        create_dir(task_dir)?;
+        self.path.persist(&path)?;
+        sync(task_dir)?;
+        // The task directory may be new, created by another upload that has not flushed it yet.
+        sync(&self.artifacts)
     }
 }
 
@@ -81,7 +80,7 @@ mod tests {
     fn an_unfinished_upload_is_removed_on_restart() {
         let artifacts = tempfile::tempdir().unwrap();
         prepare(artifacts.path()).unwrap();
-        let upload = IncomingFile::create(artifacts.path()).unwrap();
+        let upload = IncomingFile::create(artifacts.path(), b"x").unwrap();
         let path = upload.path.to_path_buf();
         std::mem::forget(upload);
         prepare(artifacts.path()).unwrap();
