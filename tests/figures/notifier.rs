@@ -36,6 +36,8 @@ const COMMITS: usize = 16;
 const ATTEMPTS: usize = 64;
 const AIM: &str = "≥ 60 % of the smaller";
 const DEAD: usize = 10;
+/// What a person, a collector of metrics and a client ask for.
+const READ: [&str; 5] = ["/", "/metrics", "/v1/status", "/v1/lanes", "/v1/attempts"];
 
 /// What the receivers of one measurement have.
 #[derive(Default)]
@@ -213,7 +215,7 @@ impl Lab {
             self.rates("PostgreSQL", &fresh, commits, webhooks, &mut rows).await?;
         }
         rows.push(self.beside_dead_endpoints().await?);
-        rows.push(self.backlog().await?);
+        rows.extend(self.backlog().await?);
         rows.extend(self.discovery().await?);
         Ok(rows)
     }
@@ -334,8 +336,8 @@ impl Lab {
         })
     }
 
-    /// How soon a notifier delivers that starts with a backlog.
-    async fn backlog(&self) -> Outcome<Row> {
+    /// What readers cost the intake of a notifier that holds a backlog, and how soon it delivers when it starts with one.
+    async fn backlog(&self) -> Outcome<Vec<Row>> {
         let (count, lanes) = self.pick((1_000_000, 100_000), (2_000, 500));
         let receiver = Receiver::start().await?;
         let config = endpoint("bench", receiver.address, "bench");
@@ -348,6 +350,7 @@ impl Lab {
             filling.publish("bench", first..count.min(first + BATCH * CALLS * 10), lanes).await?;
         }
         let taken = count as f64 / (now() - began).as_secs_f64();
+        let beside_readers = self.beside_readers(&filling, count).await?;
         let mut program = filling.program;
         program.child.start_kill()?;
         program.child.wait().await?;
@@ -359,13 +362,61 @@ impl Lab {
         receiver.wait_for(1).await?;
         let first = now() - resumed;
         let memory = notifier.program.usage()?.megabytes();
-        Ok(Row {
+        let start = Row {
             figure: format!(
                 "start with {count} messages that wait in {lanes} lanes: until it listens, and until the first webhook"
             ),
             reached: format!("{} and {}, {memory:.1} MB", millis(listens), millis(first)),
             aim: "",
             limit: format!("they were taken at {taken:.0} /s"),
+        };
+        Ok(vec![beside_readers, start])
+    }
+
+    /// How long calls with an event take while others read the pages and the API one after the other.
+    async fn beside_readers(&self, notifier: &Notifier, messages: usize) -> Outcome<Row> {
+        let (calls, per_second) = self.pick((4_000, 400), (100, 100));
+        let intake = async |kind: &str| {
+            let began = tokio::time::Instant::now();
+            let sending = stream::iter(0..calls).map(|number| async move {
+                sleep_until(began + Duration::from_micros(1_000_000 / per_second * number)).await;
+                let sent = now();
+                let number = usize::try_from(number)?;
+                notifier.call("/v1/events", serde_json::to_vec(&event(kind, number, number + 1))?).await?;
+                Outcome::Ok(now() - sent)
+            });
+            Outcome::Ok(Spans::new(sending.buffered(ATTEMPTS).try_collect().await?))
+        };
+        let without = intake("bench.quiet").await?;
+        let mut reads = Vec::new();
+        let reading = async {
+            loop {
+                for path in READ {
+                    let began = now();
+                    let answer = notifier.http.get(format!("{}{path}", notifier.url)).bearer_auth(TOKEN).send().await?;
+                    answer.error_for_status()?.bytes().await?;
+                    reads.push(now() - began);
+                }
+            }
+        };
+        let with = tokio::select! {
+            read = reading => return read,
+            with = intake("bench.read") => with?,
+        };
+        let reads = Spans::new(reads);
+        Ok(Row {
+            figure: format!(
+                "intake beside a reader of pages and API, {messages} messages of history, {per_second} /s: p50 and p99 of {calls}"
+            ),
+            reached: format!(
+                "{}, {:+.1} ms; slowest of {} reads {}",
+                with.pair(50, 99),
+                (with.percentile(99).as_secs_f64() - without.percentile(99).as_secs_f64()) * 1e3,
+                reads.len(),
+                millis(reads.percentile(100))
+            ),
+            aim: "p99 ≤ +10 ms",
+            limit: format!("{} without", without.pair(50, 99)),
         })
     }
 
