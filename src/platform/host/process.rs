@@ -3,6 +3,7 @@
 //! A PID may be reused as soon as the process is reaped. A process that is not our child is therefore signalled through a
 //! pidfd, after it was checked again.
 
+use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -20,6 +21,16 @@ pub const PROCESS_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How long to wait for a process before it is checked again: its PID may have been reused.
 const PID_RECHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Reads a file that the kernel writes while it is read. Names in it need not be UTF-8, and its length is not known before, so that
+/// `std::fs::read` would ask for it in vain, and then read 32 bytes, 32, 64 and so on.
+pub(super) fn read_kernel_file(path: impl AsRef<Path>) -> io::Result<String> {
+    let mut content = Vec::with_capacity(KERNEL_FILE_BYTES_USUAL);
+    File::open(path)?.take(u64::MAX).read_to_end(&mut content)?;
+    Ok(String::from_utf8(content).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
+}
+
+const KERNEL_FILE_BYTES_USUAL: usize = 1 << 10;
 
 /// The fields of `/proc/PID/stat` that are used here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,11 +57,8 @@ impl ProcessStat {
 
     /// `None` is a missing process; a process that cannot be read is an error.
     pub fn try_read(pid: i32) -> io::Result<Option<Self>> {
-        match std::fs::read(format!("/proc/{pid}/stat")) {
-            // A process name need not be UTF-8.
-            Ok(bytes) => {
-                Self::parse(&String::from_utf8_lossy(&bytes)).map(Some).ok_or_else(|| io::ErrorKind::InvalidData.into())
-            }
+        match read_kernel_file(format!("/proc/{pid}/stat")) {
+            Ok(stat) => Self::parse(&stat).map(Some).ok_or_else(|| io::ErrorKind::InvalidData.into()),
             Err(error)
                 if error.kind() == io::ErrorKind::NotFound
                     || error.raw_os_error() == Some(Errno::SRCH.raw_os_error()) =>
@@ -119,7 +127,7 @@ pub fn is_descendant(pid: i32) -> Option<bool> {
 /// process, and the main thread of a Rust program lives as long as the program.
 pub(crate) fn adopted_children() -> io::Result<Vec<i32>> {
     let own = std::process::id();
-    match std::fs::read_to_string(format!("/proc/self/task/{own}/children")) {
+    match read_kernel_file(format!("/proc/self/task/{own}/children")) {
         Ok(list) => Ok(list.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect()),
         // A kernel built without CONFIG_PROC_CHILDREN.
         Err(_) => {
@@ -155,7 +163,7 @@ pub(crate) fn poll_blocking(timeout: Duration, mut condition: impl FnMut() -> bo
 
 /// The memory in bytes; `None` if the process has ended.
 pub(crate) fn resident_memory(pid: i32) -> Option<u64> {
-    parse_resident_memory(&String::from_utf8_lossy(&std::fs::read(format!("/proc/{pid}/status")).ok()?))
+    parse_resident_memory(&read_kernel_file(format!("/proc/{pid}/status")).ok()?)
 }
 
 fn parse_resident_memory(status: &str) -> Option<u64> {
@@ -179,7 +187,7 @@ pub(crate) fn environment_variable(pid: i32, name: &str) -> Option<String> {
 /// `None` if the file is missing or empty.
 fn read_environment(file: impl AsRef<Path>) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
-    let file = std::fs::File::open(file).ok()?;
+    let file = File::open(file).ok()?;
     file.take(PROCESS_ENVIRONMENT_BYTES_MAX).read_to_end(&mut bytes).ok()?;
     (!bytes.is_empty()).then_some(bytes)
 }

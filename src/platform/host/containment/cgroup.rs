@@ -37,8 +37,7 @@ fn parse_v2_path(groups: &str) -> Option<&str> {
 
 /// The cookies of the claims whose groups contain a process, innermost first.
 pub(super) fn claim_cookies_of(process: i32) -> Vec<String> {
-    let groups = std::fs::read(format!("/proc/{process}/cgroup")).unwrap_or_default();
-    let groups = String::from_utf8_lossy(&groups);
+    let groups = process::read_kernel_file(format!("/proc/{process}/cgroup")).unwrap_or_default();
     // An exited process stays in its group after the group was removed.
     let group = parse_v2_path(&groups).map(|group| group.strip_suffix(" (deleted)").unwrap_or(group));
     let parts = group.unwrap_or_default().rsplit('/');
@@ -109,7 +108,7 @@ impl Cgroup {
     }
 
     pub(super) fn read(&self, file: &str) -> io::Result<String> {
-        std::fs::read_to_string(self.file_path(file))
+        process::read_kernel_file(self.file_path(file))
     }
 
     pub(super) fn write(&self, file: &str, text: &str) -> io::Result<()> {
@@ -164,10 +163,8 @@ impl Cgroup {
     fn contains(&self, process: i32) -> bool {
         let Some(name) = self.path.file_name().and_then(|name| name.to_str()) else { return false };
         // A payload can give its own groups names that are not UTF-8.
-        std::fs::read(format!("/proc/{process}/cgroup")).is_ok_and(|groups| {
-            let groups = String::from_utf8_lossy(&groups);
-            parse_v2_path(&groups).is_some_and(|group| group.split('/').any(|part| part == name))
-        })
+        process::read_kernel_file(format!("/proc/{process}/cgroup"))
+            .is_ok_and(|groups| parse_v2_path(&groups).is_some_and(|group| group.split('/').any(|part| part == name)))
     }
 
     /// The processes in the group and its descendants.
@@ -175,7 +172,7 @@ impl Cgroup {
         let lists = self
             .with_descendants()
             .into_iter()
-            .filter_map(|dir| std::fs::read_to_string(dir.join("cgroup.procs")).ok());
+            .filter_map(|dir| process::read_kernel_file(dir.join("cgroup.procs")).ok());
         lists.flat_map(|list| list.lines().filter_map(|line| line.parse().ok()).collect::<Vec<_>>()).collect()
     }
 

@@ -98,7 +98,7 @@ fn enter(procs: &OsStr) -> Result<()> {
 
 /// Reads variables that are each terminated by a zero, and a final empty one.
 pub(super) fn read_environment(from: &File) -> Result<Vec<(OsString, OsString)>> {
-    let mut bytes = Vec::new();
+    let mut bytes = Vec::with_capacity(4 << 10);
     let max = u64::try_from(ENVIRONMENT_BYTES_MAX).unwrap_or(u64::MAX);
     from.take(max).read_to_end(&mut bytes)?;
     // Without the empty variable the worker ended before it had sent everything.
