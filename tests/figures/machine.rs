@@ -61,6 +61,8 @@ pub(crate) fn micros_each(span: Duration, count: usize) -> f64 {
 pub(crate) struct Usage {
     pub(crate) cpu: Duration,
     pub(crate) resident_kib: u64,
+    /// What is resident of its files, which is nearly all of its program: the kernel shares it, and can drop it.
+    pub(crate) program_kib: u64,
 }
 
 impl Usage {
@@ -71,8 +73,11 @@ impl Usage {
             cpu += Duration::from_nanos(stat.split(' ').next().unwrap_or_default().parse()?);
         }
         let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or_default();
-        Ok(Self { cpu, resident_kib: line.split_whitespace().next().unwrap_or_default().parse()? })
+        let kib = |name| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+            line.split_whitespace().next().unwrap_or_default().parse()
+        };
+        Ok(Self { cpu, resident_kib: kib("VmRSS:")?, program_kib: kib("RssFile:")? })
     }
 
     pub(crate) fn megabytes(self) -> f64 {

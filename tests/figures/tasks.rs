@@ -130,7 +130,7 @@ impl Lab {
                 figure: format!("idle `journeyman worker`, {queues} queues, {dialect}, over {lasting} s"),
                 reached: format!("{share:.3} % CPU, {:.1} MB", after.megabytes()),
                 aim: if *queues == 1 { "≤ 0.1 %, ≤ 15 MB" } else { "" },
-                limit: String::new(),
+                limit: format!("{:.1} MB of them pages of the program", after.program_kib as f64 * 1024.0 / 1e6),
             });
         }
         Ok(rows)
