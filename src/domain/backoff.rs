@@ -30,12 +30,13 @@ impl Backoff {
         self.tries = 0;
     }
 
-    /// The next wait: between half and all of the doubled span, and at least what the service `asked` for, up to
-    /// [`RETRY_AFTER_MAX`].
+    /// The next wait: between half and all of the doubled span, after what the service `asked` for, up to
+    /// [`RETRY_AFTER_MAX`], if that is more. A service asks all its clients for the same.
     pub fn wait(&mut self, policy: Policy, asked: Option<Duration>, jitter: &mut Jitter) -> Duration {
         let doubled = policy.first.saturating_mul(1 << self.tries.min(20)).min(policy.max);
         self.tries = self.tries.saturating_add(1);
         let wait = doubled / 2 + jitter.below(doubled - doubled / 2 + Duration::from_nanos(1));
-        wait.max(asked.unwrap_or_default().min(RETRY_AFTER_MAX))
+        let asked = asked.unwrap_or_default().min(RETRY_AFTER_MAX);
+        if asked > wait { asked + wait } else { wait }
     }
 }

@@ -20,6 +20,10 @@ pub const DENIED_RETRY: backoff::Policy =
 
 /// Attempts at a recovery without a definite answer before polling continues without it.
 pub const RECOVERY_ATTEMPTS_MAX: u32 = 5;
+/// A queue that restarts cuts the long polls of all its workers at once, which send the next ones within this span.
+pub const CUT_POLLS_SPREAD: Duration = Duration::from_secs(12);
+/// Empty long polls, five minutes of them, that workers which started together or met one failure send in step.
+pub const POLLS_IN_STEP_MAX: u32 = 15;
 /// Tolerated difference of two clocks; services report whole seconds.
 pub const CLOCK_SKEW_MAX: Duration = Duration::from_secs(2);
 
@@ -91,6 +95,8 @@ pub struct Poller {
     claim_backoff_until: Instant,
     priority_queues: u16,
     next_queue: u16,
+    /// Empty polls since the last open or failure.
+    polls_in_step: u32,
     /// What the last poll has shown.
     demand: Demand,
     usable_until: Option<Instant>,
@@ -98,7 +104,8 @@ pub struct Poller {
     unread_poll: Option<UnreadPoll>,
     /// The answer of the current poll could not be read.
     reply_unreadable: bool,
-    recovery_backoff: Backoff,
+    recovery_tries: u32,
+    /// Of recoveries and opens as well: in an outage, waits that begin anew with each kind of call would stay short.
     poll_backoff: Backoff,
     claim_backoff: Backoff,
     open_denied_backoff: Backoff,
@@ -220,6 +227,7 @@ impl Poller {
         self.state = State::Idle;
         self.priority_queues = queues.max(1);
         self.next_queue = 0;
+        self.polls_in_step = 0;
         self.usable_until = usable_until.map(|until| until.max(now.plus(self.interval)));
         self.not_before = now;
     }
@@ -251,12 +259,16 @@ impl Poller {
                     // quarantined worker, which is answered at once, does not spin.
                     let from = if self.capabilities.long_poll { sent_at } else { now };
                     self.not_before = from.plus(self.interval - jitter.below(self.interval / 5)).max(now);
+                    self.polls_in_step = self.polls_in_step.saturating_add(1);
+                    if self.capabilities.supports_recovery && self.polls_in_step == POLLS_IN_STEP_MAX {
+                        self.not_before = self.not_before.max(now.plus(jitter.below(now.since(sent_at))));
+                    }
                 }
             }
             State::Recovering => {
                 self.recovery_due = false;
                 self.unread_poll = None;
-                self.recovery_backoff.reset();
+                self.recovery_tries = 0;
                 self.not_before = now;
             }
             State::Closed | State::Opening | State::Idle => {}
@@ -267,11 +279,15 @@ impl Poller {
     pub fn on_refused(&mut self, refusal: Refusal, now: Instant, jitter: &mut Jitter) -> u32 {
         let was = core::mem::replace(&mut self.state, State::Idle);
         self.next_queue = 0;
+        self.polls_in_step = 0;
         if matches!(was, State::Recovering) {
             self.on_recovery_refused(refusal, now, jitter);
             return 0;
         }
+        let mut is_cut = false;
         if let State::Polling { sent_at, .. } = was {
+            let was_held = self.capabilities.supports_recovery && now.since(sent_at) > POLL_RETRY.first;
+            is_cut = was_held && self.poll_backoff.tries() == 0;
             if matches!(refusal, Refusal::Retry { .. }) {
                 self.request_recovery();
             }
@@ -292,7 +308,8 @@ impl Poller {
             }
             Refusal::Denied => denied.wait(DENIED_RETRY, None, jitter),
             Refusal::Retry { .. } | Refusal::Full | Refusal::Stale | Refusal::Gone | Refusal::Rejected => {
-                self.poll_backoff.wait(POLL_RETRY, refusal.retry_after(), jitter)
+                let wait = self.poll_backoff.wait(POLL_RETRY, refusal.retry_after(), jitter);
+                if is_cut { wait.max(jitter.below(CUT_POLLS_SPREAD)) } else { wait }
             }
         };
         let count = if refusal == Refusal::Denied { denied.tries() } else { 0 };
@@ -305,15 +322,16 @@ impl Poller {
     fn on_recovery_refused(&mut self, refusal: Refusal, now: Instant, jitter: &mut Jitter) {
         let wait = match refusal {
             Refusal::Denied => Duration::ZERO,
-            Refusal::Throttled { retry_after } => self.recovery_backoff.wait(DENIED_RETRY, retry_after, jitter),
+            Refusal::Throttled { retry_after } => self.poll_backoff.wait(DENIED_RETRY, retry_after, jitter),
             Refusal::Retry { .. } | Refusal::Full | Refusal::Gone | Refusal::Rejected | Refusal::Stale => {
-                self.recovery_backoff.wait(POLL_RETRY, refusal.retry_after(), jitter)
+                self.poll_backoff.wait(POLL_RETRY, refusal.retry_after(), jitter)
             }
         };
+        self.recovery_tries += 1;
         let passing = matches!(refusal, Refusal::Retry { .. } | Refusal::Throttled { .. });
-        self.recovery_due = passing && self.recovery_backoff.tries() < RECOVERY_ATTEMPTS_MAX;
+        self.recovery_due = passing && self.recovery_tries < RECOVERY_ATTEMPTS_MAX;
         if !self.recovery_due {
-            self.recovery_backoff.reset();
+            self.recovery_tries = 0;
         }
         if refusal == Refusal::Stale {
             self.state = State::Closed;

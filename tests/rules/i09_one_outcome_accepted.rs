@@ -53,8 +53,8 @@ fn i09_the_waits_between_reports_do_not_count_the_requests_before_the_grant() {
 fn i09_a_service_that_asks_for_patience_gets_it() {
     let mut one = One::reporting();
     one.happens(ClaimEvent::Reported(Err(Refusal::Throttled { retry_after: Some(secs(120)) })));
-    assert_eq!(one.pass_to(at(119), Reclaims::Granted), []);
-    assert!(matches!(one.pass_to(at(120), Reclaims::Granted)[..], [ClaimAction::Report { .. }]));
+    assert_eq!(one.pass_to(at(120), Reclaims::Granted), []);
+    assert!(matches!(one.pass_to(at(125), Reclaims::Granted)[..], [ClaimAction::Report { .. }]));
 }
 
 #[test]

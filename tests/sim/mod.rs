@@ -15,6 +15,7 @@
 
 mod check;
 mod faults;
+mod herd;
 mod host;
 mod lanes;
 mod queue;

@@ -105,6 +105,8 @@ impl Worker {
             }
             Err(refusal) => {
                 state.poller.on_refused(refusal, now, &mut self.jitter);
+                let consecutive = state.poller.consecutive_failures();
+                self.alert_repeated_failures(source, consecutive);
             }
         }
     }
