@@ -12,7 +12,9 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::object::{PODS, PartialObject};
 use super::{KubernetesClient, KubernetesError};
+use crate::retry::Retry;
 use crate::tasks::supervised;
+use journeyman_domain::backoff::Policy;
 use journeyman_domain::limits::{
     KUBERNETES_WATCH_LINE_BYTES_MAX, KUBERNETES_WATCH_RETRY, KUBERNETES_WATCH_SILENCE_MAX,
 };
@@ -53,12 +55,13 @@ impl PodWatch {
 
 /// Watches the pods of a label selector until it is dropped.
 pub async fn watch_pods(client: Arc<KubernetesClient>, selector: String, on_change: impl Fn(PodChange) + Sync) {
+    let mut retry = Retry::new(Policy { first: KUBERNETES_WATCH_RETRY, max: KUBERNETES_WATCH_RETRY });
     loop {
         if let Err(error) = list_and_watch(&client, &selector, &on_change).await {
             tracing::debug!("a watch is interrupted: {error}");
         }
         on_change(PodChange::Interrupted);
-        sleep(KUBERNETES_WATCH_RETRY).await;
+        sleep(retry.next_wait(None)).await;
     }
 }
 
