@@ -86,6 +86,7 @@ pub(super) fn worker_config(config: &Config) -> WorkerConfig {
         termination_grace: worker.termination_grace.0,
         drain_deadline: Some(worker.drain_deadline.0),
         on_termination_notice: termination_watch::on_termination_notice(&config.host),
+        poll_interval: worker.poll_interval.0,
         status_poll_interval: worker.status_poll_interval.0,
         exit_policy: ExitPolicy {
             exit_when_idle: worker.exit_when_idle.0,

@@ -36,6 +36,8 @@ pub struct Worker {
     pub drain_deadline: Span,
     /// Time between SIGTERM and SIGKILL for a task that is stopped, and for the service of a handler. SIGKILL follows 0.5 s before its end, or a quarter before it if that is less, so that the exit is observed in time.
     pub termination_grace: Span,
+    /// Pause between polls of an Azure-style queue without a task, up to a fifth shorter by jitter. Other queues hold a poll until there is a task.
+    pub poll_interval: Span,
     /// How often the status of each running task is checked for cancellation. `0s` disables it.
     pub status_poll_interval: OptionalSpan<STATUS_POLL_MIN_MS>,
     /// Address that serves the logs of running tasks, each under a secret path, which the artifact `public/logs/live.log` leads to until the task ends [built-in: none]. With port 0 the system chooses a port.
@@ -60,6 +62,7 @@ impl Default for Worker {
             work_dir: built_in("/var/lib/journeyman/work"),
             drain_deadline: built_in("1h"),
             termination_grace: termination_grace(),
+            poll_interval: built_in("1s"),
             status_poll_interval: built_in("10s"),
             live_log: None,
             live_log_url: None,
