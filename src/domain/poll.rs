@@ -18,6 +18,9 @@ pub const POLL_RETRY: backoff::Policy =
 pub const DENIED_RETRY: backoff::Policy =
     backoff::Policy { first: Duration::from_secs(2), max: Duration::from_secs(120) };
 
+/// The time between two polls that are not held open, over the quiet sources of a worker. A poll costs it a tenth of a millisecond.
+pub const POLL_SPACING: Duration = Duration::from_millis(6);
+
 /// Attempts at a recovery without a definite answer before polling continues without it.
 pub const RECOVERY_ATTEMPTS_MAX: u32 = 5;
 /// A queue that restarts cuts the long polls of all its workers at once, which send the next ones within this span.
@@ -121,8 +124,13 @@ impl Poller {
         Self { interval, capabilities, recovery_due: capabilities.supports_recovery, ..Self::default() }
     }
 
-    pub const fn reconfigure(&mut self, interval: Duration) {
+    pub const fn set_interval(&mut self, interval: Duration) {
         self.interval = interval;
+    }
+
+    /// The polls that find nothing between two sleeps, apart from those that are held open.
+    pub fn polls_a_round(&self) -> u32 {
+        if self.capabilities.long_poll { 0 } else { self.priority_queues.into() }
     }
 
     pub fn next_call(&self, now: Instant) -> NextCall {

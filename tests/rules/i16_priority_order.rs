@@ -1,8 +1,10 @@
 //! I16: priority queues are polled strictly in order: a lower one only after every higher one was empty in the same round.
 
+use std::collections::VecDeque;
+
 use journeyman_domain::id::{PriorityQueue, SourceId};
 use journeyman_domain::refusal::Refusal;
-use journeyman_domain::worker::{Effect, Event, OpenResult};
+use journeyman_domain::worker::{Effect, Event, OpenResult, PollResult};
 
 use crate::rules::support::{Bench, CLAIMS, MESSAGES, RETRY, at, policy, polls, secs};
 
@@ -49,6 +51,30 @@ fn i16_a_held_poll_has_slept_already() {
     // One that is answered at once, as a quarantined worker's is, does not spin.
     assert_eq!(polls(&bench.empty()), 0);
     assert_eq!(polls(&bench.pass(secs(1))), 1);
+}
+
+#[test]
+fn i16_many_quiet_sources_share_so_many_polls_a_second_and_few_poll_every_second() {
+    for (sources, polls_a_second) in [(1, 7..=9), (20, 140..=176), (100, 160..=210)] {
+        let mut bench = Bench::new(policy(100), &vec![MESSAGES; usize::from(sources)]);
+        bench.tick();
+        let mut effects: VecDeque<Effect> = (0..sources).flat_map(|source| bench.opened(source, 7)).collect();
+        let mut polls = 0;
+        while bench.now < at(100) {
+            match effects.pop_front() {
+                Some(Effect::Poll { source, .. }) => {
+                    polls += 1;
+                    effects.extend(bench.polled(source.0, Ok(PollResult::default())));
+                }
+                Some(other) => panic!("{other:?}"),
+                None => {
+                    bench.now = bench.worker.next_deadline().expect("the next poll");
+                    effects.extend(bench.tick());
+                }
+            }
+        }
+        assert!(polls_a_second.contains(&(polls / 100)), "{sources} sources: {polls} polls in 100 s");
+    }
 }
 
 #[test]

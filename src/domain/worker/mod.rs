@@ -293,10 +293,8 @@ impl Worker {
     /// Existing claims keep the policy that they began with.
     fn reconfigure(&mut self, policy: WorkerPolicy) {
         self.slots.resize(policy.capacity);
-        for source in &mut self.sources {
-            source.poller.reconfigure(policy.poll_interval);
-        }
         self.policy = policy;
+        self.space_polls();
     }
 
     /// To be called with [`Event::Tick`] at the start and at each [`Worker::next_deadline`].

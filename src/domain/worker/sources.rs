@@ -10,7 +10,7 @@ use super::{
     RecoveryResult, RunKey, SourceState, Worker,
 };
 use crate::id::{LocalToken, Run, SourceId};
-use crate::poll::{CLOCK_SKEW_MAX, NextCall, UnreadPoll};
+use crate::poll::{CLOCK_SKEW_MAX, NextCall, POLL_SPACING, UnreadPoll};
 use crate::refusal::Refusal;
 use crate::time::Instant;
 use crate::turns::{self, Closing, Share, Turn};
@@ -27,9 +27,20 @@ impl Worker {
         match answer {
             Ok(opened) => {
                 state.poller.on_opened(opened.priority_queues, opened.usable_for.map(|span| sent_at.plus(span)), now);
+                self.space_polls();
                 self.retry_stale_deletes(source, now);
             }
             Err(refusal) => self.on_refusal(source, refusal, now),
+        }
+    }
+
+    /// The more priority queues are polled, the longer each source sleeps when it has found nothing.
+    pub(super) fn space_polls(&mut self) {
+        let polls = self.sources.iter().map(|source| source.poller.polls_a_round()).sum();
+        let interval = self.policy.poll_interval;
+        for SourceState { poller, .. } in &mut self.sources {
+            let is_spaced = poller.polls_a_round() > 0;
+            poller.set_interval(if is_spaced { interval.max(POLL_SPACING.saturating_mul(polls)) } else { interval });
         }
     }
 
