@@ -114,6 +114,15 @@ impl RunningCalls {
         }
     }
 
+    /// One that has ended already.
+    pub(super) fn try_next_result(&mut self) -> Option<CallResult> {
+        loop {
+            if let Ok(result) = self.results.try_join_next()? {
+                return Some(result);
+            }
+        }
+    }
+
     pub(super) async fn finish_discards(&mut self) {
         let finishing = async { while self.discards.join_next().await.is_some() {} };
         // The next process goes on with the rest.

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::task::yield_now;
 
 use crate::handler::sidecar::{SidecarContext, SidecarStatus};
 use crate::source::{CallError, SourceEvent};
@@ -27,6 +28,7 @@ use journeyman_platform::host::crash_points::crash_point;
 use journeyman_platform::host::resources;
 use journeyman_platform::host::work_dir::{WorkDir, WorkDirLock};
 
+use super::calls::CallResult;
 use super::catch_panic::{Panicked, catch_panic};
 use super::claim_runtime::{ClaimRuntime, TraceRecording};
 use super::handler_runtime::HandlerRuntime;
@@ -43,6 +45,8 @@ pub(super) use journaling::ClaimJournal;
 
 /// The folder in the work directory.
 const SIDECARS_DIR: &str = "sidecars";
+/// Between two looks at the clock and at commands.
+const CALL_RESULTS_BATCH_MAX: usize = 64;
 
 pub(super) struct Engine {
     pub(super) rules: rules::Worker,
@@ -174,9 +178,7 @@ impl Engine {
         self.handle_event(Event::Tick);
         let clock = self.config.clock;
         loop {
-            while let Some(effect) = self.rules.next_effect() {
-                self.perform(effect);
-            }
+            self.perform_effects();
             // Without waiting: a poll that is not journaled is recovered once more.
             for index in 0..self.sources.len() {
                 self.journal_unread_poll(SourceId::from_index(index));
@@ -201,9 +203,28 @@ impl Engine {
                     self.handle_event(Event::Launched { claim });
                     self.hand_over();
                 }
-                Some(result) = self.calls.next_result() => self.on_call_result(result),
+                Some(result) = self.calls.next_result() => self.on_call_results(result).await,
                 () = or_pending(deadline.map(|at| clock.sleep_until(at))) => {}
             }
+        }
+    }
+
+    /// Calls of several claims that end in one turn of the runtime are handled together: one poll takes the slots of them all.
+    async fn on_call_results(&mut self, first: CallResult) {
+        if self.calls.claims.len() > 1 {
+            yield_now().await;
+        }
+        self.on_call_result(first);
+        for _ in 1..CALL_RESULTS_BATCH_MAX {
+            let Some(result) = self.calls.try_next_result() else { break };
+            self.perform_effects();
+            self.on_call_result(result);
+        }
+    }
+
+    fn perform_effects(&mut self) {
+        while let Some(effect) = self.rules.next_effect() {
+            self.perform(effect);
         }
     }
 

@@ -16,6 +16,7 @@ use lapin::types::{AMQPValue, DeliveryTag, ShortString};
 use lapin::{Channel, Connection, Consumer};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
+use tokio::task::yield_now;
 use tokio::time::{Instant, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -316,7 +317,13 @@ impl Session {
                     None if self.is_lost() => return Err("the channel was closed".to_owned()),
                     None => return self.on_consumer_canceled(events).await,
                 },
-                () = self.acks_due.notified() => self.send_acks(),
+                () = self.acks_due.notified() => {
+                    // Requests whose replies are confirmed in this turn of the runtime are acknowledged together.
+                    if !self.state.lock().unsettled.is_empty() {
+                        yield_now().await;
+                    }
+                    self.send_acks();
+                }
                 () = self.retired.notified() => return self.cancel_consumer(consumer).await,
                 _ = checks.tick() => {
                     if self.is_lost() {
