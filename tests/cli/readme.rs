@@ -8,7 +8,8 @@ use journeyman::cli::Cli;
 use journeyman::guide::{GuidePage, PAGES};
 use rustix::process::Signal;
 
-use crate::cli::server::dev;
+use crate::cli::host::{Host, TOKEN};
+use crate::cli::server::{Server, dev};
 use crate::cli::support::{journeyman, run};
 
 /// README.md, and every page of the guide.
@@ -171,29 +172,55 @@ fn every_command_and_flag_that_the_pages_mention_exists() {
     assert!(seen_commands >= 6 && seen_flags >= 5, "{seen_commands} commands, {seen_flags} flags");
 }
 
+/// The first command of the pages with these words, without the name of the program.
+fn invocation(words: &[&str]) -> Vec<String> {
+    let found = invocations().into_iter().find(|found| words.iter().all(|word| found.iter().any(|w| w == word)));
+    found.unwrap_or_else(|| panic!("no page has a command with {words:?}"))[1..].to_vec()
+}
+
+/// The first block of the pages with these words.
+fn block(words: &str) -> &'static str {
+    let found = blocks().into_iter().find(|block| block.text.contains(words));
+    found.unwrap_or_else(|| panic!("no page has a block with {words:?}")).text
+}
+
+fn write_greet(folder: &Path) {
+    let program = folder.join("greet.sh");
+    std::fs::write(&program, block("echo \"hello $guest\"")).expect("it can be written");
+    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("it is ours");
+}
+
 #[test]
 fn the_first_handler_of_the_readme_runs_with_the_commands_of_the_readme() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
-    let find = |begins: &str| blocks().into_iter().find(|block| block.text.starts_with(begins)).map(|block| block.text);
-    let program = here.join("greet.sh");
-    std::fs::write(&program, find("#!/bin/sh").expect("greet.sh")).expect("it can be written");
-    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("it is ours");
-    let started = |words: &[&str]| {
-        let found = invocations().into_iter().find(|found| words.iter().all(|word| found.iter().any(|w| w == word)));
-        found.unwrap_or_else(|| panic!("no page has a command with {words:?}"))
-    };
-    let serve = started(&["dev", "--handler"]);
-    let server = dev(here, &serve[2..].iter().map(String::as_str).collect::<Vec<_>>());
-    let tested = run(journeyman(here).args(&started(&["handler", "test", "./greet.sh"])[1..]), "");
+    write_greet(here);
+    let serve = invocation(&["dev", "--handler"]);
+    let server = dev(here, &serve[1..].iter().map(String::as_str).collect::<Vec<_>>());
+    let tested = run(journeyman(here).args(invocation(&["handler", "test", "./greet.sh"])), "");
     assert!(tested.code == 0 && tested.out.contains("completes a good payload"), "{}{}", tested.out, tested.err);
-    let create = run(journeyman(here).args(&started(&["create", "--queue"])[1..]), "");
+    let create = run(journeyman(here).args(invocation(&["create", "--queue"])), "");
     assert_eq!(create.code, 0, "{}{}", create.out, create.err);
     let id = create.out.split_whitespace().next().expect("the id").to_owned();
-    let mut log = started(&["task", "log"]);
+    let mut log = invocation(&["task", "log"]);
     log.retain(|word| word != "TASK");
-    let log = run(journeyman(here).args(&log[1..]).arg(&id), "");
+    let log = run(journeyman(here).args(&log).arg(&id), "");
     assert!(log.code == 0 && log.out.contains("hello world\n"), "{}{}", log.out, log.err);
     server.signal(Signal::INT);
     server.ends_with(0);
+}
+
+#[test]
+fn the_same_handler_works_for_a_taskcluster_with_the_file_and_the_commands_of_the_guide() {
+    let host = Host::with_queue();
+    write_greet(host.path());
+    host.write("token", TOKEN);
+    let fleet = block("task_queue = \"build/greet\"").replace("http://127.0.0.1:7070", host.root());
+    host.write("fleet.toml", &fleet);
+    let worker = Server::start(journeyman(host.path()).args(invocation(&["worker", "fleet.toml"])));
+    let mut create = journeyman(host.path());
+    create.env("TASKCLUSTER_ROOT_URL", host.root()).env("TASKCLUSTER_CLIENT_ID", "me");
+    let created = run(create.args(invocation(&["create", "build/greet"])), "");
+    assert!(created.code == 0 && created.out.contains("completed"), "{}{}", created.out, created.err);
+    worker.drain();
 }
