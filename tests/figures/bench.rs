@@ -9,6 +9,7 @@
 mod commands;
 mod controller;
 mod delays;
+mod kills;
 mod lapin_alone;
 mod machine;
 #[path = "../host/metadata_service.rs"]
@@ -19,6 +20,7 @@ mod notifier;
 mod process_trees;
 mod programs;
 mod requests;
+mod scale;
 mod screwdriver;
 mod staged;
 #[path = "../support/mod.rs"]
@@ -49,7 +51,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 pub(crate) type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 /// The measurements, in the order in which they run.
-const NAMES: [&str; 16] = [
+const NAMES: [&str; 18] = [
     "tasks",
     "commands",
     "requests",
@@ -64,6 +66,8 @@ const NAMES: [&str; 16] = [
     "delays",
     "screwdriver",
     "notifier",
+    "kills",
+    "scale",
     "trees",
     "start",
 ];
@@ -107,6 +111,8 @@ impl Lab {
             "delays" => Box::pin(self.delays()).await,
             "screwdriver" => Box::pin(self.screwdriver()).await,
             "notifier" => Box::pin(self.notifier()).await,
+            "kills" => Box::pin(self.kills()).await,
+            "scale" => Box::pin(self.scale()).await,
             "trees" => self.trees().await,
             _ => self.start().await,
         }

@@ -163,7 +163,7 @@ impl Lab {
 }
 
 /// A pool of its own and its controller.
-struct Pool {
+pub(crate) struct Pool {
     name: String,
     program: Program,
     status_url: String,
@@ -174,7 +174,7 @@ struct Pool {
 }
 
 impl Pool {
-    async fn start(lab: &Lab, broker: &Broker, more: &str) -> Outcome<Self> {
+    pub(crate) async fn start(lab: &Lab, broker: &Broker, more: &str) -> Outcome<Self> {
         let pool = Self::named(lab, broker, more, &format!("p{}", uuid::Uuid::new_v4().simple())).await?;
         pool.has_role("active").await?;
         Ok(pool)
@@ -216,7 +216,7 @@ impl Pool {
         Ok(status["pools"][0].clone())
     }
 
-    async fn until(&self, counter: &str, count: usize) -> Outcome<()> {
+    pub(crate) async fn until(&self, counter: &str, count: usize) -> Outcome<()> {
         until(counter, async || Ok(self.status().await?["counters"][counter].as_u64() >= Some(count as u64))).await
     }
 
@@ -225,7 +225,7 @@ impl Pool {
     }
 
     /// Publishes one message under each key, confirmed.
-    async fn publish(&self, kind: &str, keys: impl Iterator<Item = &String>) -> Outcome<()> {
+    pub(crate) async fn publish(&self, kind: &str, keys: impl Iterator<Item = &String>) -> Outcome<()> {
         let exchange = self.exchange(kind);
         let request = async |(number, key): (usize, &String)| {
             let properties = BasicProperties::default().with_correlation_id(number.to_string().into());
@@ -288,7 +288,7 @@ impl Pool {
     }
 
     /// Stops the controller's workers by taking their groups away, then the controller.
-    async fn stop(mut self) -> Outcome<()> {
+    pub(crate) async fn stop(mut self) -> Outcome<()> {
         let groups = self.status().await?["groups"].as_array().cloned().unwrap_or_default();
         let workers = groups.iter().flat_map(|group| group["worker_list"].as_array().into_iter().flatten());
         let pids: Vec<i32> = workers.filter_map(|worker| i32::try_from(worker["pid"].as_i64()?).ok()).collect();

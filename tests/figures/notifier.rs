@@ -41,18 +41,18 @@ const READ: [&str; 5] = ["/", "/metrics", "/v1/status", "/v1/lanes", "/v1/attemp
 
 /// What the receivers of one measurement have.
 #[derive(Default)]
-struct Arrived {
+pub(crate) struct Arrived {
     /// The last number of each lane.
     lanes: HashMap<String, u64>,
-    repeated: usize,
+    pub(crate) repeated: usize,
     out_of_order: usize,
     at: HashMap<usize, Duration>,
 }
 
-struct Receiver {
-    address: SocketAddr,
-    arrived: Arc<Mutex<Arrived>>,
-    count: watch::Receiver<usize>,
+pub(crate) struct Receiver {
+    pub(crate) address: SocketAddr,
+    pub(crate) arrived: Arc<Mutex<Arrived>>,
+    pub(crate) count: watch::Receiver<usize>,
     _serving: JoinSet<()>,
 }
 
@@ -79,7 +79,7 @@ async fn receive(State(counting): State<Arc<Counting>>, headers: HeaderMap, body
 }
 
 impl Receiver {
-    async fn start() -> Outcome<Self> {
+    pub(crate) async fn start() -> Outcome<Self> {
         let (sender, count) = watch::channel(0);
         let arrived = Arc::<Mutex<Arrived>>::default();
         let router = Router::new().route("/hook", post(receive)).with_state(Arc::new((Arc::clone(&arrived), sender)));
@@ -90,7 +90,14 @@ impl Receiver {
         Ok(Self { address, arrived, count, _serving: serving })
     }
 
-    async fn wait_for(&self, messages: usize) -> Outcome<()> {
+    pub(crate) async fn wait_for(&self, messages: usize) -> Outcome<()> {
+        self.wait_for_all(messages).await?;
+        let repeated = self.arrived.lock().repeated;
+        if repeated > 0 { Err(format!("{repeated} repeated").into()) } else { Ok(()) }
+    }
+
+    /// The last of a lane may be repeated.
+    pub(crate) async fn wait_for_all(&self, messages: usize) -> Outcome<()> {
         let mut count = self.count.clone();
         // A measurement is given up when nothing comes any more.
         loop {
@@ -102,23 +109,20 @@ impl Receiver {
                 return Err(format!("{before} of {messages} messages, and no more").into());
             }
         }
-        let arrived = self.arrived.lock();
-        if arrived.out_of_order > 0 || arrived.repeated > 0 {
-            return Err(format!("{} out of order, {} repeated", arrived.out_of_order, arrived.repeated).into());
-        }
-        Ok(())
+        let out_of_order = self.arrived.lock().out_of_order;
+        if out_of_order > 0 { Err(format!("{out_of_order} out of order").into()) } else { Ok(()) }
     }
 }
 
 /// A notifier with its store.
-struct Notifier {
-    program: Program,
+pub(crate) struct Notifier {
+    pub(crate) program: Program,
     http: reqwest::Client,
     url: String,
 }
 
 impl Notifier {
-    async fn start(lab: &Lab, store: &str, more: &str) -> Outcome<Self> {
+    pub(crate) async fn start(lab: &Lab, store: &str, more: &str) -> Outcome<Self> {
         let config = format!(
             "[log]\nlevel = \"info\"\n[notifier]\nlisten = \"127.0.0.1:0\"\ntoken_file = \"@HOME@/token\"\n\
              allowed_networks = [\"127.0.0.0/8\"]\n{store}\n{more}"
@@ -141,7 +145,7 @@ impl Notifier {
     }
 
     /// Each lane's events in the order of their numbers.
-    async fn publish(&self, kind: &str, numbers: std::ops::Range<usize>, lanes: usize) -> Outcome<()> {
+    pub(crate) async fn publish(&self, kind: &str, numbers: std::ops::Range<usize>, lanes: usize) -> Outcome<()> {
         let batches = numbers.clone().step_by(BATCH).map(|first| {
             let batch = first..numbers.end.min(first + BATCH);
             let events: Vec<Value> = batch.map(|number| event(kind, number, lanes)).collect();
@@ -159,7 +163,7 @@ fn client() -> reqwest::Result<reqwest::Client> {
 }
 
 /// The process that listens on a port of this machine.
-fn listening(port: u16) -> Outcome<u32> {
+pub(crate) fn listening(port: u16) -> Outcome<u32> {
     let mut inode = None;
     for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
         let text = std::fs::read_to_string(table)?;
@@ -187,7 +191,7 @@ fn event(kind: &str, number: usize, lanes: usize) -> Value {
     json!({ "source": "bench", "id": id, "type": format!("{kind}.event"), "key": key, "data": { "n": number } })
 }
 
-fn endpoint(name: &str, address: SocketAddr, kind: &str) -> String {
+pub(crate) fn endpoint(name: &str, address: SocketAddr, kind: &str) -> String {
     format!(
         "[notifier.endpoint.{name}]\nurl = \"http://{address}/hook\"\nevents = [\"{kind}.*\"]\nattempts_max = {ATTEMPTS}\n"
     )

@@ -80,7 +80,7 @@ impl Program {
 
     /// `journeyman worker` with one source for each task queue; `more` ends inside `[worker]`.
     pub(crate) fn worker(lab: &Lab, dialect: &str, root_url: &str, queues: &[String], more: &str) -> Outcome<Self> {
-        let mut config = format!("{more}\nid = \"worker\"\ngroup = \"bench\"\nwork_dir = \"@HOME@/work\"\n");
+        let mut config = format!("{more}\nid = \"worker-{{pid}}\"\ngroup = \"bench\"\nwork_dir = \"@HOME@/work\"\n");
         for (number, queue) in queues.iter().enumerate() {
             config.push_str(&format!(
                 "[source.q{number}]\nkind = \"taskcluster\"\ndialect = \"{dialect}\"\nroot_url = \"{root_url}\"\n\
@@ -162,6 +162,10 @@ impl Role {
 
     pub(crate) fn usage(&self) -> Outcome<Usage> {
         Usage::of(self.child.id().ok_or("the process has exited by itself")?)
+    }
+
+    pub(crate) async fn kill(mut self) -> Outcome<()> {
+        Ok(self.child.kill().await?)
     }
 
     pub(crate) async fn stop(self) -> Outcome<()> {

@@ -179,15 +179,15 @@ impl Lab {
 }
 
 /// A queue of requests and one of replies, and a channel for both.
-struct Queues {
+pub(crate) struct Queues {
     _connection: Connection,
-    channel: Channel,
-    requests: String,
-    replies: String,
+    pub(crate) channel: Channel,
+    pub(crate) requests: String,
+    pub(crate) replies: String,
 }
 
 impl Queues {
-    async fn declare(broker: &Broker, queue_type: &str) -> Outcome<Self> {
+    pub(crate) async fn declare(broker: &Broker, queue_type: &str) -> Outcome<Self> {
         let connection = Connection::connect(&broker.uri, ConnectionProperties::default()).await?;
         let channel = connection.create_channel().await?;
         channel.confirm_select(ConfirmSelectOptions::default()).await?;

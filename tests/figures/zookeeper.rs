@@ -36,16 +36,16 @@ const COUNTED_MAX: Duration = Duration::from_secs(30);
 const ROUNDS: usize = 3;
 
 /// A queue in a chroot of its own, and what was submitted to it.
-struct Backlog {
-    connect: ConnectConfig,
+pub(crate) struct Backlog {
+    pub(crate) connect: ConnectConfig,
     dialect: Dialect,
     session: Arc<Session>,
-    queue: JobQueue,
-    ids: Vec<String>,
+    pub(crate) queue: JobQueue,
+    pub(crate) ids: Vec<String>,
 }
 
 impl Backlog {
-    async fn of(ensemble: &Ensemble, dialect: Dialect, count: usize) -> Outcome<Self> {
+    pub(crate) async fn of(ensemble: &Ensemble, dialect: Dialect, count: usize) -> Outcome<Self> {
         let connect = ConnectConfig {
             servers: ensemble.servers.clone(),
             chroot: Some(format!("/bench-{}", new_task_id().as_str().replace(['-', '_'], "x"))),
@@ -61,7 +61,7 @@ impl Backlog {
     }
 
     /// Each waits for its result, which is how its end is counted.
-    async fn add(&self, count: usize) -> Outcome<Vec<String>> {
+    pub(crate) async fn add(&self, count: usize) -> Outcome<Vec<String>> {
         let submission = Submission {
             dialect: self.dialect,
             payload: json!({}),
@@ -84,7 +84,7 @@ impl Backlog {
     }
 
     /// Removes the remaining nodes, since the server keeps them in memory.
-    async fn remove(self) -> Outcome<()> {
+    pub(crate) async fn remove(self) -> Outcome<()> {
         let remove = async |id: &String| {
             for folder in ["requests", "params", "locks", "result-data", "results"] {
                 self.session.delete_tree(&self.queue.path(folder, id)).await?;
@@ -100,7 +100,7 @@ impl Backlog {
     }
 
     /// Waits until at most so many requests are left, and returns how many are.
-    async fn falls_to(&self, count: usize) -> Outcome<usize> {
+    pub(crate) async fn falls_to(&self, count: usize) -> Outcome<usize> {
         let path = format!("{}/requests", self.queue.root());
         let left = async || {
             let stat = self.session.stat(&path).await?;
