@@ -50,25 +50,11 @@ const MESSAGES: [(&str, &[&str], &[&str]); 10] = [
 
 /// A message. Unknown keys are noted and ignored, so that a newer program works with an older worker, except in `answer`.
 #[derive(Debug, Clone, Deserialize)]
-#[serde(tag = "type", rename_all = "lowercase", rename_all_fields = "camelCase")]
+#[serde(tag = "type", rename_all = "lowercase")]
 enum ProgramMessage {
-    Artifact {
-        name: String,
-        path: PathBuf,
-        content_type: Option<String>,
-        expires: Option<String>,
-        #[serde(default)]
-        optional: bool,
-    },
+    Artifact(Files),
     /// All files in a directory and its subdirectories; `name` prefixes their names.
-    Directory {
-        name: String,
-        path: PathBuf,
-        content_type: Option<String>,
-        expires: Option<String>,
-        #[serde(default)]
-        optional: bool,
-    },
+    Directory(Files),
     /// A small JSON value that becomes an artifact, or the reply to a request.
     Result {
         #[serde(default = "default_result_name")]
@@ -98,6 +84,18 @@ enum ProgramMessage {
     Reason {
         text: String,
     },
+}
+
+/// What a program declares of a file or a directory.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Files {
+    name: String,
+    path: PathBuf,
+    content_type: Option<String>,
+    expires: Option<String>,
+    #[serde(default)]
+    optional: bool,
 }
 
 /// The reply to a request: one of `json`, `text`, `base64` and `path`. The last one that is not partial counts. Unknown keys
@@ -332,10 +330,10 @@ impl MessageReader<'_> {
     async fn handle_message(&mut self, message: ProgramMessage) -> Result<(), String> {
         let context = self.context;
         let (name, kind, expires, optional) = match message {
-            ProgramMessage::Artifact { name, path, content_type, expires, optional } => {
+            ProgramMessage::Artifact(Files { name, path, content_type, expires, optional }) => {
                 (name, ArtifactKind::File { path, content_type }, expires, optional)
             }
-            ProgramMessage::Directory { name, path, content_type, expires, optional } => {
+            ProgramMessage::Directory(Files { name, path, content_type, expires, optional }) => {
                 (name, ArtifactKind::Directory { path, content_type }, expires, optional)
             }
             ProgramMessage::Answer(answer) => return answer.send(context).await,
