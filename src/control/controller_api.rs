@@ -9,6 +9,7 @@ use axum::extract::{FromRef, Query, State};
 use axum::http::StatusCode;
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
@@ -53,12 +54,7 @@ fn unknown_author() -> Note {
 
 impl PoolCommandRequest {
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
-        serde_json::from_slice(body).map_err(|error| {
-            let text = format!(
-                "not a command; a controller accepts pause, resume, scale, drain (a worker) and retry: {error}"
-            );
-            ApiError(StatusCode::BAD_REQUEST, text)
-        })
+        parse(body, "not a command; a controller accepts pause, resume, scale, drain (a worker) and retry")
     }
 }
 
@@ -197,13 +193,14 @@ pub struct PoisonActionRequest {
 
 impl PoisonActionRequest {
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
-        serde_json::from_slice(body).map_err(|error| {
-            let text = format!(
-                "not a poison request: `selection` is \"all\" or {{\"ids\": [ID, …]}}, `action` is \"requeue\" or \"discard\": {error}"
-            );
-            ApiError(StatusCode::BAD_REQUEST, text)
-        })
+        let refusal = "not a poison request: `selection` is \"all\" or {\"ids\": [ID, …]}, `action` is \"requeue\" or \"discard\"";
+        parse(body, refusal)
     }
+}
+
+/// Reads the body of a request; `refusal` begins the message about one that cannot be read.
+fn parse<T: DeserializeOwned>(body: &[u8], refusal: &str) -> Result<T, ApiError> {
+    serde_json::from_slice(body).map_err(|error| ApiError(StatusCode::BAD_REQUEST, format!("{refusal}: {error}")))
 }
 
 #[derive(Debug, Deserialize)]
