@@ -115,9 +115,13 @@ impl Worker {
                 }
             }
             Err(refusal) => {
+                let before = state.poller.consecutive_failures();
                 state.poller.on_refused(refusal, now, &mut self.jitter);
                 let consecutive = state.poller.consecutive_failures();
-                self.alert_repeated_failures(source, consecutive);
+                // A recovery that is denied says nothing new of the queue.
+                if consecutive > before {
+                    self.alert_repeated_failures(source, consecutive);
+                }
             }
         }
     }
