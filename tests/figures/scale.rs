@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use journeyman::source::zookeeper::Dialect;
+use journeyman::task::formats::new_task_id;
 use journeyman_platform::amqp::lapin::options::{ExchangeDeclareOptions, QueueDeclareOptions, QueueDeleteOptions};
 use journeyman_platform::amqp::lapin::types::FieldTable;
 use journeyman_platform::amqp::lapin::{Connection, ConnectionProperties, ExchangeKind};
@@ -108,30 +109,32 @@ impl Lab {
     async fn workers_of_a_rabbitmq(&self, broker: &Broker, count: usize) -> Outcome<Row> {
         let connection = Connection::connect(&broker.uri, ConnectionProperties::default()).await?;
         let channel = connection.create_channel().await?;
-        let (queue, options) =
-            ("core-req-scale", QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() });
-        channel.queue_declare(queue.into(), options, FieldTable::default()).await?;
+        let pool = new_task_id();
+        let queue = format!("{pool}-req-scale");
+        let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
+        channel.queue_declare(queue.as_str().into(), options, FieldTable::default()).await?;
         let exchange = ExchangeDeclareOptions { auto_delete: true, ..ExchangeDeclareOptions::default() };
-        let activity = "core-activity-xchg".into();
+        let activity = format!("{pool}-activity-xchg").into();
         channel.exchange_declare(activity, ExchangeKind::Fanout, exchange, FieldTable::default()).await?;
         let before = self.broker_totals(broker).await?;
         let start = |number| {
             let config = format!(
                 "{HOST}[worker]\nid = \"w{number}\"\nwork_dir = \"@HOME@/work\"\n[source.requests]\nkind = \"amqp\"\nhandler = \"command\"\n"
             );
-            let env = [("WORKER_AMQP_URI", broker.uri.as_str()), ("WORKER_KEY", "scale")];
+            let env =
+                [("WORKER_AMQP_URI", broker.uri.as_str()), ("WORKER_POOL", pool.as_str()), ("WORKER_KEY", "scale")];
             Program::start(self, "worker", &config, &env)
         };
         let workers = (0..count).map(start).collect::<Outcome<Vec<_>>>()?;
         let all_consume = async || {
             let options = QueueDeclareOptions { passive: true, ..options };
-            let found = channel.queue_declare(queue.into(), options, FieldTable::default()).await?;
+            let found = channel.queue_declare(queue.as_str().into(), options, FieldTable::default()).await?;
             Ok(found.consumer_count() as usize == count)
         };
         until("a consumer of each worker", all_consume).await?;
         let row = self.broker_row(broker, &before, format!("workers of a RabbitMQ, {count} idle"), count).await?;
         drop(workers);
-        channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await?;
+        channel.queue_delete(queue.as_str().into(), QueueDeleteOptions::default()).await?;
         connection.close(200, "done".into()).await?;
         Ok(row)
     }
