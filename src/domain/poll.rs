@@ -25,8 +25,6 @@ pub const POLL_SPACING: Duration = Duration::from_millis(6);
 pub const RECOVERY_ATTEMPTS_MAX: u32 = 5;
 /// A queue that restarts cuts the long polls of all its workers at once, which send the next ones within this span.
 pub const CUT_POLLS_SPREAD: Duration = Duration::from_secs(12);
-/// Empty long polls, five minutes of them, that workers which started together or met one failure send in step.
-pub const POLLS_IN_STEP_MAX: u32 = 15;
 /// Tolerated difference of two clocks; services report whole seconds.
 pub const CLOCK_SKEW_MAX: Duration = Duration::from_secs(2);
 
@@ -98,8 +96,6 @@ pub struct Poller {
     claim_backoff_until: Instant,
     priority_queues: u16,
     next_queue: u16,
-    /// Empty polls since the last open or failure.
-    polls_in_step: u32,
     /// What the last poll has shown.
     demand: Demand,
     usable_until: Option<Instant>,
@@ -108,7 +104,7 @@ pub struct Poller {
     /// The answer of the current poll could not be read.
     reply_unreadable: bool,
     recovery_tries: u32,
-    /// Of recoveries and opens as well: in an outage, waits that begin anew with each kind of call would stay short.
+    /// Recoveries and opens share it: in an outage, waits that begin anew with each kind of call would stay short.
     poll_backoff: Backoff,
     claim_backoff: Backoff,
     open_denied_backoff: Backoff,
@@ -235,7 +231,6 @@ impl Poller {
         self.state = State::Idle;
         self.priority_queues = queues.max(1);
         self.next_queue = 0;
-        self.polls_in_step = 0;
         self.usable_until = usable_until.map(|until| until.max(now.plus(self.interval)));
         self.not_before = now;
     }
@@ -267,10 +262,6 @@ impl Poller {
                     // quarantined worker, which is answered at once, does not spin.
                     let from = if self.capabilities.long_poll { sent_at } else { now };
                     self.not_before = from.plus(self.interval - jitter.below(self.interval / 5)).max(now);
-                    self.polls_in_step = self.polls_in_step.saturating_add(1);
-                    if self.capabilities.supports_recovery && self.polls_in_step == POLLS_IN_STEP_MAX {
-                        self.not_before = self.not_before.max(now.plus(jitter.below(now.since(sent_at))));
-                    }
                 }
             }
             State::Recovering => {
@@ -287,7 +278,6 @@ impl Poller {
     pub fn on_refused(&mut self, refusal: Refusal, now: Instant, jitter: &mut Jitter) -> u32 {
         let was = core::mem::replace(&mut self.state, State::Idle);
         self.next_queue = 0;
-        self.polls_in_step = 0;
         if matches!(was, State::Recovering) {
             self.on_recovery_refused(refusal, now, jitter);
             return 0;

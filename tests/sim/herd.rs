@@ -336,25 +336,12 @@ fn a_queue_that_comes_back_slowly_is_polled_at_most_twice_as_often_as_usual() {
 }
 
 #[test]
-fn long_polls_that_are_cut_at_once_come_back_at_twice_the_usual_rate_and_later_evenly() {
+fn long_polls_that_are_cut_at_once_come_back_at_twice_the_usual_rate() {
     let (mut fleet, usual) = idle_fleet(Dialect::ClaimWork);
     fleet.cut();
     let after = polls(&mut fleet, Queue::Up, 60);
-    fleet.run(300);
-    let later = polls(&mut fleet, Queue::Up, 60);
-    println!("usually {usual:?}, after the cut {after:?}, later {later:?}");
+    println!("usually {usual:?}, after the cut {after:?}");
     assert!(after.peak <= usual.mean * 2, "{usual:?}, then {after:?}");
-    assert!(later.peak < usual.mean * 3 / 2, "{usual:?}, later {later:?}");
-}
-
-#[test]
-fn a_fleet_that_starts_at_once_and_finds_no_task_polls_evenly_after_six_minutes() {
-    let mut fleet = Fleet::start(Dialect::ClaimWork, SECOND, 0);
-    let at_first = polls(&mut fleet, Queue::Up, 60);
-    fleet.run(300);
-    let later = polls(&mut fleet, Queue::Up, 60);
-    println!("at first {at_first:?}, later {later:?}");
-    assert!(later.peak < later.mean * 3 / 2, "{at_first:?}, later {later:?}");
 }
 
 #[test]
