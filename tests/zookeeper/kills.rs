@@ -137,31 +137,15 @@ async fn die_at_each_step(dialect: Dialect, steps: &[&str]) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn kills_at_each_step_of_a_merge() {
-    let steps = [
-        "zookeeper-locked",
-        "zookeeper-running",
-        "zookeeper-params-removed",
-        "spawned",
-        "before-report",
-        "zookeeper-result-data",
-        "zookeeper-result",
-        "zookeeper-completed",
-        "after-report",
-    ];
+    let steps =
+        ["zookeeper-locked", "zookeeper-running", "spawned", "before-report", "zookeeper-completed", "after-report"];
     die_at_each_step(Dialect::ZuulMerger, &steps).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn kills_at_each_step_of_a_build() {
-    let steps = [
-        "zookeeper-locked",
-        "zookeeper-running",
-        "zookeeper-params-removed",
-        "spawned",
-        "before-report",
-        "zookeeper-completed",
-        "after-report",
-    ];
+    let steps =
+        ["zookeeper-locked", "zookeeper-running", "spawned", "before-report", "zookeeper-completed", "after-report"];
     die_at_each_step(Dialect::ZuulExecutor, &steps).await;
 }
 
@@ -177,7 +161,7 @@ async fn the_clean_up_of_zuul_ends_what_our_dead_worker_held() {
         let Some(mut scene) = Scene::new(dialect).await else { return };
         let (queue, session) = (scene.tree.queue(dialect), scene.tree.session.clone());
         scene.submit().await;
-        let ended = scene.worker(Some("zookeeper-params-removed")).ends().await;
+        let ended = scene.worker(Some("zookeeper-running")).ends().await;
         assert_eq!(ended.signal(), Some(Signal::KILL.as_raw()), "{}", ended.log);
         let lock = queue.path("locks", &scene.submitted[0]);
         until("its session ends", async || {

@@ -52,15 +52,8 @@ pub const NOTIFIER_CRASH_POINTS: &[&str] = &["notifier-stored", "notifier-sent",
 pub const MISTRAL_CRASH_POINTS: &[&str] = &["mistral-consumer-ended"];
 
 /// Points of requests in a ZooKeeper.
-pub const ZOOKEEPER_CRASH_POINTS: &[&str] = &[
-    "zookeeper-claimed",
-    "zookeeper-locked",
-    "zookeeper-running",
-    "zookeeper-params-removed",
-    "zookeeper-result-data",
-    "zookeeper-result",
-    "zookeeper-completed",
-];
+pub const ZOOKEEPER_CRASH_POINTS: &[&str] =
+    &["zookeeper-claimed", "zookeeper-locked", "zookeeper-running", "zookeeper-completed"];
 
 static TRIGGER: LazyLock<Option<CrashTrigger>> = LazyLock::new(|| {
     let text = std::env::var_os("JOURNEYMAN_CRASH_POINT")?.into_string().ok()?;

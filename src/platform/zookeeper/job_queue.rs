@@ -14,9 +14,10 @@ pub use super::job_error::JobError;
 use super::json_object::JsonObject;
 use super::lock::{HeldLock, LockMode};
 use super::semaphore::Places;
-use super::shards::ShardError;
+use super::shards::{self, FIRST_SHARD, ShardError};
 use super::{Error, Session, Write, client as zk};
 use crate::host::crash_points::crash_point;
+use journeyman_domain::limits::ZOOKEEPER_EVENT_BYTES_MAX;
 
 const FOLDERS: [&str; 6] = ["requests", "locks", "params", "result-data", "results", "waiters"];
 
@@ -199,11 +200,18 @@ impl JobQueue {
         id: &str,
         worker_info: Option<&Value>,
     ) -> Result<ClaimAttempt, JobError> {
-        let Some(lock) = HeldLock::try_take(session, &self.path("locks", id), LockMode::Exclusive).await? else {
-            return Ok(ClaimAttempt::Locked);
-        };
+        let (locks, params) = (self.path("locks", id), self.path("params", id));
+        // Together, since a server answers the calls of a session in their order. If one has to be repeated, the version of the
+        // request tells whether it was read too early.
+        let (lock, found, params) = tokio::join!(
+            HeldLock::try_take(session, &locks, LockMode::Exclusive),
+            self.read(session, id),
+            session.read_shards(&params),
+        );
+        let Some(lock) = lock? else { return Ok(ClaimAttempt::Locked) };
         crash_point("zookeeper-locked");
-        match self.start(session, id, worker_info).await {
+        let started = async { self.start(session, found?, params, worker_info).await };
+        match started.await {
             Ok(Start::Started { request, params, job, places }) => {
                 Ok(ClaimAttempt::Claimed(Box::new(ClaimedRequest { request, params, job, places, lock })))
             }
@@ -228,14 +236,17 @@ impl JobQueue {
         }
     }
 
-    /// The executor's order: the parameters are removed once the request says that it runs, so that a crash in between leaves
-    /// no request without parameters.
-    async fn start(&self, session: &Session, id: &str, worker_info: Option<&Value>) -> Result<Start, JobError> {
-        let Some(mut request) = self.read(session, id).await? else { return Ok(Start::Settled) };
-        if request.state() != Some(RequestState::Requested) {
+    async fn start(
+        &self,
+        session: &Session,
+        found: Option<JobRequest>,
+        params: Result<Option<Vec<u8>>, ShardError>,
+        worker_info: Option<&Value>,
+    ) -> Result<Start, JobError> {
+        let Some(mut request) = found.filter(|request| request.state() == Some(RequestState::Requested)) else {
             return Ok(Start::Settled);
-        }
-        let mut params = match session.read_shards(&self.path("params", id)).await {
+        };
+        let mut params = match params {
             Ok(params) => params.ok_or_else(|| "its parameters are gone".to_owned()),
             Err(ShardError::Call(error)) => return Err(error.into()),
             Err(error) => Err(error.to_string()),
@@ -261,7 +272,7 @@ impl JobQueue {
         {
             return Ok(Start::Waits);
         }
-        let is_set = self.set_state(session, &mut request, RequestState::Running).await;
+        let is_set = self.set_running(session, &mut request).await;
         if let (Ok(false) | Err(_), Some(places)) = (&is_set, &places) {
             session.release_semaphores(places).await?;
         }
@@ -269,10 +280,23 @@ impl JobQueue {
             return Ok(Start::Settled);
         }
         crash_point("zookeeper-running");
-        let params_path = self.path("params", id);
-        session.retry(|| session.delete_tree(&params_path)).await?;
-        crash_point("zookeeper-params-removed");
         Ok(Start::Started { request, params, job, places })
+    }
+
+    /// Sets a request to running and removes its parameters; never the latter alone, so that no request is without them.
+    async fn set_running(&self, session: &Session, request: &mut JobRequest) -> Result<bool, JobError> {
+        let params = self.path("params", &request.id);
+        let shard = format!("{params}/{FIRST_SHARD}");
+        let remove = [&shard, &params].map(|path| Write::Delete { path, version: None });
+        if let Some(is_set) = self.write_state(session, request, RequestState::Running, &remove).await? {
+            return Ok(is_set);
+        }
+        // They have several shards, or are gone.
+        let is_set = self.set_state(session, request, RequestState::Running).await?;
+        if is_set {
+            session.retry(|| session.delete_tree(&params)).await?;
+        }
+        Ok(is_set)
     }
 
     /// Sets a request that this worker has locked to another state. `false` if it is gone or another process has changed it.
@@ -286,27 +310,72 @@ impl JobQueue {
         request: &mut JobRequest,
         state: RequestState,
     ) -> Result<bool, JobError> {
+        Ok(self.write_state(session, request, state, &[]).await?.unwrap_or(false))
+    }
+
+    /// Sets the state with other writes in one transaction. `None` if nothing was written, since one of them cannot be done.
+    async fn write_state(
+        &self,
+        session: &Session,
+        request: &mut JobRequest,
+        state: RequestState,
+        others: &[Write<'_>],
+    ) -> Result<Option<bool>, JobError> {
         self.put(request, "state", &state)?;
         let (path, data) = (self.path("requests", &request.id), self.to_bytes(&request.id, &request.json)?);
-        let mut is_repeated = false;
         loop {
-            match session.set(&path, &data, Some(request.version)).await {
-                Ok(stat) => {
-                    request.version = stat.version;
-                    return Ok(true);
+            let write = Write::Set { path: &path, data: &data, version: Some(request.version) };
+            let next = request.version.wrapping_add(1);
+            let Err(failed) = session.multi(&[others, &[write]].concat()).await else {
+                request.version = next;
+                return Ok(Some(true));
+            };
+            match (failed.index, &failed.error.cause) {
+                (None, _) if failed.error.is_unanswered() && !session.is_ended() => {
+                    match session.retry(|| session.get(&path)).await? {
+                        // The answer was lost, not the transaction.
+                        Some((found, stat)) if found == data && stat.version == next => {
+                            request.version = next;
+                            return Ok(Some(true));
+                        }
+                        Some((_, stat)) if stat.version == request.version => {}
+                        Some(_) | None => return Ok(Some(false)),
+                    }
                 }
-                Err(error) if error.is_unanswered() && !session.is_ended() => is_repeated = true,
-                // The write before may be ours, whose answer was lost.
-                Err(error) if error.cause == zk::Error::BadVersion && is_repeated => {
-                    let found = session.retry(|| session.get(&path)).await?;
-                    let Some((_, stat)) = found.filter(|(found, _)| *found == data) else { return Ok(false) };
-                    request.version = stat.version;
-                    return Ok(true);
+                (Some(index), zk::Error::NoNode | zk::Error::BadVersion) if index == others.len() => {
+                    return Ok(Some(false));
                 }
-                Err(error) if matches!(error.cause, zk::Error::BadVersion | zk::Error::NoNode) => return Ok(false),
-                Err(error) => return Err(error.into()),
+                (Some(_), zk::Error::NoNode | zk::Error::NodeExists | zk::Error::NotEmpty) => return Ok(None),
+                _ => return Err(failed.error.into()),
             }
         }
+    }
+
+    /// Completes a request whose submitter waits for its result: the result and the state in one transaction, if it is not large.
+    /// `false` if the request is gone or another process has completed it.
+    ///
+    /// # Errors
+    ///
+    /// See [`JobError`].
+    pub async fn complete_with_result(
+        &self,
+        session: &Session,
+        request: &mut JobRequest,
+        result: &[u8],
+    ) -> Result<bool, JobError> {
+        let [data_path, path] = ["result-data", "results"].map(|folder| self.path(folder, &request.id));
+        let (shard, data) = (format!("{data_path}/{FIRST_SHARD}"), shards::compress(&data_path, result)?);
+        if data.len() <= ZOOKEEPER_EVENT_BYTES_MAX {
+            let pointer = result_pointer(&data_path);
+            let nodes = [(&data_path, &b""[..]), (&shard, &data), (&path, pointer.as_bytes())];
+            let nodes = nodes.map(|(path, data)| Write::Create { path, data, mode: CreateMode::Persistent });
+            if let Some(is_set) = self.write_state(session, request, RequestState::Completed, &nodes).await? {
+                return Ok(is_set);
+            }
+        }
+        // It is large, or a worker before this one has stored one.
+        self.store_result(session, &request.id, result).await?;
+        self.set_state(session, request, RequestState::Completed).await
     }
 
     /// Stores the result of a request whose submitter waits for it: first the data, then a pointer to them.
@@ -322,8 +391,7 @@ impl JobQueue {
                 written => break written?,
             }
         }
-        crash_point("zookeeper-result-data");
-        let pointer = serde_json::json!({ "result_data_path": data_path }).to_string();
+        let pointer = result_pointer(&data_path);
         let path = self.path("results", id);
         let created = session.retry(|| session.create(&path, pointer.as_bytes(), CreateMode::Persistent));
         match created.await {
@@ -373,7 +441,24 @@ impl JobQueue {
         }
     }
 
-    /// Removes a request with its parameters and its lock, as the worker of a merge does at its end.
+    /// Removes a completed request and the lock that this worker holds, as the worker of a merge does at its end.
+    ///
+    /// # Errors
+    ///
+    /// See [`Error`].
+    pub async fn remove_held(&self, session: &Session, claimed: &ClaimedRequest) -> Result<(), Error> {
+        let id = &claimed.request.id;
+        let paths = [claimed.lock.path(), self.path("requests", id), self.path("locks", id)];
+        let removed = session.multi(&paths.each_ref().map(|path| Write::Delete { path, version: None })).await;
+        if removed.is_err() {
+            // One of them is gone, or another process has entered the lock.
+            session.retry(|| session.delete(&paths[0])).await?;
+            self.remove(session, id).await?;
+        }
+        Ok(())
+    }
+
+    /// Removes a request with its parameters and its lock.
     ///
     /// # Errors
     ///
@@ -398,7 +483,7 @@ impl JobQueue {
         self.set_state(session, &mut claimed.request, RequestState::Requested).await.map(drop)
     }
 
-    /// Completes a build: its event and its state in one transaction. `false` if the request is gone or another process has
+    /// Completes a request: its event and its state in one transaction. `false` if the request is gone or another process has
     /// completed it.
     ///
     /// # Errors
@@ -411,38 +496,13 @@ impl JobQueue {
         events: &EventQueue,
         event: Map<String, Value>,
     ) -> Result<bool, JobError> {
-        self.put(request, "state", &RequestState::Completed)?;
-        let (path, data) = (self.path("requests", &request.id), self.to_bytes(&request.id, &request.json)?);
-        let (event_path, event) = (events.event_prefix(), events.to_node(session, event).await?);
-        let event = Write::Create { path: &event_path, data: &event, mode: CreateMode::PersistentSequential };
-        loop {
-            let state = Write::Set { path: &path, data: &data, version: Some(request.version) };
-            let failed = match session.multi(&[event, state]).await {
-                Ok(_) => return Ok(true),
-                Err(failed) => failed,
-            };
-            match (failed.index, failed.error.cause.clone()) {
-                (None, _) if failed.error.is_unanswered() && !session.is_ended() => {
-                    let found = session.retry(|| session.get(&path)).await?;
-                    match found {
-                        // The answer was lost, not the transaction.
-                        Some((found, _)) if found == data => return Ok(true),
-                        Some((_, stat)) if stat.version == request.version => {}
-                        Some(_) | None => return Ok(false),
-                    }
-                }
-                // The pipeline is gone, and so are the readers of its events.
-                (Some(0), zk::Error::NoNode) => {
-                    tracing::info!(
-                        request = request.id,
-                        "the pipeline of a build is gone; completing it without an event"
-                    );
-                    return self.set_state(session, request, RequestState::Completed).await;
-                }
-                (Some(1), zk::Error::NoNode | zk::Error::BadVersion) => return Ok(false),
-                _ => return Err(failed.error.into()),
-            }
+        let (path, data) = (events.event_prefix(), events.to_node(session, event).await?);
+        let event = Write::Create { path: &path, data: &data, mode: CreateMode::PersistentSequential };
+        if let Some(is_set) = self.write_state(session, request, RequestState::Completed, &[event]).await? {
+            return Ok(is_set);
         }
+        tracing::info!(request = request.id, "its pipeline is gone; completing it without an event");
+        self.set_state(session, request, RequestState::Completed).await
     }
 
     fn put(&self, request: &mut JobRequest, key: &str, value: &impl Serialize) -> Result<(), JobError> {
@@ -457,6 +517,10 @@ impl JobQueue {
         let written = json.to_bytes();
         written.map_err(|error| JobError::Unreadable { path: self.path("requests", id), message: error.to_string() })
     }
+}
+
+fn result_pointer(data_path: &str) -> String {
+    serde_json::json!({ "result_data_path": data_path }).to_string()
 }
 
 /// The path of the job of a build.

@@ -90,47 +90,54 @@ impl HeldLock {
     ///
     /// Not cancel safe: the lock may be held until the session ends.
     pub async fn try_take(session: &Arc<Session>, folder: &str, mode: LockMode) -> Result<Option<Self>, Error> {
-        let lock = Self::enter(session, folder, mode).await?;
-        match lock.predecessor(mode).await {
-            Ok(None) => Ok(Some(lock)),
-            Ok(Some(_)) => lock.release().await.map(|()| None),
+        let id = uuid::Uuid::new_v4().simple().to_string();
+        let path = format!("{folder}/{id}{}", mode.marker());
+        // Together, since a server answers the calls of a session in their order.
+        let (_, mut entered, mut names) = tokio::join!(
+            session.create(folder, b"", CreateMode::Persistent),
+            session.create(&path, b"", CreateMode::EphemeralSequential),
+            session.children(folder),
+        );
+        let lock = loop {
+            let error = match entered {
+                Ok(path) => {
+                    let name = path[folder.len() + 1..].to_owned();
+                    break Self { session: Arc::clone(session), folder: folder.to_owned(), name };
+                }
+                Err(error) => error,
+            };
+            if error.is_no_node() {
+                session.ensure(folder).await?;
+            } else if error.is_unanswered() && !session.is_ended() {
+                tokio::time::sleep(ZOOKEEPER_RETRY_DELAY).await;
+            } else {
+                return Err(error);
+            }
+            // The node may exist although the answer was lost.
+            let found = session.retry(|| session.children(folder)).await?.unwrap_or_default();
+            entered = match found.into_iter().find(|name| name.starts_with(&id)) {
+                Some(name) => Ok(format!("{folder}/{name}")),
+                None => session.create(&path, b"", CreateMode::EphemeralSequential).await,
+            };
+            names = session.retry(|| session.children(folder)).await;
+        };
+        let free = match names {
+            Err(error) if error.is_unanswered() => session.retry(|| session.children(folder)).await,
+            names => names,
+        };
+        let free = free.map(|names| {
+            let names = names.unwrap_or_default();
+            predecessor(names.iter().map(String::as_str), &lock.name, mode).is_none()
+        });
+        match free {
+            Ok(true) => Ok(Some(lock)),
+            Ok(false) => lock.release().await.map(|()| None),
             Err(error) => {
                 // Another contender would wait for this one.
                 lock.release().await.ok();
                 Err(error)
             }
         }
-    }
-
-    async fn enter(session: &Arc<Session>, folder: &str, mode: LockMode) -> Result<Self, Error> {
-        let id = uuid::Uuid::new_v4().simple().to_string();
-        let path = format!("{folder}/{id}{}", mode.marker());
-        let lock = |name: String| Self { session: Arc::clone(session), folder: folder.to_owned(), name };
-        loop {
-            let error = match session.create(&path, b"", CreateMode::EphemeralSequential).await {
-                Ok(path) => return Ok(lock(path[folder.len() + 1..].to_owned())),
-                Err(error) if error.is_no_node() => {
-                    session.ensure(folder).await?;
-                    continue;
-                }
-                Err(error) => error,
-            };
-            if !error.is_unanswered() || session.is_ended() {
-                return Err(error);
-            }
-            tokio::time::sleep(ZOOKEEPER_RETRY_DELAY).await;
-            // The node may exist although the answer was lost.
-            let names = session.retry(|| session.children(folder)).await?.unwrap_or_default();
-            if let Some(name) = names.into_iter().find(|name| name.starts_with(&id)) {
-                return Ok(lock(name));
-            }
-        }
-    }
-
-    async fn predecessor(&self, mode: LockMode) -> Result<Option<String>, Error> {
-        let names = self.session.retry(|| self.session.children(&self.folder)).await?;
-        let names = names.unwrap_or_default();
-        Ok(predecessor(names.iter().map(String::as_str), &self.name, mode).map(str::to_owned))
     }
 
     /// The path of its node, which exists as long as the lock is held.

@@ -44,13 +44,7 @@ impl Session {
     ///
     /// Not cancel safe: a part may have been written. Repeating it is safe.
     pub async fn write_shards(&self, path: &str, data: &[u8]) -> Result<(), ShardError> {
-        if data.len() > ZOOKEEPER_SHARDED_BYTES_MAX {
-            return Err(ShardError::TooLarge(path.to_owned()));
-        }
-        let not_compressed = |source| ShardError::NotCompressed { path: path.to_owned(), source };
-        let mut encoder = ZlibEncoder::new(Vec::new(), Compression::default());
-        encoder.write_all(data).map_err(not_compressed)?;
-        let compressed = encoder.finish().map_err(not_compressed)?;
+        let compressed = compress(path, data)?;
         self.delete_tree(path).await?;
         self.ensure(path).await?;
         for (number, shard) in compressed.chunks(ZOOKEEPER_NODE_BYTES_MAX).enumerate() {
@@ -65,18 +59,39 @@ impl Session {
     ///
     /// See [`ShardError`].
     pub async fn read_shards(&self, path: &str) -> Result<Option<Vec<u8>>, ShardError> {
-        let Some(mut names) = self.children(path).await?.filter(|names| !names.is_empty()) else { return Ok(None) };
+        // Most have one shard, which is asked for at once.
+        let first = format!("{path}/{FIRST_SHARD}");
+        let (names, first) = tokio::join!(self.children(path), self.get(&first));
+        let Some(mut names) = names?.filter(|names| !names.is_empty()) else { return Ok(None) };
         names.sort_unstable();
         if names.len() > ZOOKEEPER_SHARDED_BYTES_MAX / ZOOKEEPER_NODE_BYTES_MAX {
             return Err(ShardError::TooLarge(path.to_owned()));
         }
-        let mut shards = Vec::with_capacity(names.len());
+        let (mut first, mut shards) = (first?, Vec::with_capacity(names.len()));
         for name in &names {
-            let Some((shard, _)) = self.get(&format!("{path}/{name}")).await? else { return Ok(None) };
+            let read = match first.take().filter(|_| name == FIRST_SHARD) {
+                None => self.get(&format!("{path}/{name}")).await?,
+                read => read,
+            };
+            let Some((shard, _)) = read else { return Ok(None) };
             shards.push(shard);
         }
         decompress(path, &shards).map(Some)
     }
+}
+
+/// The name of the first shard.
+pub(super) const FIRST_SHARD: &str = "0000000000";
+
+/// The stream that shards are cut from.
+pub(super) fn compress(path: &str, data: &[u8]) -> Result<Vec<u8>, ShardError> {
+    if data.len() > ZOOKEEPER_SHARDED_BYTES_MAX {
+        return Err(ShardError::TooLarge(path.to_owned()));
+    }
+    let not_compressed = |source| ShardError::NotCompressed { path: path.to_owned(), source };
+    let mut encoder = ZlibEncoder::new(Vec::new(), Compression::default());
+    encoder.write_all(data).map_err(not_compressed)?;
+    encoder.finish().map_err(not_compressed)
 }
 
 /// The data of shards that are one stream, or a stream each.
@@ -113,9 +128,7 @@ mod tests {
     use super::*;
 
     fn compress(data: &[u8]) -> Vec<u8> {
-        let mut encoder = ZlibEncoder::new(Vec::new(), Compression::default());
-        encoder.write_all(data).unwrap();
-        encoder.finish().unwrap()
+        super::compress("/x", data).unwrap()
     }
 
     #[test]

@@ -35,8 +35,7 @@ struct HeldJob {
     started_at: f64,
     /// The end of the time that its job has; a build that pauses has none any more.
     deadline: Option<Instant>,
-    /// Steps of a settlement that need not be repeated.
-    is_result_stored: bool,
+    /// The end of the request need not be repeated.
     is_completed: bool,
 }
 
@@ -82,14 +81,7 @@ pub(super) async fn claim(
     task.extend(claimed.job.as_ref().map(|job| ("job".to_owned(), job.json.clone().into())));
     let run_time = claimed.job.as_ref().and_then(|job| job.run_time_max());
     let deadline = run_time.map(|length| source.clock.now().plus(length));
-    let held = HeldJob {
-        dialect,
-        claimed,
-        started_at: unix_seconds(),
-        deadline,
-        is_result_stored: false,
-        is_completed: false,
-    };
+    let held = HeldJob { dialect, claimed, started_at: unix_seconds(), deadline, is_completed: false };
     // A scheduler sets the flag while any worker, also one that comes too late, has entered the lock.
     let flag = watch.at.queue.cancel_flag(id);
     if dialect == Dialect::ZuulExecutor && watch.at.session.retry(|| watch.at.session.stat(&flag)).await?.is_some() {
@@ -210,7 +202,12 @@ impl HeldJob {
             }
             None => at.queue.set_state(session, &mut self.claimed.request, RequestState::Completed).await?,
         };
+        self.on_completed(is_ours)
+    }
+
+    fn on_completed(&mut self, is_ours: bool) -> Result<(), CallError> {
         crash_point("zookeeper-completed");
+        self.is_completed = is_ours;
         if is_ours { Ok(()) } else { Err(self.settled_elsewhere()) }
     }
 
@@ -219,22 +216,17 @@ impl HeldJob {
     }
 
     async fn end_merge(&mut self, at: &QueueSession, results: &Results) -> Result<(), CallError> {
-        let (session, id) = (&at.session, self.request().id.clone());
-        if !self.is_result_stored {
-            let own = Self::handler_result(results);
-            if self.text("result_path").is_some() {
-                at.queue.store_result(session, &id, &Value::from(own).to_string().into_bytes()).await?;
-            } else if let Some(queue) = self.event_queue() {
-                let (kind, event) = self.merge_event(&own);
-                queue.put(session, kind, event).await?;
-            }
-            self.is_result_stored = true;
-        }
-        crash_point("zookeeper-result");
-        self.write_state(at, RequestState::Completed).await?;
-        self.is_completed = true;
-        crash_point("zookeeper-completed");
-        Ok(())
+        let own = Self::handler_result(results);
+        let (session, merge_event, queue) = (&at.session, self.merge_event(&own), self.event_queue());
+        let (has_waiter, request) = (self.text("result_path").is_some(), &mut self.claimed.request);
+        let is_ours = if has_waiter {
+            at.queue.complete_with_result(session, request, &Value::from(own).to_string().into_bytes()).await?
+        } else if let Some(queue) = queue {
+            at.queue.complete_with_event(session, request, &queue, event(merge_event.0, merge_event.1)).await?
+        } else {
+            at.queue.set_state(session, request, RequestState::Completed).await?
+        };
+        self.on_completed(is_ours)
     }
 
     fn merge_event(&self, own: &Map<String, Value>) -> (&'static str, Value) {
@@ -321,7 +313,6 @@ impl Held for HeldJob {
                     self.release_semaphores(at).await?;
                     if !self.is_completed {
                         self.end_build(at, build_result(outcome), results).await?;
-                        self.is_completed = true;
                     }
                 }
                 (_, Outcome::Exception(ExceptionReason::WorkerShutdown | ExceptionReason::IntermittentTask)) => {
@@ -331,9 +322,7 @@ impl Held for HeldJob {
                     if !self.is_completed {
                         self.end_merge(at, results).await?;
                     }
-                    self.unlock(at).await?;
-                    let id = self.request().id.clone();
-                    return Ok(at.queue.remove(&at.session, &id).await?);
+                    return Ok(at.queue.remove_held(&at.session, &self.claimed).await?);
                 }
             }
             self.unlock(at).await
