@@ -131,7 +131,7 @@ fn check_config(check: CheckArgs, environment: &Environment) -> ExitResult {
 const NO_ROLE_HELP: &str = "add a [source.NAME] for a worker, a [pool.NAME] for a controller, or keys of [notifier] or [queue]; \
                             `journeyman config init FILE` writes an example";
 
-/// Whether a key of one of these sections is set.
+/// Tells whether a key of one of these sections is set.
 pub(super) fn names_any(loaded: &LoadedConfig, sections: &[&str]) -> bool {
     let is_of_one = |key: &String| key.split_once('.').is_some_and(|(section, _)| sections.contains(&section));
     loaded.origins.keys().any(is_of_one)

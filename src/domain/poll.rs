@@ -411,7 +411,7 @@ impl Poller {
         }
     }
 
-    /// Whether its tasks would be refused for now.
+    /// True if its tasks would be refused for now.
     pub fn is_access_denied(&self, now: Instant) -> bool {
         self.access_backoff.tries() > 0 && now < self.claim_backoff_until
     }

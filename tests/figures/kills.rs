@@ -121,7 +121,7 @@ impl Lab {
         })
     }
 
-    /// Until the caller drops it.
+    /// Kills workers until the caller drops it.
     async fn kill_workers(&self, from: From, wire: &Wire, lives: &mut Lives) -> Outcome<Row> {
         let mut jitter = Jitter::seeded(1);
         loop {

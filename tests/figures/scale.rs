@@ -105,7 +105,7 @@ impl Lab {
         })
     }
 
-    /// As a controller starts them, so that they report their activity.
+    /// Starts workers as a controller does, so that they report their activity.
     async fn workers_of_a_rabbitmq(&self, broker: &Broker, count: usize) -> Outcome<Row> {
         let connection = Connection::connect(&broker.uri, ConnectionProperties::default()).await?;
         let channel = connection.create_channel().await?;

@@ -76,7 +76,7 @@ struct Fleet {
     /// How long a task runs; 0 is that there are none.
     task_max: u64,
     tasks: u64,
-    /// Of each second.
+    /// The polls of each second.
     polls: Vec<u64>,
     calls: Vec<u64>,
 }
@@ -204,7 +204,7 @@ impl Fleet {
         }
     }
 
-    /// Whether the queue takes the call.
+    /// Tells whether the queue takes the call.
     fn call(&mut self) -> Result<(), Refusal> {
         let second = usize::try_from(self.now / SECOND).expect("small");
         if self.calls.len() <= second {
@@ -283,7 +283,7 @@ impl Fleet {
     }
 }
 
-/// Of all workers in a second.
+/// The polls of all workers in a second.
 #[derive(Debug, Clone, Copy)]
 struct Polls {
     mean: u64,

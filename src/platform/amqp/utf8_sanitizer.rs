@@ -63,7 +63,7 @@ impl Utf8Sanitizer {
             let size = usize::try_from(u32::from_be_bytes(size)).unwrap_or(usize::MAX - FRAME_HEAD - 1);
             self.rest = match kind {
                 METHOD | HEADER if size <= FRAME_BYTES_MAX => {
-                    // With its end mark.
+                    // Its end mark stays with it.
                     let Some(payload) = frame.get_mut(FRAME_HEAD..=FRAME_HEAD + size) else { return done };
                     self.sanitize_payload(kind, payload);
                     FRAME_HEAD + size + 1

@@ -15,7 +15,7 @@ use tokio::time::{Sleep, sleep};
 /// What one connection does.
 pub(super) struct Activity {
     requests: AtomicUsize,
-    /// Of its server, which may have waited for an idle one.
+    /// Wakes its server, which may wait for an idle connection.
     is_idle: Arc<Notify>,
 }
 

@@ -208,7 +208,7 @@ mod tests {
         // As RabbitMQ 3.10 has it.
         let none = parse(r#"{"type": "classic", "arguments": {}, "effective_policy_definition": []}"#);
         assert_eq!(none, QueueSettings { consumer_timeout: None, dead_letters: false, delivery_limit: None });
-        // As RabbitMQ 4 has a quorum queue for which nothing is set.
+        // RabbitMQ 4 does so for a quorum queue for which nothing is set.
         assert_eq!(parse(r#"{"type": "quorum", "delivery_limit": 20, "arguments": {}}"#).delivery_limit, Some(20));
         assert_eq!(parse(r#"{"delivery_limit": "unlimited", "arguments": {}}"#).delivery_limit, None);
         assert_eq!(parse(r#"{"effective_policy_definition": {"delivery-limit": 3}}"#).delivery_limit, Some(3));

@@ -217,7 +217,7 @@ impl AmqpSourceInner {
                 None => break,
             }
         }
-        // Also what this poll has opened or isolated after the pause began.
+        // This poll may have opened or isolated some after the pause began.
         if self.pause.is_paused() {
             self.stop_consuming();
         }

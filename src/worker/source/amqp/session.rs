@@ -51,7 +51,7 @@ pub(super) enum AckKind {
 pub(super) enum SessionEnd {
     /// This worker ended it; claims go on.
     Retired,
-    /// By the broker, since the queue was deleted; claims go on.
+    /// The broker has canceled it, since the queue was deleted; claims go on.
     Canceled(String),
     /// The channel is closed or the broker has canceled the consumer, and its claims are lost.
     Lost(String),

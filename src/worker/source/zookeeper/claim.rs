@@ -25,7 +25,7 @@ use journeyman_platform::tasks::supervised;
 use journeyman_platform::zookeeper::job_queue::JobQueue;
 use journeyman_platform::zookeeper::{ConnectConfig, Session};
 
-/// Of a run without a deadline.
+/// The terms of a run without a deadline.
 pub(super) const UNLIMITED: RunTerms = RunTerms { deadline: None, retries_left: Some(u32::MAX) };
 
 /// A queue, and the session that uses it.
