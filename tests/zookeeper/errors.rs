@@ -25,7 +25,7 @@ use crate::zookeeper::support::{QueuedEvent, Tree, handler, never_ends, read_eve
 
 const RESULTS: &str = "/zuul/events/tenant/t/pipelines/p/result";
 
-fn submission(dialect: Dialect, payload: Value) -> Submission {
+pub(super) fn submission(dialect: Dialect, payload: Value) -> Submission {
     let fields = [("tenant_name", "t"), ("pipeline_name", "p")];
     Submission {
         dialect,

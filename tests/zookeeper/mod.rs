@@ -3,6 +3,7 @@
 mod commands;
 mod errors;
 mod kills;
+mod many;
 mod mechanisms;
 mod page;
 mod pauses;

@@ -17,6 +17,10 @@ pub const ZOOKEEPER_CALL_TIMEOUT: Duration = Duration::from_secs(20);
 pub const ZOOKEEPER_CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 pub const ZOOKEEPER_RETRY_DELAY: Duration = Duration::from_millis(200);
 pub const ZOOKEEPER_LONG_POLL_WAIT: Duration = Duration::from_secs(20);
+/// How often a worker that does not watch its queue looks whether what it holds was canceled.
+pub const ZOOKEEPER_HELD_CHECK_INTERVAL: Duration = Duration::from_secs(2);
+/// How often such a worker reads the requests again that did not wait for a worker.
+pub const ZOOKEEPER_OTHERS_READ_INTERVAL: Duration = Duration::from_secs(5);
 /// Lost claims and cancels that the worker has not received yet; more wait.
 pub const ZOOKEEPER_EVENTS_MAX: usize = 64;
 /// Reads of a walk at the same time.
@@ -33,7 +37,7 @@ pub const ZOOKEEPER_INSPECT_ROWS_MAX: usize = 50;
 pub const ZOOKEEPER_CLOCK_SKEW_MAX: Duration = Duration::from_secs(5);
 /// How old something without an owner is when it is removed.
 pub const ZOOKEEPER_LEFTOVER_AGE: Duration = Duration::from_secs(300);
-/// Before another try of a build whose semaphore had no free place. Zuul's executors wait 30 s.
+/// Before another try of a build whose semaphore had no free place, or of a request whose lock another process held. Zuul's executors wait 30 s.
 pub const ZOOKEEPER_SEMAPHORE_RETRY: Duration = Duration::from_secs(10);
 /// How long a playbook after the run may take if its job has no `post_timeout`. Zuul sets no limit then; this is the longest that its
 /// tenants allow by default.

@@ -11,6 +11,7 @@ use super::job_queue::{JobError, JobQueue, JobRequest, RequestState};
 use super::json_object::JsonObject;
 use super::lock::{HeldLock, LockMode};
 use super::{Dialect, Session};
+use journeyman_domain::job_requests::task_name;
 
 /// A request to be added.
 #[derive(Debug, Clone)]
@@ -51,7 +52,10 @@ impl JobQueue {
     /// Not cancel safe: the request may be there.
     pub async fn add(&self, session: &Session, submission: &Submission) -> Result<String, JobError> {
         self.ensure(session).await?;
-        let id = uuid::Uuid::new_v4().simple().to_string();
+        let id = match submission.dialect {
+            Dialect::Native => task_name(submission.precedence, &uuid::Uuid::now_v7().simple().to_string()),
+            Dialect::ZuulMerger | Dialect::ZuulExecutor => uuid::Uuid::new_v4().simple().to_string(),
+        };
         let waits = submission.waits && submission.dialect != Dialect::ZuulExecutor;
         let payload = &submission.payload;
         if waits {

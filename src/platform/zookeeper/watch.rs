@@ -18,6 +18,15 @@ impl TreeWatch {
     pub async fn start(session: &Arc<Session>, root: &str) -> Result<Self, Error> {
         session.retry(|| bounded("watch", root, session.client.watch_tree(root))).await
     }
+
+    /// Ends the watch of a node, so that the server tells no more of it.
+    pub async fn end(self, session: &Session, root: &str) {
+        drop(self);
+        // A lost connection has ended it as well.
+        if let Err(error) = bounded("end the watch of", root, session.client.unwatch(root)).await {
+            tracing::debug!("{error}");
+        }
+    }
 }
 
 impl Session {

@@ -233,6 +233,15 @@ impl Client {
         Ok(watch)
     }
 
+    /// Ends all watches of a node. Their listeners have to be dropped before.
+    ///
+    /// # Errors
+    ///
+    /// See [`Error`].
+    pub async fn unwatch(&self, root: &str) -> Result<(), Error> {
+        self.call(records::remove_watches(self.chroot.node(root)?), None, records::nothing).await
+    }
+
     /// Performs all writes or none.
     ///
     /// # Errors

@@ -19,6 +19,7 @@ pub(super) enum Operation {
     Ping = 11,
     GetChildren = 12,
     Multi = 14,
+    RemoveWatches = 18,
     Auth = 100,
     SetWatches = 105,
     AddWatch = 106,
@@ -36,6 +37,7 @@ pub(super) mod xid {
 const ERROR: i32 = -1;
 const ANY_VERSION: i32 = -1;
 const RECURSIVE: i32 = 1;
+const ANY_WATCH: i32 = 3;
 
 /// How long a node lives, and whether it gets a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -158,6 +160,13 @@ pub(super) fn add_recursive_watch(path: NodePath<'_>) -> Vec<u8> {
     let mut out = request(Operation::AddWatch);
     path.put(&mut out);
     out.put_i32(RECURSIVE);
+    out
+}
+
+pub(super) fn remove_watches(path: NodePath<'_>) -> Vec<u8> {
+    let mut out = request(Operation::RemoveWatches);
+    path.put(&mut out);
+    out.put_i32(ANY_WATCH);
     out
 }
 

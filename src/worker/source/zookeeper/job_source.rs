@@ -214,7 +214,7 @@ impl SourceInner {
             Dialect::Native => native::claim(&self.context, watch, id).await,
         };
         if let Ok(claimed) = &claimed {
-            watch.on_claim(claimed.as_ref());
+            watch.on_claim(id, claimed.as_ref());
         }
         match claimed {
             // It is tried again when something about it changes, and costs the others nothing. So does a node with other rights.

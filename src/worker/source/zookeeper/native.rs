@@ -1,8 +1,8 @@
 //! One node a task: `requests/ID` holds `{"payload", "precedence", "attempts", "losses", "waits"}`, and `locks/ID` is the ephemeral
 //! node of the worker that runs it.
 //!
-//! A claim creates the lock and counts the attempt, also as a loss until its worker says how it ended; an end removes lock and task and leaves `results/ID` if a submitter waits:
-//! each in one transaction. A task is canceled by removing its node.
+//! A claim creates the lock and counts the attempt, also as a loss until its worker says how it ended; an end removes lock and task
+//! and leaves `results/ID` if a submitter waits: each in one transaction. A task is canceled by removing its node.
 
 use std::sync::Arc;
 

@@ -1,12 +1,15 @@
-//! The requests of a queue as one session sees them: a recursive watch, and a walk at first and after each lost connection.
+//! The requests of a queue as one session sees them: recursive watches as long as few are free, and lists at first, after each lost
+//! connection and while many are free.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::pin::pin;
 use std::sync::Arc;
 
 use futures_util::{FutureExt as _, StreamExt as _, stream};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
+use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use super::claim::QueueSession;
@@ -15,7 +18,9 @@ use crate::source::{CallError, Grant, SourceEvent};
 use journeyman_domain::id::Run;
 use journeyman_domain::jitter::Jitter;
 use journeyman_domain::job_requests::{JobRequests, SeenRequest};
-use journeyman_domain::limits::ZOOKEEPER_READS_CONCURRENT_MAX;
+use journeyman_domain::limits::{
+    ZOOKEEPER_HELD_CHECK_INTERVAL, ZOOKEEPER_OTHERS_READ_INTERVAL, ZOOKEEPER_READS_CONCURRENT_MAX,
+};
 use journeyman_platform::zookeeper::janitor::{Cleaned, Janitor};
 use journeyman_platform::zookeeper::job_queue::{JobQueue, RequestState};
 use journeyman_platform::zookeeper::json_object::JsonObject;
@@ -30,12 +35,40 @@ pub(super) struct QueueWatch {
     /// The requests that this worker claims or holds, by their ids.
     held: Mutex<BTreeMap<String, HeldRun>>,
     arrived: Arc<Notify>,
+    /// The time of the last list; `None` while the requests are watched.
+    listed_at: Mutex<Option<Instant>>,
+    /// The requests have to be listed again.
+    list_wanted: Notify,
     /// A task may have been resumed.
     resumed: Notify,
     stopped: CancellationToken,
     jitter: Mutex<Jitter>,
-    /// Of the requests and of the locks: a worker needs no event of the queue's other folders.
-    trees: tokio::sync::Mutex<[TreeWatch; 2]>,
+    /// The watches that `run` takes over.
+    trees: Mutex<Option<Trees>>,
+}
+
+/// A worker needs no event of the queue's other folders.
+struct Trees {
+    requests: TreeWatch,
+    /// `None` in Zuul's layouts, where the state of a request says that it is taken.
+    locks: Option<TreeWatch>,
+}
+
+impl Trees {
+    /// A request that is gone is seen before its lock seems free.
+    async fn next(&mut self) -> TreeEvent {
+        let locks = async {
+            match &mut self.locks {
+                Some(locks) => locks.next().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            event = self.requests.next() => event,
+            event = locks => event,
+        }
+    }
 }
 
 struct HeldRun {
@@ -45,6 +78,8 @@ struct HeldRun {
     is_settling: bool,
     /// It was put back and offered again before its claim has ended here.
     is_offered: bool,
+    /// It was held already when the held ones were last looked at.
+    is_old: bool,
 }
 
 /// A cancel of its request is noticed as long as it exists.
@@ -71,6 +106,9 @@ impl Drop for HoldGuard {
         if held.is_some_and(|held| held.is_offered) {
             self.watch.put_back(&self.id);
             self.watch.arrived.notify_waiters();
+        } else if !self.watch.is_watched() {
+            // No event tells that it was put back; a list does.
+            self.watch.requests.lock().forget(&self.id);
         }
     }
 }
@@ -81,7 +119,7 @@ enum QueueNode<'a> {
     Request(&'a str),
     CancelFlag(&'a str),
     ResumeFlag(&'a str),
-    Contender { id: &'a str, name: &'a str },
+    Lock(&'a str),
 }
 
 fn parse(dialect: Dialect, path: &str) -> Option<QueueNode<'_>> {
@@ -90,8 +128,7 @@ fn parse(dialect: Dialect, path: &str) -> Option<QueueNode<'_>> {
         (_, ["requests", id]) => Some(QueueNode::Request(id)),
         (Dialect::ZuulExecutor, ["requests", id, "cancel"]) => Some(QueueNode::CancelFlag(id)),
         (Dialect::ZuulExecutor, ["requests", id, "resume"]) => Some(QueueNode::ResumeFlag(id)),
-        (Dialect::Native, ["locks", id]) => Some(QueueNode::Contender { id, name: "" }),
-        (Dialect::ZuulMerger | Dialect::ZuulExecutor, ["locks", id, name]) => Some(QueueNode::Contender { id, name }),
+        (Dialect::Native, ["locks", id]) => Some(QueueNode::Lock(id)),
         _ => None,
     }
 }
@@ -106,9 +143,6 @@ impl QueueWatch {
         let zone = queue.zone.clone();
         let queue = JobQueue::new(&queue.path);
         queue.ensure(session).await?;
-        let tree = async |folder| TreeWatch::start(session, &format!("{}/{folder}", queue.root())).await;
-        let trees = [tree("requests").await?, tree("locks").await?];
-        tracing::debug!(queue = queue.root(), session = session.id(), "watching");
         let watch = Self {
             at: QueueSession { session: Arc::clone(session), queue },
             zone,
@@ -116,18 +150,33 @@ impl QueueWatch {
             requests: Mutex::default(),
             held: Mutex::default(),
             arrived: Arc::clone(arrived),
+            listed_at: Mutex::new(None),
+            list_wanted: Notify::new(),
             resumed: Notify::new(),
             stopped: CancellationToken::new(),
             jitter: Mutex::new(Jitter::seeded(uuid::Uuid::new_v4().as_u64_pair().0)),
-            trees: tokio::sync::Mutex::new(trees),
+            trees: Mutex::default(),
         };
-        watch.walk().await?;
+        let trees = watch.watch().await?;
+        *watch.trees.lock() = Some(trees);
         Ok(Arc::new(watch))
     }
 
     /// Precedence and age of the first free request.
     pub(super) fn first_place(&self) -> Option<(i64, i64)> {
+        if self.needs_list() {
+            self.list_wanted.notify_one();
+        }
         self.requests.lock().first_place()
+    }
+
+    pub(super) fn is_watched(&self) -> bool {
+        self.listed_at.lock().is_none()
+    }
+
+    fn needs_list(&self) -> bool {
+        let age = self.listed_at.lock().map(|at| at.elapsed());
+        age.is_some_and(|age| self.requests.lock().needs_list(age))
     }
 
     pub(super) fn pick(&self) -> Option<Box<str>> {
@@ -138,12 +187,22 @@ impl QueueWatch {
     }
 
     pub(super) fn put_back(&self, id: &str) {
-        self.requests.lock().put_back(id);
+        self.requests.lock().offer(id);
     }
 
-    pub(super) fn on_claim(&self, claimed: Option<&Grant>) {
+    pub(super) fn on_claim(&self, id: &str, claimed: Option<&Grant>) {
+        let is_watched = self.is_watched();
         let mut requests = self.requests.lock();
-        if claimed.is_some() { requests.on_claim_won() } else { requests.on_claim_lost() }
+        match claimed {
+            Some(_) => requests.on_claim_won(),
+            None => {
+                requests.on_claim_lost();
+                // The next list shows whether it is worth another try.
+                if !is_watched && self.dialect != Dialect::Native {
+                    requests.forget(id);
+                }
+            }
+        }
     }
 
     /// Does not offer a request for a while.
@@ -166,7 +225,7 @@ impl QueueWatch {
         }
         held.insert(
             id.clone(),
-            HeldRun { run: run.clone(), is_canceled: false, is_settling: false, is_offered: false },
+            HeldRun { run: run.clone(), is_canceled: false, is_settling: false, is_offered: false, is_old: false },
         );
         Some(HoldGuard { watch: Arc::clone(self), id })
     }
@@ -198,77 +257,107 @@ impl QueueWatch {
 
     /// Follows the queue until the session ends.
     pub(super) async fn run(&self, events: mpsc::Sender<SourceEvent>) {
-        let [requests, locks] = &mut *self.trees.lock().await;
-        // A request that is gone is seen before its lock seems free.
-        let mut next = async || {
-            tokio::select! {
-                biased;
-                event = requests.next() => event,
-                event = locks.next() => event,
-            }
-        };
+        let mut trees = self.trees.lock().take();
+        let mut others_read_at = Instant::now();
+        let mut held_check = interval(ZOOKEEPER_HELD_CHECK_INTERVAL);
+        held_check.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            // What has changed is read when no event waits, and together: events that wait for reads are claims seen late.
-            let waiting = next().now_or_never();
-            let event = if let Some(event) = waiting {
-                event
-            } else {
+            if let Some(watched) = &mut trees {
+                if let Some(event) = watched.next().now_or_never() {
+                    if self.on_event(event, &events).await.is_break() {
+                        return;
+                    }
+                    continue;
+                }
+                // What has changed is read when no event waits, and together: events that wait for reads are claims seen late.
                 let unread = self.requests.lock().take_unread();
                 if !unread.is_empty() {
-                    if let Err(error) = self.read_all(unread).await {
-                        tracing::warn!(queue = self.at.queue.root(), "{error}");
-                    }
+                    self.warn(self.read_all(unread).await);
                     self.arrived.notify_waiters();
                     continue;
                 }
-                tokio::select! {
-                    biased;
-                    () = self.stopped.cancelled() => return,
-                    event = next() => event,
-                }
-            };
-            let path = match &event {
-                TreeEvent::Created(path) | TreeEvent::Changed(path) | TreeEvent::Deleted(path) => path,
-                TreeEvent::EventsLost => {
-                    self.walk_again(&events).await;
+                if self.requests.lock().are_many() {
+                    self.unwatch(trees.take()).await;
                     continue;
                 }
-                TreeEvent::Ended => {
-                    // A report under way goes on in another session.
-                    let lost = |held: &HeldRun| (!held.is_settling).then(|| held.run.clone());
-                    let lost: Vec<Run> = self.held.lock().values().filter_map(lost).collect();
-                    if !lost.is_empty() {
-                        _ = events.send(SourceEvent::Lost(lost)).await;
-                    }
-                    return;
-                }
-            };
-            let Some(node) = path.strip_prefix(self.at.queue.root()).and_then(|path| parse(self.dialect, path)) else {
-                continue;
-            };
-            match (&event, node) {
-                (TreeEvent::Deleted(_), QueueNode::Request(id)) => {
-                    self.requests.lock().on_request_deleted(id);
-                    self.cancel(id, &events).await;
-                }
-                // An attempt was counted.
-                (TreeEvent::Changed(_), QueueNode::Request(_)) if self.dialect == Dialect::Native => continue,
-                (_, QueueNode::Request(id)) => self.requests.lock().on_request_changed(id),
-                (TreeEvent::Created(_), QueueNode::CancelFlag(id)) => self.cancel(id, &events).await,
-                (TreeEvent::Created(_), QueueNode::ResumeFlag(_)) => {
-                    self.resumed.notify_waiters();
-                    continue;
-                }
-                (TreeEvent::Created(_), QueueNode::Contender { id, name }) => {
-                    self.requests.lock().on_contender(id, name)
-                }
-                (TreeEvent::Deleted(_), QueueNode::Contender { id, name }) => {
-                    self.requests.lock().on_contender_left(id, name);
-                }
-                (_, QueueNode::CancelFlag(_) | QueueNode::ResumeFlag(_) | QueueNode::Contender { .. }) => continue,
             }
+            let is_watched = trees.is_some();
+            let next = async {
+                match &mut trees {
+                    Some(watched) => watched.next().await,
+                    None => self.at.session.ended().map(|()| TreeEvent::Ended).await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = self.stopped.cancelled() => return,
+                event = next => if self.on_event(event, &events).await.is_break() {
+                    return;
+                },
+                _ = held_check.tick(), if !is_watched => {
+                    self.check_held(false, &events).await;
+                    self.resumed.notify_waiters();
+                }
+                () = self.list_wanted.notified() => if self.needs_list() {
+                    let again = others_read_at.elapsed() >= ZOOKEEPER_OTHERS_READ_INTERVAL;
+                    if again {
+                        others_read_at = Instant::now();
+                    }
+                    self.warn(self.list_again(again).await.map(|watched| trees = watched));
+                    self.arrived.notify_waiters();
+                }
+            }
+        }
+    }
+
+    fn warn(&self, read: Result<(), Error>) {
+        if let Err(error) = read {
+            // The next connection reads again, and a lost session ends everything.
+            tracing::warn!(queue = self.at.queue.root(), "cannot read the queue: {error}");
+        }
+    }
+
+    async fn on_event(&self, event: TreeEvent, events: &mpsc::Sender<SourceEvent>) -> ControlFlow<()> {
+        let path = match &event {
+            TreeEvent::Created(path) | TreeEvent::Changed(path) | TreeEvent::Deleted(path) => path,
+            TreeEvent::EventsLost => {
+                self.warn(self.list(true).await);
+                self.check_held(true, events).await;
+                self.arrived.notify_waiters();
+                self.resumed.notify_waiters();
+                return ControlFlow::Continue(());
+            }
+            TreeEvent::Ended => {
+                // A report under way goes on in another session.
+                let lost = |held: &HeldRun| (!held.is_settling).then(|| held.run.clone());
+                let lost: Vec<Run> = self.held.lock().values().filter_map(lost).collect();
+                if !lost.is_empty() {
+                    _ = events.send(SourceEvent::Lost(lost)).await;
+                }
+                return ControlFlow::Break(());
+            }
+        };
+        let node = path.strip_prefix(self.at.queue.root()).and_then(|path| parse(self.dialect, path));
+        match (&event, node) {
+            (TreeEvent::Deleted(_), Some(QueueNode::Request(id))) => {
+                self.requests.lock().forget(id);
+                self.cancel(id, events).await;
+            }
+            (TreeEvent::Created(_), Some(QueueNode::Request(id))) => self.requests.lock().on_request_created(id),
+            // A task changes when an attempt is counted.
+            (TreeEvent::Changed(_), Some(QueueNode::Request(id))) if self.dialect != Dialect::Native => {
+                self.requests.lock().on_request_changed(id);
+            }
+            (TreeEvent::Created(_), Some(QueueNode::CancelFlag(id))) => self.cancel(id, events).await,
+            (TreeEvent::Created(_), Some(QueueNode::ResumeFlag(_))) => self.resumed.notify_waiters(),
+            (TreeEvent::Created(_), Some(QueueNode::Lock(id))) => self.requests.lock().on_locked(id),
+            (TreeEvent::Deleted(_), Some(QueueNode::Lock(id))) => self.requests.lock().on_unlocked(id),
+            _ => return ControlFlow::Continue(()),
+        }
+        if self.requests.lock().first_place().is_some() {
             self.arrived.notify_waiters();
         }
+        ControlFlow::Continue(())
     }
 
     /// Cleans the queue up each minute, where no other process does it, until the session ends.
@@ -302,49 +391,74 @@ impl QueueWatch {
         }
     }
 
-    async fn walk_again(&self, events: &mpsc::Sender<SourceEvent>) {
-        if let Err(error) = self.walk().await {
-            // The next connection walks again, and a lost session ends everything.
-            tracing::warn!(queue = self.at.queue.root(), "cannot read the queue again: {error}");
-        }
-        let held: Vec<String> = self.held.lock().keys().cloned().collect();
+    /// Looks at each claim, or at those that are not new, since nothing tells of their cancels.
+    async fn check_held(&self, all: bool, events: &mpsc::Sender<SourceEvent>) {
+        let old = |(id, held): (&String, &mut HeldRun)| {
+            (std::mem::replace(&mut held.is_old, true) || all).then(|| id.clone())
+        };
+        let held: Vec<String> = self.held.lock().iter_mut().filter_map(old).collect();
         for id in held {
-            let request = self.at.queue.path("requests", &id);
-            let is_canceled = matches!(self.at.session.stat(&self.at.queue.cancel_flag(&id)).await, Ok(Some(_)));
-            let is_gone = matches!(self.at.session.stat(&request).await, Ok(None));
-            if is_canceled || is_gone {
+            let (request, flag) = (self.at.queue.path("requests", &id), self.at.queue.cancel_flag(&id));
+            let is_canceled =
+                self.dialect == Dialect::ZuulExecutor && matches!(self.at.session.stat(&flag).await, Ok(Some(_)));
+            if is_canceled || matches!(self.at.session.stat(&request).await, Ok(None)) {
                 self.cancel(&id, events).await;
             }
         }
-        self.arrived.notify_waiters();
-        self.resumed.notify_waiters();
     }
 
-    /// Reads the whole queue.
-    async fn walk(&self) -> Result<(), Error> {
-        let session = &self.at.session;
-        let locked = self.list("locks").await?;
-        let contenders: Vec<(String, Vec<String>)> = match self.dialect {
-            Dialect::Native => locked.into_iter().map(|id| (id, vec![String::new()])).collect(),
-            Dialect::ZuulMerger | Dialect::ZuulExecutor => {
-                let reads = locked.into_iter().map(|id| async {
-                    let path = self.at.queue.path("locks", &id);
-                    let names = session.retry(|| session.children(&path)).await;
-                    names.map(|names| (id, names.unwrap_or_default()))
-                });
-                let reads: Vec<_> =
-                    stream::iter(reads).buffer_unordered(ZOOKEEPER_READS_CONCURRENT_MAX).collect().await;
-                reads.into_iter().collect::<Result<_, Error>>()?
-            }
-        };
-        {
-            let mut requests = self.requests.lock();
-            requests.clear();
-            for (id, name) in contenders.iter().flat_map(|(id, names)| names.iter().map(move |name| (id, name))) {
-                requests.on_contender(id, name);
-            }
+    /// Watches the queue, and lists it.
+    async fn watch(&self) -> Result<Trees, Error> {
+        let tree = async |folder| TreeWatch::start(&self.at.session, &self.folder(folder)).await;
+        let requests = tree("requests").await?;
+        let locks = if self.dialect == Dialect::Native { Some(tree("locks").await?) } else { None };
+        self.list(true).await?;
+        *self.listed_at.lock() = None;
+        tracing::debug!(queue = self.at.queue.root(), session = self.at.session.id(), "watching");
+        Ok(Trees { requests, locks })
+    }
+
+    async fn unwatch(&self, trees: Option<Trees>) {
+        *self.listed_at.lock() = Some(Instant::now());
+        let Some(Trees { requests, locks }) = trees else { return };
+        requests.end(&self.at.session, &self.folder("requests")).await;
+        if let Some(locks) = locks {
+            locks.end(&self.at.session, &self.folder("locks")).await;
         }
-        self.read_all(self.list("requests").await?).await
+        tracing::debug!(queue = self.at.queue.root(), "not watching: more tasks wait than this worker needs to know");
+    }
+
+    /// Lists a queue that is not watched, and watches it again if few requests are free.
+    async fn list_again(&self, again: bool) -> Result<Option<Trees>, Error> {
+        let began_at = Instant::now();
+        self.list(again).await?;
+        if self.requests.lock().are_many() {
+            *self.listed_at.lock() = Some(began_at);
+            return Ok(None);
+        }
+        self.watch().await.map(Some)
+    }
+
+    /// Lists the queue, and reads what the list does not tell. With `again` that is all that did not wait for a worker.
+    async fn list(&self, again: bool) -> Result<(), Error> {
+        let names = async |folder| {
+            let path = self.folder(folder);
+            self.at.session.retry(|| self.at.session.children(&path)).await.map(Option::unwrap_or_default)
+        };
+        // The locks first: what was locked and has ended meanwhile is in neither list.
+        let locked = if self.dialect == Dialect::Native { names("locks").await? } else { Vec::new() };
+        let requests = names("requests").await?;
+        let unread = {
+            let mut held = self.held.lock();
+            // One that is handed back while this is read is offered again once its claim has ended here.
+            held.values_mut().for_each(|held| held.is_offered |= again);
+            self.requests.lock().on_list(requests, locked, |id| held.contains_key(id), again)
+        };
+        self.read_all(unread).await
+    }
+
+    fn folder(&self, folder: &str) -> String {
+        format!("{}/{folder}", self.at.queue.root())
     }
 
     async fn read_all(&self, ids: impl IntoIterator<Item: AsRef<str>>) -> Result<(), Error> {
@@ -354,28 +468,37 @@ impl QueueWatch {
         reads.into_iter().collect()
     }
 
-    async fn list(&self, folder: &str) -> Result<Vec<String>, Error> {
-        let path = format!("{}/{folder}", self.at.queue.root());
-        self.at.session.retry(|| self.at.session.children(&path)).await.map(Option::unwrap_or_default)
-    }
-
     async fn read(&self, id: &str) -> Result<(), Error> {
         let path = self.at.queue.path("requests", id);
-        let found = self.at.session.retry(|| self.at.session.get(&path)).await?;
-        let Some((data, stat)) = found else {
-            self.requests.lock().on_request_deleted(id);
-            return Ok(());
+        let read = match self.at.session.retry(|| self.at.session.get(&path)).await {
+            Err(error) if self.at.session.is_ended() => return Err(error),
+            Err(error) => Err(error.to_string()),
+            Ok(None) => {
+                self.requests.lock().forget(id);
+                return Ok(());
+            }
+            Ok(Some((data, stat))) => match JsonObject::parse(&data) {
+                Ok(json) => Ok((json, stat)),
+                Err(_) => Err(format!("a request of {} is no JSON object", self.at.queue.root())),
+            },
         };
-        let Ok(json) = JsonObject::parse(&data) else {
-            tracing::warn!(request = id, "a request of {} is no JSON object; leaving it alone", self.at.queue.root());
-            return Ok(());
+        let (json, stat) = match read {
+            Ok(read) => read,
+            Err(why) => {
+                tracing::warn!(request = id, "{why}; leaving it alone");
+                let unusable = SeenRequest { precedence: 0, created: 0, is_requested: false };
+                self.requests.lock().on_request(id, unusable);
+                return Ok(());
+            }
         };
         let is_requested = match self.dialect {
             Dialect::Native => true,
             Dialect::ZuulMerger | Dialect::ZuulExecutor => json.get("state") == Some(RequestState::Requested),
         };
         let precedence = json.get("precedence").unwrap_or_default();
-        self.requests.lock().on_request(id, SeenRequest { precedence, created: stat.czxid, is_requested });
+        // The names of other tasks tell their time.
+        let created = if self.dialect == Dialect::Native { stat.ctime } else { stat.czxid };
+        self.requests.lock().on_request(id, SeenRequest { precedence, created, is_requested });
         Ok(())
     }
 }

@@ -53,12 +53,14 @@ pub(super) async fn claim(
     let info = (dialect == Dialect::ZuulExecutor).then_some(&info);
     let claimed = match watch.at.queue.claim(&watch.at.session, id, info).await? {
         ClaimAttempt::Claimed(claimed) => *claimed,
-        ClaimAttempt::Locked | ClaimAttempt::Settled => return Ok(None),
-        ClaimAttempt::Waits => {
-            tracing::info!(
-                request = id,
-                "a semaphore that this build needs has no free place; trying again from time to time"
-            );
+        ClaimAttempt::Settled => return Ok(None),
+        attempt @ (ClaimAttempt::Locked | ClaimAttempt::Waits) => {
+            if matches!(attempt, ClaimAttempt::Waits) {
+                let why = "a semaphore that this build needs has no free place; trying again from time to time";
+                tracing::info!(request = id, "{why}");
+            } else if !watch.is_watched() {
+                return Ok(None);
+            }
             let (watch, id) = (Arc::clone(watch), id.to_owned());
             watch.defer(&id);
             source.spawn(async move {
