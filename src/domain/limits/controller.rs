@@ -28,7 +28,7 @@ pub const CONTROLLER_STANDBY_INTERVAL: Duration = Duration::from_secs(1);
 pub const CONTROLLER_QUEUE_STEPS_CONCURRENT_MAX: usize = 8;
 pub const CONTROLLER_QUEUE_CHECKS_CONCURRENT_MAX: usize = 4;
 pub const CONTROLLER_QUEUE_CHECK_RETRY_DELAY: Duration = Duration::from_secs(20);
-/// An empty queue with idle workers is inspected this often: with a thousand groups, inspections are most of a controller's work.
+/// A queue is counted this often where no worker would start for its next request, unless something about its group changes.
 pub const CONTROLLER_QUIET_QUEUE_INTERVAL: Duration = Duration::from_secs(5);
 pub const CONTROLLER_SESSION_EVENTS_MAX: usize = 64;
 /// A worker counts as busy this long after its last report; a busy worker reports once a minute.

@@ -1,9 +1,10 @@
 //! One connection to the broker: takes the pool lock, declares the topology, and runs the active controller until the connection
 //! fails.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::time::Duration;
 
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
@@ -25,7 +26,7 @@ use super::unacknowledged_counts::{self, CountResult, UnacknowledgedCounts};
 use super::{Controller, ControllerConfig, dead_letters, forwarding};
 use journeyman_domain::group::Key;
 use journeyman_domain::group::load::Load;
-use journeyman_domain::group::pool::{Event, StepResult};
+use journeyman_domain::group::pool::{DepthSample, Event, NextTaker, StepResult};
 use journeyman_domain::group::scale::{GroupWorker, WorkerActivity};
 use journeyman_domain::limits::{
     AMQP_CALL_TIMEOUT, CONTROLLER_COUNTS_INTERVAL, CONTROLLER_DEAD_LETTERS_MAX, CONTROLLER_ORPHANS_MAX,
@@ -42,16 +43,9 @@ use journeyman_platform::host::clock::or_pending;
 #[derive(Default)]
 pub(super) struct SessionState {
     pub(super) held: HeldOrphans,
-    pub(super) depths: BTreeMap<Key, DepthSample>,
     depth_backoff: BTreeMap<Key, Instant>,
     pub(super) loads: BTreeMap<Key, Load>,
     counts: UnacknowledgedCounts,
-}
-
-#[derive(Debug, Clone, Copy)]
-pub(super) struct DepthSample {
-    pub(super) ready: u32,
-    pub(super) at: Instant,
 }
 
 enum SessionEvent {
@@ -230,9 +224,12 @@ impl Controller {
                 let held = self.session.counts.fresh(&key, now).unwrap_or_default();
                 // Waiting requests are demand: workers may only be slow to start.
                 if ready > 0 || held > 0 {
-                    self.pool.handle(Event::demand(key.clone()), now);
+                    // Until the next count.
+                    let extra =
+                        if self.workers.starts_workers() { Duration::ZERO } else { CONTROLLER_QUIET_QUEUE_INTERVAL };
+                    self.pool.handle(Event::Demand { key: key.clone(), extra }, now);
                 }
-                self.session.depths.insert(key, DepthSample { ready, at: now });
+                self.pool.handle(Event::Depth { key, ready }, now);
             }
             (QueueJob::Depth, StepResult::NotFound) => self.pool.handle(Event::Unroutable(key), now),
             (QueueJob::Depth, StepResult::Failed | StepResult::Refused) => {
@@ -267,8 +264,6 @@ impl Controller {
         for key in waiting {
             self.pool.handle(Event::demand(key), now);
         }
-        let wanted: BTreeSet<&Key> = self.pool.tracker().groups().map(|(key, _)| key).collect();
-        self.session.depths.retain(|key, _| wanted.contains(key));
         self.session.depth_backoff.retain(|_, until| *until > now);
         let known = self.pool.keys().cloned().collect();
         for (key, count) in self.workers.counts(&known) {
@@ -285,14 +280,15 @@ impl Controller {
             let count = |activity| workers.get(key).map_or(0, |all| count(all, activity));
             count(WorkerActivity::Idle) > 0 && count(WorkerActivity::Busy) == 0
         };
-        let is_due = |key: &Key| {
-            let Some(last) = self.session.depths.get(key) else { return true };
+        let next_taker = |key: &Key| {
+            if !self.workers.starts_workers() {
+                return NextTaker::ExternalWorker;
+            }
             let held = self.session.loads.get(key).map_or(0, Load::in_progress);
-            let is_quiet = held == 0 && last.ready == 0 && (!self.workers.starts_workers() || has_idle_only(key));
-            !is_quiet || now.since(last.at) >= CONTROLLER_QUIET_QUEUE_INTERVAL
+            if held == 0 && has_idle_only(key) { NextTaker::IdleWorker } else { NextTaker::NewWorker }
         };
         for (key, _) in self.pool.tracker().groups() {
-            if self.pool.is_bound(key) && !self.session.depth_backoff.contains_key(key) && is_due(key) {
+            if !self.session.depth_backoff.contains_key(key) && self.pool.is_count_due(key, next_taker(key), now) {
                 jobs.request_depth(key);
             }
         }
@@ -300,11 +296,11 @@ impl Controller {
 
     pub(super) fn plan(&mut self) {
         let (now, concurrency) = (self.clock.now(), self.config.settings.concurrency.get());
-        let busy = self.workers.busy_by_key(|key| Some(self.session.depths.get(key)?.at), now);
-        let load = |key: &Key| match self.session.depths.get(key) {
+        let busy = self.workers.busy_by_key(|key| Some(self.pool.depth(key)?.at), now);
+        let load = |key: &Key| match self.pool.depth(key) {
             Some(DepthSample { ready, .. }) => {
                 let busy = busy.get(key).copied().unwrap_or_default();
-                Load::new(*ready, self.session.counts.fresh(key, now), busy, concurrency)
+                Load::new(ready, self.session.counts.fresh(key, now), busy, concurrency)
             }
             None => Load::unknown(),
         };

@@ -66,7 +66,7 @@ impl Controller {
                 None => GroupPhase::Deleting,
             },
             next_phase_seconds: desired.map(|desired| until(desired.until)),
-            ready: self.session.depths.get(key).map(|depth| depth.ready),
+            ready: self.pool.depth(key).map(|depth| depth.ready),
             unacknowledged: load.and_then(|load| load.unacknowledged.or_else(|| load.in_flight.filter(|_| ours))),
             workers: workers.iter().map(|worker| worker.state).collect(),
             worker_list: workers,

@@ -10,7 +10,6 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::Controller;
 use super::external_demand::poll_demand;
-use super::session::DepthSample;
 use super::session_error::{SessionError, stream_ended};
 use super::status::Role;
 use journeyman_domain::group::Key;
@@ -69,9 +68,11 @@ impl Controller {
     }
 
     fn plan_by_demand(&mut self) {
-        let at = self.clock.now();
+        let now = self.clock.now();
         let keys: Vec<Key> = self.pool.tracker().groups().map(|(key, _)| key.clone()).collect();
-        self.session.depths = keys.into_iter().map(|key| (key, DepthSample { ready: 0, at })).collect();
+        for key in keys {
+            self.pool.handle(Event::Depth { key, ready: 0 }, now);
+        }
         self.plan();
     }
 }

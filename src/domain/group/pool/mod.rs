@@ -5,11 +5,13 @@
 //! deleted only if it was unbound for the whole stop delay, no worker of the group is left, and the broker reported
 //! it empty and without consumers; one that holds requests makes its group active again (I31).
 
+mod depth;
 mod wait;
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use core::time::Duration;
 
+pub use depth::{DepthSample, NextTaker};
 pub use wait::QueueWait;
 
 use super::tracker::{self, Tracker};
@@ -75,6 +77,11 @@ pub enum Event {
         key: Key,
         count: u32,
     },
+    /// The requests that wait in the queue of a key.
+    Depth {
+        key: Key,
+        ready: u32,
+    },
     Tick,
 }
 
@@ -111,6 +118,9 @@ struct GroupQueue {
     /// The result of the last inspection, unless something changed since.
     inspection: Option<InspectionState>,
     workers: u32,
+    depth: Option<DepthSample>,
+    /// Since the depth was counted.
+    is_changed: bool,
     target: Option<GroupPhase>,
 }
 
@@ -195,6 +205,9 @@ impl Pool {
             }
             Event::Demand { key, extra } => {
                 self.tracker.on_demand(key.clone(), extra, now);
+                if let Some(queue) = self.queues.get_mut(&key) {
+                    queue.is_changed = true;
+                }
                 Some(key)
             }
             Event::Unroutable(key) => {
@@ -219,6 +232,13 @@ impl Pool {
                     // A worker may have requeued a request after the inspection.
                     queue.workers = count;
                     queue.invalidate_inspection();
+                    queue.is_changed = true;
+                }
+                Some(key)
+            }
+            Event::Depth { key, ready } => {
+                if let Some(queue) = self.queues.get_mut(&key) {
+                    (queue.depth, queue.is_changed) = (Some(DepthSample { ready, at: now }), false);
                 }
                 Some(key)
             }
@@ -272,6 +292,7 @@ impl Pool {
         self.effects.clear();
         for queue in self.queues.values_mut() {
             (queue.binding, queue.in_flight, queue.inspection) = (BindingState::Unknown, None, None);
+            queue.depth = None;
             queue.backoff.reset();
             queue.not_before = Instant::ORIGIN;
         }
@@ -335,6 +356,7 @@ impl Pool {
         let Some(queue) = self.queues.get_mut(key) else { return };
         if queue.target != target {
             queue.target = target;
+            queue.depth = queue.depth.filter(|_| target.is_some());
             queue.invalidate_inspection();
         }
         if self.is_connected
