@@ -42,7 +42,7 @@ pub use exec_shim::ShimError;
 pub use kill_recorded::kill_recorded_processes;
 pub use process_scope::{LaunchMethod, LimitExceeded, ProcessScope, ScopedProcess};
 pub use shim_launch::{SHIM_BUILT, SHIM_NAME, encode_environment, shim};
-pub use worker_cgroups::{WorkerCgroups, command_prefix};
+pub use worker_cgroups::{WorkerCgroups, command_prefix, prepare_entry};
 
 /// Identifies the processes of a payload.
 pub const COOKIE_VARIABLE: &str = "JOURNEYMAN_CLAIM_COOKIE";

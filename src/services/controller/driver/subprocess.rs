@@ -17,7 +17,7 @@ use crate::controller::state_store::{StateStore, WorkerPid, WorkerRecord};
 use journeyman_domain::group::Key;
 use journeyman_domain::journal::BootId;
 use journeyman_platform::host::containment::children::{self, ChildRegistration, StartedChild};
-use journeyman_platform::host::containment::{Cgroup, WorkerCgroups, command_prefix};
+use journeyman_platform::host::containment::{Cgroup, WorkerCgroups, command_prefix, prepare_entry};
 use journeyman_platform::host::process::{self, ProcessStat};
 use journeyman_platform::host::program_path::find_program;
 use journeyman_platform::host::work_dir::remove_tree;
@@ -114,6 +114,9 @@ impl Processes {
             .map_err(cannot_run)?;
         let mut children = self.children.lock();
         let cgroup = self.create_cgroup(&id);
+        if cgroup.is_some() {
+            drop(tokio::task::spawn_blocking(prepare_entry));
+        }
         let record = WorkerRecord::new(&id, &key, cgroup.as_ref().map(|cgroup| cgroup.path().to_owned()));
         let child = self.spawn_worker(cgroup, (program, arguments), record, variables)?;
         children.insert(id, child);
