@@ -197,6 +197,28 @@ pub(crate) fn endpoint(name: &str, address: SocketAddr, kind: &str) -> String {
     )
 }
 
+/// How late each event of `numbers` arrives, published alone at a rate; those before have arrived.
+async fn paced(
+    notifier: &Notifier,
+    receiver: &Receiver,
+    numbers: std::ops::Range<usize>,
+    lanes: usize,
+    per_second: usize,
+) -> Outcome<Spans> {
+    let began = tokio::time::Instant::now();
+    let sending = numbers.clone().zip(0..).map(async |(number, turn)| {
+        sleep_until(began + Duration::from_secs(1) / u32::try_from(per_second).unwrap_or(1) * turn).await;
+        let sent = now();
+        notifier.call("/v1/events", serde_json::to_vec(&event("bench", number, lanes))?).await?;
+        Outcome::Ok((number, sent))
+    });
+    let sent: Vec<_> = stream::iter(sending).buffered(ATTEMPTS).try_collect().await?;
+    receiver.wait_for(numbers.end).await?;
+    let arrived = receiver.arrived.lock();
+    let late_by = |(number, at): &(usize, Duration)| Some(arrived.at.get(number)?.saturating_sub(*at));
+    Ok(Spans::new(sent.iter().filter_map(late_by).collect()))
+}
+
 const SQLITE: &str = "db = \"@HOME@/notifier.db\"";
 
 impl Lab {
@@ -219,6 +241,7 @@ impl Lab {
             self.rates("PostgreSQL", &fresh, commits, webhooks, &mut rows).await?;
         }
         rows.push(self.beside_dead_endpoints().await?);
+        rows.push(self.beside_idle_endpoints().await?);
         rows.extend(self.backlog().await?);
         rows.extend(self.discovery().await?);
         Ok(rows)
@@ -303,26 +326,7 @@ impl Lab {
             }
             let notifier = Notifier::start(self, SQLITE, &config).await?;
             notifier.publish("dead", 0..lanes, lanes).await?;
-            let began = tokio::time::Instant::now();
-            let sending = stream::iter(0..per_second * seconds).map(|number| {
-                let (notifier, at) = (
-                    &notifier,
-                    began
-                        + Duration::from_secs(1) / u32::try_from(per_second).unwrap_or(1)
-                            * u32::try_from(number).unwrap_or(0),
-                );
-                async move {
-                    sleep_until(at).await;
-                    let sent = now();
-                    notifier.call("/v1/events", serde_json::to_vec(&event("bench", number, lanes))?).await?;
-                    Outcome::Ok((number, sent))
-                }
-            });
-            let sent: Vec<_> = sending.buffered(ATTEMPTS).try_collect().await?;
-            receiver.wait_for(sent.len()).await?;
-            let arrived = receiver.arrived.lock();
-            let late_by = |(number, at): &(usize, Duration)| Some(arrived.at.get(number)?.saturating_sub(*at));
-            late.push(Spans::new(sent.iter().filter_map(late_by).collect()));
+            late.push(paced(&notifier, &receiver, 0..per_second * seconds, lanes, per_second).await?);
         }
         let [without, with] = &late[..] else { return Err("two runs".into()) };
         Ok(Row {
@@ -337,6 +341,37 @@ impl Lab {
             ),
             aim: "p99 ≤ +10 ms",
             limit: format!("{} without them", without.pair(50, 99)),
+        })
+    }
+
+    /// What endpoints without events cost a busy one: as many events as it takes, then some at a rate.
+    async fn beside_idle_endpoints(&self) -> Outcome<Row> {
+        let (idle, count, lanes, per_second, seconds) =
+            self.pick((1_000, 50_000, 1_000, 400, 20), (20, 1_000, 50, 100, 1));
+        let mut runs = Vec::new();
+        for idle in [0, idle] {
+            let receiver = Receiver::start().await?;
+            let mut config = endpoint("bench", receiver.address, "bench");
+            for kind in (0..idle).map(|number| format!("idle{number}")) {
+                config.push_str(&endpoint(&kind, receiver.address, &kind));
+            }
+            let notifier = Notifier::start(self, SQLITE, &config).await?;
+            let began = now();
+            futures_util::try_join!(notifier.publish("bench", 0..count, lanes), receiver.wait_for(count))?;
+            let rate = count as f64 / (now() - began).as_secs_f64();
+            let numbers = count..count + per_second * seconds;
+            runs.push((rate, paced(&notifier, &receiver, numbers, lanes, per_second).await?));
+        }
+        let [(alone, without), (beside, with)] = &runs[..] else { return Err("two runs".into()) };
+        Ok(Row {
+            figure: format!(
+                "one busy endpoint beside {idle} idle ones, SQLite, lanes {lanes}: events to webhooks, and call to webhook at \
+                 {per_second} /s, p50 and p99; 0 of {} lost, in order",
+                count + with.len()
+            ),
+            reached: format!("{beside:.0} /s, {:.0} %; {}", beside / alone * 100.0, with.pair(50, 99)),
+            aim: "",
+            limit: format!("{alone:.0} /s; {} alone", without.pair(50, 99)),
         })
     }
 
