@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
-use journeyman::source::zookeeper::{Dialect, ZooKeeperSource};
+use journeyman::source::zookeeper::{Dialect, ZooKeeperSource, ZooKeeperSourceConfig};
 use journeyman::source::{Grant, Source as _, SourceEvent};
 use journeyman_domain::id::PriorityQueue;
 use journeyman_domain::outcome::{ExceptionReason, Outcome};
@@ -27,7 +27,8 @@ async fn submit(tree: &Tree, dialect: Dialect, numbers: std::ops::Range<usize>) 
 async fn claim_all(source: &ZooKeeperSource, count: usize) -> Vec<Grant> {
     let mut grants: Vec<Grant> = Vec::new();
     while grants.len() < count {
-        let batch = within("a claim", source.poll(PriorityQueue(0), 8)).await.expect("it is answered");
+        let max = (count - grants.len()).min(8).try_into().expect("it is small");
+        let batch = within("a claim", source.poll(PriorityQueue(0), max)).await.expect("it is answered");
         grants.extend(batch.grants);
     }
     assert_eq!(grants.len(), count);
@@ -46,7 +47,8 @@ async fn several_workers_end_each_of_many_requests_once() {
             async { Ok(()) }
         });
         let mut submitted: BTreeSet<String> = submit(&tree, dialect, 0..COUNT / 2).await.into_iter().collect();
-        let workers = [(); 3].map(|()| start(tree.source(dialect), Arc::clone(&act)));
+        let source = |id: &str| ZooKeeperSourceConfig { worker_id: id.to_owned(), ..tree.source(dialect) };
+        let workers = ["a", "b", "c"].map(|id| start(source(id), Arc::clone(&act)));
         submitted.extend(submit(&tree, dialect, COUNT / 2..COUNT).await);
         let (queue, session) = (tree.queue(dialect), &tree.session);
         let names = async |folder: &str| {
