@@ -150,13 +150,10 @@ impl JobRequests {
         }
     }
 
-    /// A request was changed. The first who changes one that waits is the worker that claims it.
+    /// A request was changed. It is not offered before it is read.
     pub fn on_request_changed(&mut self, id: &str) {
-        self.take(id);
-        match self.seen.get_mut(id) {
-            Some(seen) if seen.is_requested => seen.is_requested = false,
-            Some(_) | None => _ = self.unread.insert(id.into()),
-        }
+        self.forget(id);
+        self.unread.insert(id.into());
     }
 
     /// The requests that have to be read now.
@@ -201,6 +198,14 @@ impl JobRequests {
         self.free.remove(&place);
         self.run = Some((place.clone(), left));
         Some(place.id)
+    }
+
+    /// It cannot be claimed, so that no list offers it; unless it was offered again since the claim began.
+    pub fn set_aside(&mut self, id: &str) {
+        let is_free = self.seen.get(id).is_some_and(|seen| self.free.contains(&Place::new(id, *seen)));
+        if !is_free {
+            self.seen.insert(id.into(), SeenRequest { precedence: 0, created: 0, is_requested: false });
+        }
     }
 
     /// Something else has to happen before it can be claimed: it is not offered before [`JobRequests::end_deferral`].
@@ -295,19 +300,15 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_request_is_taken_and_offered_again_once_it_is_read() {
+    fn a_changed_request_is_offered_once_it_is_read() {
         let mut queue = JobRequests::default();
         let unread = |queue: &mut JobRequests| queue.take_unread().into_iter().collect::<Vec<_>>();
         queue.on_request("a", requested(100, 1));
-        queue.on_request_changed("a");
-        assert!(unread(&mut queue).is_empty(), "a worker has set it to running");
-        assert_eq!(queue.pick(|_| 0), None);
         queue.on_request_changed("a");
         assert_eq!(queue.pick(|_| 0), None, "what was read is out of date");
         assert_eq!(unread(&mut queue), ["a".into()]);
         queue.on_request("a", requested(100, 1));
         assert_eq!(queue.pick(|_| 0).as_deref(), Some("a"));
-        queue.on_request_changed("a");
         queue.on_request_changed("a");
         queue.forget("a");
         assert!(unread(&mut queue).is_empty());
@@ -402,6 +403,21 @@ mod tests {
         queue.offer("a");
         queue.forget("a");
         assert_eq!(queue.pick(|_| 0), None);
+    }
+
+    #[test]
+    fn what_was_set_aside_is_not_offered_by_a_list_before_it_is_read() {
+        let mut queue = JobRequests::default();
+        let name = task_name(1, &alloc::format!("019ad1e2c0de{:020}", 0));
+        list(&mut queue, &[&name], &[], false);
+        let id = queue.pick(|_| 0).unwrap();
+        queue.set_aside(&id);
+        assert!(list(&mut queue, &[&name], &[], false).is_empty());
+        assert_eq!(queue.pick(|_| 0), None);
+        assert_eq!(list(&mut queue, &[&name], &[], true).first(), Some(&id));
+        queue.on_request(&id, requested(1, 1));
+        queue.set_aside(&id);
+        assert_eq!(queue.pick(|_| 0), Some(id), "it was offered again meanwhile");
     }
 
     #[test]

@@ -97,6 +97,38 @@ async fn a_worker_that_watches_no_more_sees_a_cancel_and_what_it_has_handed_back
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_hand_back_and_a_cancel_while_the_queue_is_watched_again_are_seen() {
+    const COUNT: usize = 80;
+    for dialect in [Dialect::Native, Dialect::ZuulMerger, Dialect::ZuulExecutor] {
+        let Some(tree) = Tree::with_pipeline().await else { return };
+        submit(&tree, dialect, 0..COUNT).await;
+        let source = ZooKeeperSource::new(tree.source(dialect));
+        let mut grants = claim_all(&source, 10).await;
+        let (canceled, back) = (grants.pop().expect("a grant"), grants.pop().expect("a grant"));
+        tree.queue(dialect).cancel(&tree.session, dialect, canceled.run.task.as_str()).await.expect("it is answered");
+        // Few are free then.
+        grants.extend(claim_all(&source, COUNT - 10).await);
+        let (event, found) = if dialect == Dialect::ZuulExecutor {
+            (within("the cancel", source.next_event()).await, None)
+        } else {
+            let id = back.run.task.clone();
+            let handing_back = async {
+                let outcome = Outcome::Exception(ExceptionReason::WorkerShutdown);
+                back.claim.report(outcome).await.expect("it is accepted");
+                drop(back);
+            };
+            let both = async { tokio::join!(source.next_event(), claim_all(&source, 1), handing_back) };
+            let (event, found, ()) = within("the cancel and the hand-back", both).await;
+            (event, Some((id, found)))
+        };
+        assert!(matches!(&event, SourceEvent::CancelRequested(run) if *run == canceled.run), "{dialect:?}: {event:?}");
+        if let Some((id, found)) = found {
+            assert_eq!(found[0].run.task, id, "{dialect:?}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_watches_no_more_finds_a_task_of_any_name_and_precedence() {
     let Some(tree) = Tree::new().await else { return };
     let (queue, session) = (tree.queue(Dialect::Native), &tree.session);

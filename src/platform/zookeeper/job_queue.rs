@@ -55,6 +55,10 @@ impl JobRequest {
     pub fn state(&self) -> Option<RequestState> {
         self.json.get("state")
     }
+
+    fn is_requested(&self) -> bool {
+        self.state() == Some(RequestState::Requested)
+    }
 }
 
 pub const MERGE_COMPLETED: &str = "MergeCompletedEvent";
@@ -76,7 +80,7 @@ pub struct JobQueue {
 pub enum ClaimAttempt {
     /// It is this worker's.
     Claimed(Box<ClaimedRequest>),
-    /// Another worker holds its lock.
+    /// It waits for a worker, and another process holds its lock.
     Locked,
     /// A semaphore that it needs has no free place.
     Waits,
@@ -204,11 +208,15 @@ impl JobQueue {
         // Together, since a server answers the calls of a session in their order. If one has to be repeated, the version of the
         // request tells whether it was read too early.
         let (lock, found, params) = tokio::join!(
+            biased;
             HeldLock::try_take(session, &locks, LockMode::Exclusive),
             self.read(session, id),
             session.read_shards(&params),
         );
-        let Some(lock) = lock? else { return Ok(ClaimAttempt::Locked) };
+        let Some(lock) = lock? else {
+            let waits = found?.is_some_and(|request| request.is_requested());
+            return Ok(if waits { ClaimAttempt::Locked } else { ClaimAttempt::Settled });
+        };
         crash_point("zookeeper-locked");
         let started = async { self.start(session, found?, params, worker_info).await };
         match started.await {
@@ -243,9 +251,7 @@ impl JobQueue {
         params: Result<Option<Vec<u8>>, ShardError>,
         worker_info: Option<&Value>,
     ) -> Result<Start, JobError> {
-        let Some(mut request) = found.filter(|request| request.state() == Some(RequestState::Requested)) else {
-            return Ok(Start::Settled);
-        };
+        let Some(mut request) = found.filter(JobRequest::is_requested) else { return Ok(Start::Settled) };
         let mut params = match params {
             Ok(params) => params.ok_or_else(|| "its parameters are gone".to_owned()),
             Err(ShardError::Call(error)) => return Err(error.into()),
@@ -480,7 +486,14 @@ impl JobQueue {
         if let Ok(params) = &claimed.params {
             session.write_shards(&self.path("params", &claimed.request.id), params).await?;
         }
-        self.set_state(session, &mut claimed.request, RequestState::Requested).await.map(drop)
+        // The lock goes with the state, so that a worker that is told of the request finds it free.
+        let lock = claimed.lock.path();
+        let unlock = Write::Delete { path: &lock, version: None };
+        let request = &mut claimed.request;
+        if self.write_state(session, request, RequestState::Requested, &[unlock]).await?.is_none() {
+            self.set_state(session, request, RequestState::Requested).await?;
+        }
+        Ok(())
     }
 
     /// Completes a request: its event and its state in one transaction. `false` if the request is gone or another process has

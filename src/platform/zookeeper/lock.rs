@@ -94,6 +94,7 @@ impl HeldLock {
         let path = format!("{folder}/{id}{}", mode.marker());
         // Together, since a server answers the calls of a session in their order.
         let (_, mut entered, mut names) = tokio::join!(
+            biased;
             session.create(folder, b"", CreateMode::Persistent),
             session.create(&path, b"", CreateMode::EphemeralSequential),
             session.children(folder),

@@ -220,6 +220,7 @@ impl SourceInner {
             // It is tried again when something about it changes, and costs the others nothing. So does a node with other rights.
             Err(CallError { refusal: Refusal::Rejected | Refusal::Gone | Refusal::Denied, message }) => {
                 tracing::warn!(request = id, "{message}");
+                watch.set_aside(id);
                 Ok(None)
             }
             Err(error) => {

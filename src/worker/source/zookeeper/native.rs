@@ -45,6 +45,7 @@ pub(super) async fn claim(
     let Some((data, stat)) = session.get(&task_path).await? else { return Ok(None) };
     let (Some(task), Ok(mut json)) = (TaskId::parse(id), JsonObject::parse(&data)) else {
         tracing::warn!(request = id, "this is no task: its name or its content is not one's; leaving it alone");
+        watch.set_aside(id);
         return Ok(None);
     };
     let attempts = json.get::<u32>("attempts").unwrap_or_default().saturating_add(1);
@@ -61,7 +62,11 @@ pub(super) async fn claim(
     let count = Write::Set { path: &task_path, data: &data, version: Some(stat.version) };
     match session.multi(&[lock, count]).await {
         Ok(_) => {}
-        Err(failed) if failed.index.is_some() => return Ok(None),
+        Err(failed)
+            if matches!(failed.error.cause, zk::Error::NodeExists | zk::Error::BadVersion | zk::Error::NoNode) =>
+        {
+            return Ok(None);
+        }
         // The lock tells whether the transaction was performed.
         Err(failed) if failed.error.is_unanswered() => {
             let stat = session.retry(|| session.stat(&lock_path)).await?;

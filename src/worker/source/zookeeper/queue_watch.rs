@@ -9,7 +9,7 @@ use std::sync::Arc;
 use futures_util::{FutureExt as _, StreamExt as _, stream};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::claim::QueueSession;
@@ -20,6 +20,7 @@ use journeyman_domain::jitter::Jitter;
 use journeyman_domain::job_requests::{JobRequests, SeenRequest};
 use journeyman_domain::limits::{
     ZOOKEEPER_HELD_CHECK_INTERVAL, ZOOKEEPER_OTHERS_READ_INTERVAL, ZOOKEEPER_READS_CONCURRENT_MAX,
+    ZOOKEEPER_RETRY_DELAY,
 };
 use journeyman_platform::zookeeper::janitor::{Cleaned, Janitor};
 use journeyman_platform::zookeeper::job_queue::{JobQueue, RequestState};
@@ -106,7 +107,7 @@ impl Drop for HoldGuard {
         if held.is_some_and(|held| held.is_offered) {
             self.watch.put_back(&self.id);
             self.watch.arrived.notify_waiters();
-        } else if !self.watch.is_watched() {
+        } else if let Some(_unwatched) = *self.watch.listed_at.lock() {
             // No event tells that it was put back; a list does.
             self.watch.requests.lock().forget(&self.id);
         }
@@ -170,10 +171,6 @@ impl QueueWatch {
         self.requests.lock().first_place()
     }
 
-    pub(super) fn is_watched(&self) -> bool {
-        self.listed_at.lock().is_none()
-    }
-
     fn needs_list(&self) -> bool {
         let age = self.listed_at.lock().map(|at| at.elapsed());
         age.is_some_and(|age| self.requests.lock().needs_list(age))
@@ -191,18 +188,20 @@ impl QueueWatch {
     }
 
     pub(super) fn on_claim(&self, id: &str, claimed: Option<&Grant>) {
-        let is_watched = self.is_watched();
-        let mut requests = self.requests.lock();
-        match claimed {
-            Some(_) => requests.on_claim_won(),
-            None => {
-                requests.on_claim_lost();
-                // The next list shows whether it is worth another try.
-                if !is_watched && self.dialect != Dialect::Native {
-                    requests.forget(id);
-                }
-            }
+        let (listed_at, mut requests) = (self.listed_at.lock(), self.requests.lock());
+        if claimed.is_some() {
+            return requests.on_claim_won();
         }
+        requests.on_claim_lost();
+        // The next list shows whether it is worth another try.
+        if listed_at.is_some() && self.dialect != Dialect::Native {
+            requests.forget(id);
+        }
+    }
+
+    /// Does not offer a request that cannot be claimed before it was read again.
+    pub(super) fn set_aside(&self, id: &str) {
+        self.requests.lock().set_aside(id);
     }
 
     /// Does not offer a request for a while.
@@ -303,7 +302,15 @@ impl QueueWatch {
                     if again {
                         others_read_at = Instant::now();
                     }
-                    self.warn(self.list_again(again).await.map(|watched| trees = watched));
+                    let listed = self.list_again(again).await;
+                    if listed.is_err() {
+                        sleep(ZOOKEEPER_RETRY_DELAY).await;
+                    }
+                    self.warn(listed.map(|watched| trees = watched));
+                    if trees.is_some() {
+                        self.check_held(true, &events).await;
+                        self.resumed.notify_waiters();
+                    }
                     self.arrived.notify_waiters();
                 }
             }
@@ -321,6 +328,7 @@ impl QueueWatch {
         let path = match &event {
             TreeEvent::Created(path) | TreeEvent::Changed(path) | TreeEvent::Deleted(path) => path,
             TreeEvent::EventsLost => {
+                self.offer_held_again();
                 self.warn(self.list(true).await);
                 self.check_held(true, events).await;
                 self.arrived.notify_waiters();
@@ -376,7 +384,7 @@ impl QueueWatch {
             tokio::select! {
                 () = self.stopped.cancelled() => return,
                 () = self.at.session.ended() => return,
-                () = tokio::time::sleep(janitor.pause()) => {}
+                () = sleep(janitor.pause()) => {}
             }
         }
     }
@@ -412,10 +420,20 @@ impl QueueWatch {
         let tree = async |folder| TreeWatch::start(&self.at.session, &self.folder(folder)).await;
         let requests = tree("requests").await?;
         let locks = if self.dialect == Dialect::Native { Some(tree("locks").await?) } else { None };
-        self.list(true).await?;
-        *self.listed_at.lock() = None;
+        // From here on a claim that ends leaves what is known of its request to the events.
+        let listed_at = self.listed_at.lock().take();
+        self.offer_held_again();
+        if let Err(error) = self.list(true).await {
+            *self.listed_at.lock() = listed_at;
+            return Err(error);
+        }
         tracing::debug!(queue = self.at.queue.root(), session = self.at.session.id(), "watching");
         Ok(Trees { requests, locks })
+    }
+
+    /// What is held may have been handed back without an event: it is tried again once its claim has ended here.
+    fn offer_held_again(&self) {
+        self.held.lock().values_mut().for_each(|held| held.is_offered = true);
     }
 
     async fn unwatch(&self, trees: Option<Trees>) {
@@ -449,9 +467,7 @@ impl QueueWatch {
         let locked = if self.dialect == Dialect::Native { names("locks").await? } else { Vec::new() };
         let requests = names("requests").await?;
         let unread = {
-            let mut held = self.held.lock();
-            // One that is handed back while this is read is offered again once its claim has ended here.
-            held.values_mut().for_each(|held| held.is_offered |= again);
+            let held = self.held.lock();
             self.requests.lock().on_list(requests, locked, |id| held.contains_key(id), again)
         };
         self.read_all(unread).await
@@ -486,8 +502,7 @@ impl QueueWatch {
             Ok(read) => read,
             Err(why) => {
                 tracing::warn!(request = id, "{why}; leaving it alone");
-                let unusable = SeenRequest { precedence: 0, created: 0, is_requested: false };
-                self.requests.lock().on_request(id, unusable);
+                self.set_aside(id);
                 return Ok(());
             }
         };

@@ -58,8 +58,6 @@ pub(super) async fn claim(
             if matches!(attempt, ClaimAttempt::Waits) {
                 let why = "a semaphore that this build needs has no free place; trying again from time to time";
                 tracing::info!(request = id, "{why}");
-            } else if !watch.is_watched() {
-                return Ok(None);
             }
             let (watch, id) = (Arc::clone(watch), id.to_owned());
             watch.defer(&id);
