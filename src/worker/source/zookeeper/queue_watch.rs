@@ -261,6 +261,10 @@ impl QueueWatch {
         let mut held_check = interval(ZOOKEEPER_HELD_CHECK_INTERVAL);
         held_check.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
+            // Also while events wait: where many requests are free, they may never end.
+            if trees.is_some() && self.requests.lock().are_many() {
+                self.unwatch(trees.take()).await;
+            }
             if let Some(watched) = &mut trees {
                 if let Some(event) = watched.next().now_or_never() {
                     if self.on_event(event, &events).await.is_break() {
@@ -273,10 +277,6 @@ impl QueueWatch {
                 if !unread.is_empty() {
                     self.warn(self.read_all(unread).await);
                     self.arrived.notify_waiters();
-                    continue;
-                }
-                if self.requests.lock().are_many() {
-                    self.unwatch(trees.take()).await;
                     continue;
                 }
             }
