@@ -13,4 +13,5 @@ pub mod retry;
 pub mod settings;
 pub mod sqlite;
 pub mod tasks;
+pub mod unpack;
 pub mod zookeeper;

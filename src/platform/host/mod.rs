@@ -1,5 +1,7 @@
 //! This machine, as far as the worker has to know it.
 
+pub mod beneath;
+pub mod caches;
 pub mod clock;
 pub mod containment;
 pub mod crash_points;
@@ -12,6 +14,7 @@ pub mod program_path;
 pub mod resources;
 pub mod run_program;
 pub mod service_manager;
+pub mod socket_owner;
 pub mod termination_notice;
 pub mod tls_config;
 pub mod work_dir;

@@ -4,6 +4,7 @@ mod scoped_process;
 
 use std::cell::LazyCell;
 use std::io;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
@@ -11,7 +12,8 @@ use parking_lot::Mutex;
 use rustix::process::{Pid, Signal};
 
 use super::super::journal::ProcessRecorder;
-use super::super::process::{self, PROCESS_POLL_INTERVAL};
+use super::super::process::{self, PROCESS_POLL_INTERVAL, ProcessStat};
+use super::super::socket_owner;
 use super::cgroup::Cgroup;
 use super::proc_scan::ProcScan;
 use super::{Containment, children};
@@ -147,6 +149,19 @@ impl ProcessScope {
             }
             Backend::Cgroup(group) => group.processes(),
         }
+    }
+
+    /// Whether one of its processes has made the connection from `peer` to `local`. Reads `/proc`; blocks.
+    ///
+    /// # Errors
+    ///
+    /// `/proc` cannot be read.
+    pub fn holds_connection(&self, peer: SocketAddr, local: SocketAddr) -> io::Result<bool> {
+        let mut processes = self.processes();
+        if matches!(self.inner.backend(), Backend::ProcessGroup) {
+            processes = process::with_descendants(&processes, &ProcessStat::read_all()?);
+        }
+        socket_owner::is_held_by(&processes, peer, local)
     }
 
     /// Lists its processes by PID and name, for a message.

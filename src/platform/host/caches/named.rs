@@ -1,0 +1,117 @@
+//! Directories that have a name and that tasks write, one task at a time.
+//!
+//! Tasks that run at the same time use several directories of one name, so that none waits for another. A directory is called after
+//! its name and the time at which it was created, which is all that is recorded of it.
+
+use std::io;
+use std::os::fd::AsFd as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustix::fs::{CWD, RenameFlags};
+use rustix::io::Errno;
+
+use super::super::beneath::{self, Missing};
+use super::{CacheStore, NAMED_DIR, entries, file_name_of};
+
+/// A named directory that a task uses. Dropping it leaves the directory to the task, with whose directory it goes.
+#[derive(Debug)]
+pub struct HeldCache {
+    store: Arc<CacheStore>,
+    entry: String,
+    workdir: PathBuf,
+    path: PathBuf,
+}
+
+/// Whether a directory was there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Found {
+    Kept,
+    New,
+}
+
+impl CacheStore {
+    /// Moves the directory of this name that was used last to `path` below `workdir`, or creates one there. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// `EEXIST` or `ENOTEMPTY` if there is something at the path already.
+    pub fn take_named(self: &Arc<Self>, name: &str, workdir: &Path, path: &Path) -> io::Result<(HeldCache, Found)> {
+        let dir = self.dir(NAMED_DIR)?;
+        let (parent, target) = beneath::open_parent(workdir, path, Missing::Create)?;
+        let held =
+            |entry| HeldCache { store: Arc::clone(self), entry, workdir: workdir.to_owned(), path: path.to_owned() };
+        for found in entries(&dir)? {
+            let entry = found.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if !is_of(&entry, name) {
+                continue;
+            }
+            match rustix::fs::renameat_with(CWD, &found.path, &parent, target, RenameFlags::NOREPLACE) {
+                Ok(()) => return Ok((held(entry), Found::Kept)),
+                // Another task was faster.
+                Err(Errno::NOENT) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        rustix::fs::mkdirat(&parent, target, rustix::fs::Mode::RWXU)?;
+        Ok((held(new_entry(name)), Found::New))
+    }
+
+    /// Removes the directories of this name that were created before a time and are not in use, and says how many. Blocks.
+    pub fn purge_named(&self, name: &str, before: SystemTime) -> io::Result<usize> {
+        let mut removed = 0;
+        for found in entries(&self.dir(NAMED_DIR)?)? {
+            let entry = found.path.file_name().unwrap_or_default().to_string_lossy();
+            if is_of(&entry, name) && created_at(&entry).is_none_or(|created| created < before) {
+                self.remove(&found.path)?;
+                removed += 1;
+            }
+        }
+        Ok(removed)
+    }
+}
+
+impl HeldCache {
+    /// Moves the directory back, for the next task. Its processes must have ended. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// The task has removed it, or has put something else in its place.
+    pub fn give_back(self) -> io::Result<()> {
+        let (parent, name) = beneath::open_parent(&self.workdir, &self.path, Missing::Fail)?;
+        if !beneath::is_dir(parent.as_fd(), name) {
+            return Err(Errno::NOTDIR.into());
+        }
+        let dir = self.store.dir(NAMED_DIR)?;
+        let used = rustix::fs::Timestamps { last_access: omitted(), last_modification: now() };
+        rustix::fs::utimensat(&parent, name, &used, rustix::fs::AtFlags::SYMLINK_NOFOLLOW)?;
+        Ok(rustix::fs::renameat_with(&parent, name, CWD, dir.join(&self.entry), RenameFlags::NOREPLACE)?)
+    }
+
+    /// Where the task finds it, below its directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+fn new_entry(name: &str) -> String {
+    let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
+    format!("{}-{created}-{}", file_name_of(name), uuid::Uuid::new_v4().simple())
+}
+
+fn is_of(entry: &str, name: &str) -> bool {
+    entry.strip_prefix(&file_name_of(name)).is_some_and(|rest| rest.starts_with('-'))
+}
+
+fn created_at(entry: &str) -> Option<SystemTime> {
+    UNIX_EPOCH.checked_add(Duration::from_millis(entry.split('-').nth(1)?.parse().ok()?))
+}
+
+const fn omitted() -> rustix::fs::Timespec {
+    rustix::fs::Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT }
+}
+
+const fn now() -> rustix::fs::Timespec {
+    rustix::fs::Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_NOW }
+}
