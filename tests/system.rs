@@ -24,6 +24,7 @@ mod host;
 mod kubernetes;
 mod notifier;
 mod observe;
+mod payloads;
 mod queue;
 mod screwdriver;
 mod soak;

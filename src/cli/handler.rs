@@ -76,7 +76,8 @@ pub(super) async fn run(command: HandlerCommand, environment: &Environment) -> E
         HandlerCommand::Schema(schema) => {
             let loaded = schema.settings.load(environment)?;
             config_args::print_warnings(&loaded);
-            let handler = worker_setup::build_handler(&loaded.config, &schema.name, environment)?;
+            let mounter = worker_setup::build_mounter(&loaded.config)?;
+            let handler = worker_setup::build_handler(&loaded.config, &schema.name, environment, &mounter)?;
             output::json(&handler.schema())?;
             Ok(Exit::Success)
         }

@@ -9,15 +9,20 @@ use super::exit::{Exit, Failure};
 use super::worker_identity::WorkerIdentity;
 use super::{amqp_setup, screwdriver_setup, taskcluster_setup, termination_watch, zookeeper_setup};
 use crate::config::schema::{Config, Source};
+use journeyman_platform::host::caches::{CacheLimits, CacheStore};
 use journeyman_platform::host::containment::{ContainmentConfig, ResourceLimits};
 use journeyman_platform::host::program_path::find_program;
 use journeyman_platform::host::resources;
 use journeyman_platform::redact;
 use journeyman_platform::settings::Environment;
+use journeyman_worker::engine::config::Host;
 use journeyman_worker::engine::{ExitPolicy, MinResources, Worker, WorkerConfig};
 use journeyman_worker::handler::config::{CommandHandler, Handler as HandlerConfig, Hooks, ProgramHandler};
 use journeyman_worker::handler::http::config::HttpHandler;
 use journeyman_worker::handler::log::LogLimits;
+use journeyman_worker::handler::mounts::Mounter;
+use journeyman_worker::handler::mounts::configured::with_mounts;
+use journeyman_worker::handler::task_proxy::with_task_credentials;
 use journeyman_worker::handler::{self, DynHandler, command, environment, hooks, http, program};
 use journeyman_worker::source::taskcluster::Api;
 use journeyman_worker::task::COMMAND;
@@ -40,7 +45,8 @@ pub(super) fn build_worker(config: &Config, environment: &Environment) -> Result
     redact_secrets(config, environment);
     let name = WorkerIdentity::from_config(config);
     let handlers: BTreeSet<&str> = config.source.values().filter_map(Source::handler).collect();
-    let handlers = handlers.into_iter().map(|name| Ok((name, build_handler(config, name, environment)?)));
+    let mounter = build_mounter(config)?;
+    let handlers = handlers.into_iter().map(|name| Ok((name, build_handler(config, name, environment, &mounter)?)));
     let handlers: BTreeMap<&str, Arc<dyn DynHandler>> = handlers.collect::<Result<_, Failure>>()?;
     let (mut bindings, mut apis) = (Vec::new(), BTreeMap::new());
     for (source_name, source) in &config.source {
@@ -122,11 +128,20 @@ pub(super) const fn log_limits(bytes_max: u64) -> LogLimits {
     LogLimits { head_bytes: bytes_max - tail_bytes, tail_bytes }
 }
 
+/// The handlers of a worker share its caches.
+pub(super) fn build_mounter(config: &Config) -> Result<Mounter, Failure> {
+    let Host { download_cache, cache_free_disk, .. } = &config.host;
+    let limits = CacheLimits { downloads_bytes_max: download_cache.0, free_bytes_min: cache_free_disk.0 };
+    let store = CacheStore::new(config.worker.work_dir.0.join("caches"), limits);
+    Mounter::new(store).map_err(|error| Failure::from_error(Exit::HostUnusable, &error))
+}
+
 /// `command` exists without a section.
 pub(super) fn build_handler(
     config: &Config,
     name: &str,
     environment: &Environment,
+    mounter: &Mounter,
 ) -> Result<Arc<dyn DynHandler>, Failure> {
     let built_in = HandlerConfig::default();
     let section = match config.handler.get(name) {
@@ -149,12 +164,14 @@ pub(super) fn build_handler(
         HandlerConfig::Command(section) => {
             let redact_env = config.log.redact_env.clone();
             let section = CommandHandler { termination_grace, ..section };
-            handler::erase(command::Command::new(section, redact_env, environment))
+            handler::erase(command::Command::new(section, redact_env, environment, mounter.clone()))
         }
         HandlerConfig::Program(section) => {
             find_programs(&format!("handler {name}"), &env, [&section.exec, &section.check])?;
+            let may_call = section.task_credentials;
             let program = program::Program::new(name, ProgramHandler { termination_grace, ..section }, environment);
-            Arc::new(program.map_err(|error| Failure::from_error(Exit::Config, &error))?)
+            let program = Arc::new(program.map_err(|error| Failure::from_error(Exit::Config, &error))?);
+            if may_call { with_task_credentials(program, mounter.client()) } else { program }
         }
         HandlerConfig::Http(section) => {
             find_programs(&format!("handler {name}"), &env, [&section.exec])?;
@@ -166,6 +183,8 @@ pub(super) fn build_handler(
             handler::erase(handler::staged::Staged(pods.map_err(|error| Failure::from_error(Exit::Config, &error))?))
         }
     };
+    let mounts = section.mounts().map_err(|why| Failure::new(Exit::Config, format!("[handler.{name}]: {why}")))?;
+    let handler = with_mounts(handler, mounter, mounts, section.max_run_time().0);
     Ok(hooks::with_hooks(handler, config.hooks.clone(), env))
 }
 

@@ -17,6 +17,11 @@ pub(super) fn check(config: &Config, origins: &BTreeMap<String, ValueOrigin>, pr
     for (name, source) in &config.source {
         check_source(config, &join("source", name), source, &mut rules);
     }
+    for (name, handler) in &config.handler {
+        if let Err(why) = handler.mounts() {
+            rules.error(&join("handler", name), "", format!("[handler.{name}]: {why}"), "");
+        }
+    }
     for (name, bridge) in &config.bridge {
         check_bridge(config, &join("bridge", name), bridge, &mut rules);
     }

@@ -5,8 +5,10 @@ use journeyman::config::schema::CommandHandler;
 use journeyman::config::values::Span;
 use journeyman::handler::artifact_collector::CollectedArtifact;
 use journeyman::handler::command::Command;
+use journeyman::handler::mounts::Mounter;
 use journeyman::handler::{DynHandler, ExecuteFailure, erase};
 use journeyman::task::{ArtifactBody, Results};
+use journeyman_platform::host::caches::{CacheLimits, CacheStore};
 use serde_json::{Value, json};
 
 use crate::handler::bench::{Bench, RunResult};
@@ -19,7 +21,10 @@ pub(crate) fn handler() -> std::sync::Arc<dyn DynHandler> {
         ..CommandHandler::default()
     };
     let worker = Environment::from_pairs(&[("PATH", "/usr/bin:/bin"), ("CANARY", "leaked"), ("LANG", "C.UTF-8")]);
-    erase(Command::new(config, vec!["*_TOKEN".to_owned()], &worker))
+    // No task of this file has mounts.
+    let limits = CacheLimits { downloads_bytes_max: 0, free_bytes_min: 0 };
+    let mounter = Mounter::new(CacheStore::new("/nonexistent".into(), limits)).expect("a client");
+    erase(Command::new(config, vec!["*_TOKEN".to_owned()], &worker, mounter))
 }
 
 fn sh(scripts: &[&str]) -> Value {
@@ -283,8 +288,7 @@ async fn b15_a_payload_that_asks_for_what_is_lacking_is_malformed_and_the_log_na
         payload
     };
     for (key, value, named) in [
-        ("features", json!({"taskclusterProxy": true}), "payload/features/taskclusterProxy"),
-        ("mounts", json!([{"directory": "a", "cacheName": "b"}]), "payload/mounts"),
+        ("features", json!({"interactive": true}), "payload/features/interactive"),
         ("osGroups", json!(["docker"]), "payload/osGroups"),
         ("capabilities", json!({"devices": {"kvm": true}}), "payload/capabilities/devices/kvm"),
         ("logs", json!({"live": "public/a.log"}), "payload/logs/live"),

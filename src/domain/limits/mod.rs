@@ -264,3 +264,21 @@ pub const DEPLOYMENT_NAME_BYTES_MAX: usize = 46;
 pub const OBJECT_NAME_BYTES_MAX: usize = 63;
 /// Files and directories of a unit add up to 15 characters.
 pub const UNIT_NAME_BYTES_MAX: usize = 240;
+/// Attempts of a download without a byte more: about three minutes.
+pub const DOWNLOAD_ATTEMPTS_MAX: u32 = 9;
+/// Redirects that are followed to mounted content.
+pub const DOWNLOAD_HOPS_MAX: u8 = 10;
+pub const DOWNLOAD_STALL_MAX: Duration = Duration::from_secs(60);
+pub const DOWNLOAD_PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
+pub const DOWNLOAD_WRITE_BYTES: usize = 1 << 20;
+/// How often room is made for a download whose size the server does not say.
+pub const DOWNLOAD_ROOM_BYTES: u64 = 256 << 20;
+pub const UNPACK_ENTRIES_MAX: u64 = 4_000_000;
+pub const PURGE_REQUESTS_TIMEOUT: Duration = Duration::from_secs(10);
+/// How far the clocks of the worker and of the service that purges caches may differ; generic-worker allows as much.
+pub const PURGE_CLOCK_SKEW_MAX: Duration = Duration::from_secs(300);
+/// Connections of one task to its proxy.
+pub const PROXY_CONNECTIONS_MAX: usize = 64;
+pub const PROXY_BEWIT_BYTES_MAX: usize = 64 << 10;
+/// How long a URL that a task's proxy has signed is valid, as with generic-worker.
+pub const BEWIT_LIFETIME: Duration = Duration::from_secs(3600);

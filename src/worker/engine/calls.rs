@@ -296,8 +296,8 @@ pub(super) async fn prepare(
         Some(Ok(Ok(_))) => Cleanup::Complete,
         Some(_) | None => context.scope().clean_up().await,
     };
-    if cleanup == Cleanup::Complete && !matches!(answer, Some(Ok(Ok(_)))) {
-        remove_all_but_artifacts(context.clone());
+    if !matches!(answer, Some(Ok(Ok(_)))) {
+        settle_files(&context, cleanup).await;
     }
     let Some(answer) = answer.filter(|_| cleanup == Cleanup::Complete) else {
         return CallResult::ended(claim, Err(ExecuteFailure::Internal), cleanup);
@@ -377,10 +377,21 @@ pub(super) async fn execute(prepared: PreparedPayload, claim: LocalToken, contex
     };
     // I26: also for a handler that was dropped, or that left processes behind.
     let cleanup = context.scope().clean_up().await;
-    if cleanup == Cleanup::Complete {
-        remove_all_but_artifacts(context.clone());
-    }
+    settle_files(&context, cleanup).await;
     CallResult::ended(claim, verdict(ended, &context), cleanup)
+}
+
+/// The next task finds the named caches as soon as it can start. What processes may still write is not given to it.
+async fn settle_files(context: &Context, cleanup: Cleanup) {
+    if cleanup == Cleanup::Incomplete {
+        return context.abandon_caches();
+    }
+    if context.may_return_caches() {
+        let returned = context.clone();
+        // A panic leaves the caches to the task.
+        tokio::task::spawn_blocking(move || returned.return_caches()).await.ok();
+    }
+    remove_all_but_artifacts(context.clone());
 }
 
 /// At once: a task that has filled the disk would keep its results, and those of others, from being stored. Nothing waits for

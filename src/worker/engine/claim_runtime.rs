@@ -183,7 +183,8 @@ impl ClaimRuntime {
         let task = TaskInfo { run: run.clone(), source, definition, env, trace, reported_runs };
         let context =
             Context::with_files(task, None, Some(names), scope, self.cancel.subscribe(), self.lease(), config.clock)
-                .with_results(self.results.take());
+                .with_results(self.results.take())
+                .with_deployment(self.claim.clone().and_then(Claim::deployment));
         self.task = Some(TaskView::of(context.clone()));
         context
     }

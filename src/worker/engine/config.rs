@@ -98,6 +98,10 @@ pub struct Host {
     pub task_pids: Option<NonZeroU32>,
     /// Maximum size of a task's directory, checked every 5 s and at the task's end [built-in: 80 % of the disk that holds `worker.work_dir`].
     pub task_disk: Option<Size>,
+    /// Disk space that downloads for mounts may take. The least recently used are removed.
+    pub download_cache: Size,
+    /// Free disk space below which downloads, then caches with a name, are removed, the least recently used first.
+    pub cache_free_disk: Size,
 }
 
 impl Default for Host {
@@ -113,6 +117,8 @@ impl Default for Host {
             task_memory: None,
             task_pids: None,
             task_disk: None,
+            download_cache: built_in("20GiB"),
+            cache_free_disk: built_in("2GiB"),
         }
     }
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::handler::config::CommandHandler;
 use journeyman_platform::host::host_errors;
@@ -26,8 +26,11 @@ use super::artifact::{ArtifactDeclaration, ArtifactKind, Artifacts, Optionality,
 use super::context::PublishedLogs;
 use super::environment::{self, Variables};
 use super::log::{self, AddSecretError};
-use super::process::{Launch, ProcessEnd, RunLimits, format_seconds};
+use super::mounts::Mounter;
+use super::mounts::payload::{Mount, PayloadMount};
+use super::process::{Launch, ProcessEnd, ProcessStatus, RunLimits, format_seconds};
 use super::program_messages::{ProgramRun, run_command};
+use super::task_proxy::{Credentials, TaskProxy};
 use super::{Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError};
 
 /// Holds the request without its body, as JSON.
@@ -38,6 +41,7 @@ pub struct Command {
     config: CommandHandler,
     env: Variables,
     redact_env: Vec<String>,
+    mounter: Mounter,
 }
 
 /// The payload of the `command` handler.
@@ -63,9 +67,9 @@ pub struct CommandPayload {
     /// Features of generic-worker: without `backingLog` the log is not published, without `liveLog` only once the task has ended; any other must be false.
     #[serde(default)]
     pub features: Map<String, Value>,
-    /// Must be empty: there are no mounts and no caches.
+    /// Files, directories and caches to place before the commands run.
     #[serde(default)]
-    pub mounts: Vec<Value>,
+    pub mounts: Vec<PayloadMount>,
     /// Must be empty: commands run as the worker's user, in its groups.
     #[serde(default)]
     pub os_groups: Vec<Value>,
@@ -75,6 +79,8 @@ pub struct CommandPayload {
     /// The names of the log's artifacts, which cannot be changed.
     #[serde(default)]
     pub logs: LogNames,
+    /// Where the proxy listens: `localhost`, on this host.
+    pub taskcluster_proxy_interface: Option<String>,
     /// Not used.
     pub superseder_url: Option<String>,
 }
@@ -145,7 +151,7 @@ pub struct OnExitStatus {
     #[serde(default)]
     #[cfg_attr(debug_assertions, schemars(inner(range(min = 1, max = 255))))]
     pub retry: BTreeSet<i32>,
-    /// Exit statuses that purge the task's caches, of which there are none.
+    /// Exit statuses after which the task's caches are not kept.
     #[serde(default)]
     pub purge_caches: BTreeSet<i32>,
 }
@@ -156,14 +162,18 @@ pub struct PreparedCommands {
     on_exit_status: OnExitStatus,
     env: Variables,
     run_time: Duration,
+    /// Mounts count against the run time.
+    started: Instant,
     artifacts: Vec<ArtifactDeclaration>,
+    /// Ends with the commands.
+    _proxy: Option<TaskProxy>,
 }
 
 impl Command {
     /// `redact_env` names variables whose values are redacted; see [`redact::is_secret_name`].
-    pub fn new(config: CommandHandler, redact_env: Vec<String>, worker: &Environment) -> Self {
+    pub fn new(config: CommandHandler, redact_env: Vec<String>, worker: &Environment, mounter: Mounter) -> Self {
         let env = environment::select(&config.env_allow, worker.pairs());
-        Self { config, env, redact_env }
+        Self { config, env, redact_env, mounter }
     }
 
     fn resolve_run_time(&self, seconds: Option<u32>, violations: &mut Vec<String>) -> Duration {
@@ -206,6 +216,8 @@ impl PayloadHandler for Command {
             }
         }
         let artifacts = validate_artifacts(payload.artifacts, context, &mut violations);
+        let mounts = parse_mounts(payload.mounts, &mut violations);
+        violations.extend(self.mounter.missing_rights(&mounts, context).await?);
         let mut env = environment::for_payload(&self.env, payload.env, context);
         if context.results().is_some() {
             let request = &context.task().definition.json()["extra"]["request"];
@@ -218,24 +230,34 @@ impl PayloadHandler for Command {
                 context.log().write_note(&format!("variable named like a secret: {error}"));
             }
         }
-        if let Some(program) = payload.command.first().and_then(|argv| argv.first())
-            && let Err(error) = find_program(program, &env, context.workdir())
-        {
-            violations.push(format!("payload/command/0: {error}"));
-        }
         if !violations.is_empty() {
             return Err(PrepareError::malformed(violations));
         }
+        let mut proxy = None;
+        if is_wanted(&payload.features, "taskclusterProxy") {
+            let started = TaskProxy::start(self.mounter.client(), Credentials::Hidden, context).await?;
+            env.insert(environment::PROXY_VARIABLE.to_owned(), started.url().to_owned());
+            proxy = Some(started);
+        }
+        let started = Instant::now();
+        // A task whose mounts take too long is a task that runs too long; no command is started.
+        if let Ok(placed) = timeout(run_time, self.mounter.place(&mounts, context)).await {
+            placed?;
+            if let Some(program) = payload.command.first().and_then(|argv| argv.first())
+                && let Err(error) = find_program(program, &env, context.workdir())
+            {
+                return Err(PrepareError::malformed(vec![format!("payload/command/0: {error}")]));
+            }
+        }
         context.set_published_logs(published_logs(&payload.features));
         let CommandPayload { command: commands, on_exit_status, .. } = payload;
-        Ok(PreparedCommands { commands, on_exit_status, env, run_time, artifacts })
+        Ok(PreparedCommands { commands, on_exit_status, env, run_time, started, artifacts, _proxy: proxy })
     }
 
     async fn execute(&self, prepared: PreparedCommands, context: &Context) -> Result<(), ExecuteError> {
-        let started = Instant::now();
         let log = context.log();
         log.write_note(&format!("task {}", context.task().run));
-        let outcome = self.run(&prepared, context, started).await;
+        let outcome = self.run(&prepared, context).await;
         // A failed task uploads its artifacts too.
         for artifact in prepared.artifacts {
             if let Err(error) = context.artifacts().declare(artifact) {
@@ -243,15 +265,15 @@ impl PayloadHandler for Command {
             }
         }
         let result = if outcome.is_ok() { "completed" } else { "not completed" };
-        log.write_note(&format!("result: {result} after {}", format_seconds(started.elapsed())));
+        log.write_note(&format!("result: {result} after {}", format_seconds(prepared.started.elapsed())));
         outcome
     }
 }
 
 impl Command {
-    async fn run(&self, prepared: &PreparedCommands, context: &Context, started: Instant) -> Result<(), ExecuteError> {
+    async fn run(&self, prepared: &PreparedCommands, context: &Context) -> Result<(), ExecuteError> {
         for (number, argv) in prepared.commands.iter().enumerate() {
-            let remaining = prepared.run_time.saturating_sub(started.elapsed());
+            let remaining = prepared.run_time.saturating_sub(prepared.started.elapsed());
             if let Some(cancellation) = context.cancellation() {
                 return Err(ExecuteError::failed(format!("command {number}: {}", cancellation.cause.message())));
             }
@@ -260,6 +282,14 @@ impl Command {
                 return Err(ExecuteError::failed(format!("command {number}: stopped after {time_limit}")));
             }
             let run = self.run_one(number, argv, prepared, remaining, context).await?;
+            if let ProcessStatus::Code(code) = run.end.status
+                && prepared.on_exit_status.purge_caches.contains(&code)
+            {
+                context.abandon_caches();
+                context
+                    .log()
+                    .write_note(&format!("caches are not kept: exit status {code} is in onExitStatus.purgeCaches"));
+            }
             execute_result(number, &run.end, prepared)?;
             run.report.check_reply(&format!("command {number}"))?;
         }
@@ -341,18 +371,26 @@ fn published_logs(features: &Map<String, Value>) -> PublishedLogs {
     }
 }
 
+fn is_wanted(features: &Map<String, Value>, name: &str) -> bool {
+    features.get(name) == Some(&Value::Bool(true))
+}
+
 /// What a payload asks for and this handler lacks.
 fn unsupported(payload: &CommandPayload) -> Vec<String> {
     let mut lacking = Vec::new();
-    let of_log = ["liveLog", "backingLog"];
-    for (name, value) in payload.features.iter().filter(|(name, _)| !of_log.contains(&name.as_str())) {
+    let here = ["liveLog", "backingLog", "taskclusterProxy"];
+    for (name, value) in payload.features.iter().filter(|(name, _)| !here.contains(&name.as_str())) {
         find_wanted(format!("payload/features/{name}"), value, &mut lacking);
     }
     for (name, value) in &payload.capabilities {
         find_wanted(format!("payload/capabilities/{name}"), value, &mut lacking);
     }
-    let lists = [("mounts", &payload.mounts), ("osGroups", &payload.os_groups)];
-    lacking.extend(lists.into_iter().filter(|(_, list)| !list.is_empty()).map(|(name, _)| format!("payload/{name}")));
+    if !payload.os_groups.is_empty() {
+        lacking.push("payload/osGroups".to_owned());
+    }
+    if payload.taskcluster_proxy_interface.as_ref().is_some_and(|interface| interface != "localhost") {
+        lacking.push("payload/taskclusterProxyInterface: another interface than localhost".to_owned());
+    }
     let LogNames { live, backing } = &payload.logs;
     for (key, wanted, name) in [("live", live, log::LIVE_NAME), ("backing", backing, log::BACKING_NAME)] {
         if wanted.as_ref().is_some_and(|wanted| wanted != name) {
@@ -372,6 +410,17 @@ fn find_wanted(path: String, value: &Value, wanted: &mut Vec<String>) {
         }
         Value::Bool(true) | Value::Number(_) | Value::String(_) | Value::Array(_) => wanted.push(path),
     }
+}
+
+fn parse_mounts(mounts: Vec<PayloadMount>, violations: &mut Vec<String>) -> Vec<Mount> {
+    let mut parsed = Vec::new();
+    for (number, mount) in mounts.into_iter().enumerate() {
+        match Mount::parse(mount) {
+            Ok(mount) => parsed.push(mount),
+            Err(why) => violations.push(format!("payload/mounts/{number}{why}")),
+        }
+    }
+    parsed
 }
 
 pub(super) fn validate_artifacts(

@@ -7,6 +7,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::http::config::HttpHandler;
 use super::kubernetes::config::KubernetesHandler;
+use super::mounts::config::{ConfiguredMount, configured_mounts};
+use super::mounts::payload::Mount;
 use journeyman_domain::limits::RUN_TIME_MIN_MS;
 use journeyman_platform::settings::values::{File, Span, built_in};
 
@@ -36,6 +38,19 @@ impl Default for Handler {
 }
 
 impl Handler {
+    /// What it places in the directories of its tasks.
+    ///
+    /// # Errors
+    ///
+    /// The key and what is wrong with it.
+    pub fn mounts(&self) -> Result<Vec<Mount>, String> {
+        match self {
+            Self::Command(CommandHandler { mounts, caches, .. })
+            | Self::Program(ProgramHandler { mounts, caches, .. }) => configured_mounts(mounts, caches),
+            Self::Http(_) | Self::Kubernetes(_) => Ok(Vec::new()),
+        }
+    }
+
     /// The maximum run time of its tasks.
     pub const fn max_run_time(&self) -> RunTime {
         match self {
@@ -56,6 +71,10 @@ pub struct CommandHandler {
     pub env_allow: Vec<String>,
     /// Maximum run time of a task, whatever it asks for, and the run time of one that asks for none.
     pub max_run_time: RunTime,
+    /// Content that each task finds in its directory, by path.
+    pub mounts: BTreeMap<String, ConfiguredMount>,
+    /// Directories that are kept from task to task: the path in the task's directory, by the name of the cache.
+    pub caches: BTreeMap<String, String>,
     /// That of the worker.
     #[serde(skip)]
     pub termination_grace: Span,
@@ -63,7 +82,13 @@ pub struct CommandHandler {
 
 impl Default for CommandHandler {
     fn default() -> Self {
-        Self { env_allow: env_allow(), max_run_time: max_run_time(), termination_grace: termination_grace() }
+        Self {
+            env_allow: env_allow(),
+            max_run_time: max_run_time(),
+            mounts: BTreeMap::new(),
+            caches: BTreeMap::new(),
+            termination_grace: termination_grace(),
+        }
     }
 }
 
@@ -86,6 +111,15 @@ pub struct ProgramHandler {
     /// Maximum run time of a task, whatever it asks for.
     #[serde(default = "max_run_time")]
     pub max_run_time: RunTime,
+    /// Content that each task finds in its directory, by path.
+    #[serde(default)]
+    pub mounts: BTreeMap<String, ConfiguredMount>,
+    /// Directories that are kept from task to task: the path in the task's directory, by the name of the cache.
+    #[serde(default)]
+    pub caches: BTreeMap<String, String>,
+    /// The program finds a proxy in `TASKCLUSTER_PROXY_URL` that signs its calls to the services of the task's Taskcluster, and that answers `GET /credentials` with the credentials of the run.
+    #[serde(default)]
+    pub task_credentials: bool,
     /// The program launches work elsewhere: it is called to start it, to look at it later, and to end it.
     pub staged: Option<StagedProgram>,
     /// That of the worker.
@@ -102,6 +136,9 @@ impl ProgramHandler {
             schema: None,
             env_allow: env_allow(),
             max_run_time: max_run_time(),
+            mounts: BTreeMap::new(),
+            caches: BTreeMap::new(),
+            task_credentials: false,
             staged: None,
             termination_grace: termination_grace(),
         }

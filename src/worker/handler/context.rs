@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 
-use crate::task::{Definition, Reply, ReplyError, Results, cannot_pause};
+use crate::task::{Definition, Deployment, Reply, ReplyError, Results, cannot_pause};
 use journeyman_domain::claim::CancelCause;
 use journeyman_domain::id::{LocalToken, Run, TaskId};
 use journeyman_domain::lease::{Granted, Lease};
@@ -18,6 +18,7 @@ use journeyman_domain::limits::{ARTIFACT_DEPTH_MAX, PROGRESS_CHARS_MAX};
 use journeyman_domain::refusal::{CallError, Refusal};
 use journeyman_domain::time::Instant;
 use journeyman_domain::trace_context::TraceParent;
+use journeyman_platform::host::caches::HeldCache;
 use journeyman_platform::host::clock::{Clock, or_pending};
 use journeyman_platform::host::containment::ProcessScope;
 use journeyman_platform::host::work_dir::{self, WorkDirLock};
@@ -72,6 +73,8 @@ pub struct Context {
     inner: Arc<ContextInner>,
     scope: ProcessScope,
     results: Option<Results>,
+    deployment: Option<Arc<dyn Deployment>>,
+    proxy_url: Option<Arc<str>>,
 }
 
 #[derive(Debug)]
@@ -87,6 +90,9 @@ struct ContextInner {
     artifacts: OnceLock<Artifacts>,
     published_logs: OnceLock<PublishedLogs>,
     progress: Mutex<Option<String>>,
+    caches: Mutex<Vec<HeldCache>>,
+    /// Processes that have started and have not exited by themselves.
+    unfinished_processes: AtomicUsize,
     leaves_work: AtomicBool,
     is_handed_over: AtomicBool,
     cancel: watch::Receiver<Option<Cancellation>>,
@@ -171,13 +177,15 @@ impl Context {
             artifacts: OnceLock::new(),
             published_logs: OnceLock::new(),
             progress: Mutex::default(),
+            caches: Mutex::default(),
+            unfinished_processes: AtomicUsize::default(),
             leaves_work: AtomicBool::default(),
             is_handed_over: AtomicBool::default(),
             cancel,
             lease,
             clock,
         };
-        Self { inner: Arc::new(inner), scope, results: None }
+        Self { inner: Arc::new(inner), scope, results: None, deployment: None, proxy_url: None }
     }
 
     /// Only before the payload runs.
@@ -228,9 +236,13 @@ impl Context {
         dir.and(log)
     }
 
-    /// Removes what the task directory contains besides declared artifacts, unless a link in them may lead to it. Blocks.
+    /// Removes what the task directory contains besides declared artifacts, unless a link in them may lead to it, or a named cache is
+    /// still there. Blocks.
     pub(crate) fn remove_all_but_artifacts(&self) -> io::Result<()> {
         let keep = self.artifacts().paths();
+        if !self.inner.caches.lock().is_empty() {
+            return Ok(());
+        }
         let is_linked = |path: &PathBuf| {
             let is_link = |path: &Path| self.workdir_path().join(path).is_symlink();
             path.ancestors().any(is_link) || has_links(&self.workdir_path().join(path), ARTIFACT_DEPTH_MAX)
@@ -247,8 +259,9 @@ impl Context {
         self.artifacts().collect(self.workdir())
     }
 
-    /// Removes the task directory, as [`Context::clean_up`] does.
+    /// Gives the named caches back, and removes the task directory as [`Context::clean_up`] does.
     pub(crate) fn remove_folder(&self) -> io::Result<()> {
+        self.return_caches();
         self.log().verify_work_dir().map_or(Ok(()), |()| self.remove_all_but(&[]))
     }
 
@@ -273,6 +286,66 @@ impl Context {
     #[must_use]
     pub fn with_results(self, results: Option<Results>) -> Self {
         Self { results, ..self }
+    }
+
+    /// Lets the task use the services of its queue's deployment.
+    #[must_use]
+    pub(crate) fn with_deployment(self, deployment: Option<Arc<dyn Deployment>>) -> Self {
+        Self { deployment, ..self }
+    }
+
+    /// Returns the deployment that the task's queue belongs to; `None` for a queue that belongs to none.
+    pub const fn deployment(&self) -> Option<&Arc<dyn Deployment>> {
+        self.deployment.as_ref()
+    }
+
+    /// Tells the task's processes where their proxy is.
+    #[must_use]
+    pub(super) fn with_proxy(self, url: &str) -> Self {
+        Self { proxy_url: Some(url.into()), ..self }
+    }
+
+    pub(super) fn proxy_url(&self) -> Option<&str> {
+        self.proxy_url.as_deref()
+    }
+
+    /// Has a named cache given back once the payload has ended.
+    pub(super) fn hold_cache(&self, cache: HeldCache) {
+        self.inner.caches.lock().push(cache);
+    }
+
+    /// Leaves the named caches to the task, with whose directory they are removed.
+    pub(crate) fn abandon_caches(&self) {
+        self.inner.caches.lock().clear();
+    }
+
+    pub(super) fn on_process_started(&self) {
+        self.inner.unfinished_processes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn on_process_exited(&self) {
+        self.inner.unfinished_processes.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Gives the named caches back for the next task. Those that a stopped process may have left half written are not kept.
+    /// The task's processes must have ended. Blocks.
+    pub(crate) fn return_caches(&self) {
+        let held = std::mem::take(&mut *self.inner.caches.lock());
+        let was_stopped = self.inner.unfinished_processes.load(Ordering::Relaxed) > 0;
+        // A cache may be mounted in another one.
+        for cache in held.into_iter().rev() {
+            let path = cache.path().display().to_string();
+            if was_stopped {
+                self.log().write_note(&format!("cache at {path}: not kept, because the payload was stopped"));
+            } else if let Err(error) = cache.give_back() {
+                self.log().write_note(&format!("cache at {path}: not kept: {error}"));
+            }
+        }
+    }
+
+    /// Whether there are named caches that no artifact can lie in.
+    pub(crate) fn may_return_caches(&self) -> bool {
+        !self.has_artifacts() && !self.inner.caches.lock().is_empty()
     }
 
     /// Returns where replies go; `None` if the task is not a request.

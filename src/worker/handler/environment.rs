@@ -7,6 +7,9 @@ use journeyman_platform::host::program_path::PATH_DEFAULT;
 
 use super::Context;
 
+/// Says where the task's proxy is.
+pub(super) const PROXY_VARIABLE: &str = "TASKCLUSTER_PROXY_URL";
+
 pub type Variables = BTreeMap<String, String>;
 
 /// Selects the named variables.
@@ -47,6 +50,7 @@ pub(super) fn identity(context: &Context) -> Variables {
         ("RUN_ID".to_owned(), task.run.run.to_string()),
     ]);
     variables.extend((*task.env).clone());
+    variables.extend(context.proxy_url().map(|url| (PROXY_VARIABLE.to_owned(), url.to_owned())));
     variables.extend(task.trace.map(|trace| ("TRACEPARENT".to_owned(), trace.to_string())));
     variables
 }

@@ -26,6 +26,8 @@ pub mod kubernetes;
 pub mod log;
 mod log_file;
 #[doc(hidden)]
+pub mod mounts;
+#[doc(hidden)]
 pub mod payload_schema;
 pub mod process;
 #[doc(hidden)]
@@ -37,6 +39,8 @@ pub mod safe_open;
 pub mod sidecar;
 pub mod staged;
 mod staged_program;
+#[doc(hidden)]
+pub mod task_proxy;
 
 use std::any::{Any, TypeId};
 use std::future::Future;

@@ -279,6 +279,7 @@ impl RunningProcess {
         let log = context.log();
         let mut pump = OutputPump { output: &self.output, log, ended: false };
         let (mut notes, mut was_killed) = (Vec::new(), false);
+        context.on_process_started();
         let cause = pump.pump_while(wait_for_end(&mut self.exit_watcher, limits, context)).await;
         if cause == EndCause::Exited {
             if pump.drain_rest().await == OutputEnd::HeldOpen {
@@ -342,6 +343,9 @@ impl RunningProcess {
         }
         if status == ProcessStatus::Stuck {
             notes.push("processes survived SIGKILL".to_owned());
+        }
+        if cause == EndCause::Exited && status != ProcessStatus::Stuck {
+            context.on_process_exited();
         }
         let limit_exceeded = limit_exceeded(cause, &self.entry, context).await;
         notes.extend(limit_exceeded.map(|limit| limit.to_string()));

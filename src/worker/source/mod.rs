@@ -20,7 +20,7 @@ use tokio::sync::{Mutex, mpsc, watch};
 use journeyman_domain::id::{PriorityQueue, Run, TaskId};
 use journeyman_domain::outcome::Outcome;
 
-pub use crate::task::{Artifact, ArtifactBody, Deferral, Definition, Results};
+pub use crate::task::{Artifact, ArtifactBody, Deferral, Definition, Deployment, Results};
 pub use journeyman_domain::claim::{LossReason, RunTerms};
 pub use journeyman_domain::lease::Granted;
 pub use journeyman_domain::poll::Capabilities;
@@ -176,6 +176,11 @@ pub trait Claim: Send + Sync {
     /// not gone on with.
     fn reported_runs(&self) -> u32 {
         0
+    }
+
+    /// The services that the task and its worker may call beside the queue; `None` where there is only the queue.
+    fn deployment(self: Arc<Self>) -> Option<Arc<dyn Deployment>> {
+        None
     }
 
     /// Why the claim is known to be over already. A source sets it before it sends [`SourceEvent::Lost`] or

@@ -2,6 +2,7 @@
 
 pub mod artifact;
 pub mod definition;
+pub mod deployment;
 pub mod file;
 pub mod formats;
 pub mod request;
@@ -9,6 +10,7 @@ pub mod results;
 
 pub use artifact::{Artifact, ArtifactBody, ArtifactErrorReason};
 pub use definition::Definition;
+pub use deployment::{Deployment, DeploymentFuture, PurgeRequest, RunCredentials};
 pub use file::TaskFile;
 pub use request::{IdempotencyKey, Request, RequestMessage};
 pub(crate) use results::cannot_pause;

@@ -11,6 +11,7 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::credentials::{Credentials, Swap};
+use super::deployment::task_scopes;
 use super::error_response::sanitize;
 use super::transport::{ApiRequest, ApiResponse, FailedCall, TimeoutClass};
 use super::wire::{
@@ -22,6 +23,7 @@ use crate::source::{
     Artifact, CallError, Claim, Grant, Granted, LossReason, Message, PollBatch, RecoveryBatch, SourceFuture,
     cannot_defer,
 };
+use crate::task::Deployment;
 use journeyman_domain::id::{PriorityQueue, Run, TaskId};
 use journeyman_domain::limits::{CLAIMED_PAGE_ENTRIES, CLOSED_POLL_SETTLE, LISTING_PAGES_MAX, POLL_MESSAGES_MAX};
 use journeyman_domain::outcome::Outcome;
@@ -36,6 +38,8 @@ pub(super) struct TaskclusterClaim {
     pub(super) credentials: Swap<Credentials>,
     /// Expiry of the task and its artifacts.
     pub(super) task_expires: Option<String>,
+    /// What requests of the task may use: its own scopes, and that for its artifacts, which no task can name.
+    pub(super) task_scopes: Arc<[String]>,
     pub(super) reported_runs: u32,
 }
 
@@ -51,8 +55,8 @@ impl Taskcluster {
         if self.pause.is_paused() {
             return Ok(PollBatch::default());
         }
-        let operation = format!("claimWork of {}", self.task_queue);
-        let path = format!("/claim-work/{}", urlencoding::encode(&self.task_queue));
+        let operation = format!("claimWork of {}", self.service.task_queue);
+        let path = format!("/claim-work/{}", urlencoding::encode(&self.service.task_queue));
         let mut call = ApiRequest::to_queue(operation.clone(), Method::POST, path).body(json!({
             "workerGroup": self.service.worker_identity.group,
             "workerId": self.service.worker_identity.id,
@@ -239,13 +243,13 @@ impl Taskcluster {
     }
 
     async fn claimed_page(&self, token: Option<&str>) -> Result<ApiResponse, CallError> {
-        let queue = urlencoding::encode(&self.task_queue);
+        let queue = urlencoding::encode(&self.service.task_queue);
         let mut path = format!("/task-queues/{queue}/claimed?limit={CLAIMED_PAGE_ENTRIES}");
         if let Some(token) = token {
             path.push_str("&continuationToken=");
             path.push_str(&urlencoding::encode(token));
         }
-        let operation = format!("listClaimedTasks of {}", self.task_queue);
+        let operation = format!("listClaimedTasks of {}", self.service.task_queue);
         // A 401 is about the credentials as such, not about their scopes.
         self.service.api.call(ApiRequest::to_queue(operation, Method::GET, path)).await.map_err(|failed| {
             match failed.status {
@@ -260,7 +264,7 @@ impl Taskcluster {
             error.message = format!(
                 "cannot recover claims whose response was lost: missing scopes queue:claimed-list:{} and \
                  queue:reclaim-task:* of the worker's client or its role ({})",
-                self.task_queue, error.message
+                self.service.task_queue, error.message
             );
         }
         error
@@ -303,6 +307,7 @@ impl Service {
             service: Arc::clone(self),
             credentials: Swap::new(granted.credentials),
             task_expires: task.get("expires").and_then(Value::as_str).map(str::to_owned),
+            task_scopes: task_scopes(&task, &granted.run),
             reported_runs: granted.reported_runs,
         };
         Ok(Grant {
@@ -382,6 +387,10 @@ impl Claim for TaskclusterClaim {
 
     fn reported_runs(&self) -> u32 {
         self.reported_runs
+    }
+
+    fn deployment(self: Arc<Self>) -> Option<Arc<dyn Deployment>> {
+        Some(self)
     }
 
     fn renew(&self) -> SourceFuture<'_, Granted> {

@@ -14,6 +14,7 @@ use secrecy::{ExposeSecret, SecretString};
 use serde_json::value::RawValue;
 use url::{Position, Url};
 
+use crate::task::deployment::RunCredentials;
 use journeyman_platform::redact;
 
 /// A Taskcluster client: permanent, or temporary with a certificate. Deliberately without `Debug`.
@@ -21,7 +22,10 @@ use journeyman_platform::redact;
 pub struct Credentials {
     client_id: String,
     access_token: SecretString,
-    ext: Option<SecretString>,
+    /// JSON text; it is never changed.
+    certificate: Option<SecretString>,
+    /// Restricts requests to these scopes.
+    authorized_scopes: Option<Arc<[String]>>,
     /// Redacts them in logs for their lifetime.
     _redaction: Arc<redact::HiddenSecrets>,
 }
@@ -50,25 +54,46 @@ impl Credentials {
         if access_token.expose_secret().is_empty() {
             return Err(InvalidCredentials("the access token is empty"));
         }
-        let certificate = match certificate.map(ExposeSecret::expose_secret) {
+        let parsed = match certificate.map(ExposeSecret::expose_secret) {
             Some(text) if !text.is_empty() => Some(parse_object(text).ok_or(InvalidCredentials(
                 "the certificate is not a JSON object; pass it as Taskcluster issued it, or omit it for permanent \
                  credentials",
             ))?),
             Some(_) | None => None,
         };
-        let signature = certificate.and_then(certificate_signature);
+        let signature = parsed.and_then(certificate_signature);
         let secrets = [Some(&access_token), signature.as_ref()];
         let redaction = redact::hide(secrets.into_iter().flatten().map(ExposeSecret::expose_secret));
-        let ext = certificate.map(|text| STANDARD.encode(format!(r#"{{"certificate":{}}}"#, text.get())).into());
-        Ok(Self { client_id: client_id.to_owned(), access_token, ext, _redaction: Arc::new(redaction) })
+        let certificate = parsed.map(|text| text.get().to_owned().into());
+        let (client_id, redaction) = (client_id.to_owned(), Arc::new(redaction));
+        Ok(Self { client_id, access_token, certificate, authorized_scopes: None, _redaction: redaction })
+    }
+
+    /// The same credentials for requests that may use these scopes only. They must have them.
+    pub(super) fn restricted_to(&self, scopes: Arc<[String]>) -> Self {
+        Self { authorized_scopes: Some(scopes), ..self.clone() }
+    }
+
+    /// The credentials themselves, for a task.
+    pub(super) fn exposed(&self) -> RunCredentials {
+        let Self { client_id, access_token, certificate, .. } = self.clone();
+        RunCredentials { client_id, access_token, certificate }
+    }
+
+    /// What a signature carries besides.
+    fn ext(&self) -> Option<SecretString> {
+        let certificate = self.certificate.as_ref().map(|text| format!(r#""certificate":{}"#, text.expose_secret()));
+        let scopes = self.authorized_scopes.as_ref();
+        let scopes = scopes.map(|scopes| format!(r#""authorizedScopes":{}"#, serde_json::Value::from(scopes.to_vec())));
+        let keys: Vec<_> = certificate.into_iter().chain(scopes).collect();
+        (!keys.is_empty()).then(|| STANDARD.encode(format!("{{{}}}", keys.join(","))).into())
     }
 
     /// Returns true if both say the same.
     pub fn is_same(&self, other: &Self) -> bool {
         let secrets = |of: &Self| {
-            let ext = of.ext.as_ref().map(|ext| ext.expose_secret().to_owned());
-            (of.client_id.clone(), of.access_token.expose_secret().to_owned(), ext)
+            let certificate = of.certificate.as_ref().map(|text| text.expose_secret().to_owned());
+            (of.client_id.clone(), of.access_token.expose_secret().to_owned(), certificate)
         };
         secrets(self) == secrets(other)
     }
@@ -80,23 +105,38 @@ impl Credentials {
 
     /// The `Authorization` header of one request at time `at`, with a fresh nonce. `None` if the URL has no host.
     pub(super) fn sign(&self, method: &str, url: &Url, at: SystemTime) -> Option<HeaderValue> {
-        let key = ::hawk::Key::new(self.access_token.expose_secret().as_bytes(), ::hawk::SHA256).ok()?;
-        let signer = ::hawk::Credentials { id: self.client_id.clone(), key };
-        let path = &url[Position::BeforePath..Position::AfterQuery];
-        let host = url.host_str()?;
-        let port = url.port_or_known_default()?;
-        let header = ::hawk::RequestBuilder::new(method, host, port, path)
-            .ext(self.ext.as_ref().map(ExposeSecret::expose_secret))
-            .request()
-            .make_header_full(&signer, at, uuid::Uuid::new_v4().simple().to_string())
-            .ok()?;
+        let ext = self.ext();
+        let request = hawk_request(method, url, ext.as_ref())?;
+        let nonce = uuid::Uuid::new_v4().simple().to_string();
+        let header = request.make_header_full(&self.signer()?, at, nonce).ok()?;
         let mut value = HeaderValue::from_str(&format!("Hawk {header}")).ok()?;
         value.set_sensitive(true);
         Some(value)
     }
+
+    /// The URL with a signature of its own (a bewit), for GET requests until `end`.
+    pub(super) fn sign_url(&self, url: &Url, end: SystemTime) -> Option<Url> {
+        let ext = self.ext();
+        let signer = self.signer()?;
+        let bewit = hawk_request("GET", url, ext.as_ref())?.make_bewit(&signer, end).ok()?.to_str();
+        let mut signed = url.clone();
+        signed.set_fragment(None);
+        signed.query_pairs_mut().append_pair("bewit", &bewit);
+        Some(signed)
+    }
+
+    fn signer(&self) -> Option<::hawk::Credentials> {
+        let key = ::hawk::Key::new(self.access_token.expose_secret().as_bytes(), ::hawk::SHA256).ok()?;
+        Some(::hawk::Credentials { id: self.client_id.clone(), key })
+    }
 }
 
-/// The certificate is kept as text; it is never changed.
+fn hawk_request<'a>(method: &'a str, url: &'a Url, ext: Option<&'a SecretString>) -> Option<::hawk::Request<'a>> {
+    let path = &url[Position::BeforePath..Position::AfterQuery];
+    let request = ::hawk::RequestBuilder::new(method, url.host_str()?, url.port_or_known_default()?, path);
+    Some(request.ext(ext.map(ExposeSecret::expose_secret)).request())
+}
+
 fn parse_object(text: &str) -> Option<&RawValue> {
     serde_json::from_slice::<&RawValue>(text.as_bytes()).ok().filter(|value| value.get().starts_with('{'))
 }

@@ -10,6 +10,7 @@ mod client_calls;
 #[doc(hidden)]
 pub mod config;
 mod credentials;
+mod deployment;
 mod error_response;
 mod probe;
 mod transport;
@@ -93,7 +94,6 @@ pub struct Config {
 /// A Taskcluster queue as a source of claims.
 pub struct Taskcluster {
     service: Arc<Service>,
-    task_queue: String,
     signed_queues: Swap<SignedQueues>,
     quarantine: Mutex<QuarantineCheck>,
     /// A listing of this worker's claims has succeeded.
@@ -104,6 +104,7 @@ pub struct Taskcluster {
 /// What the source shares with its claims.
 struct Service {
     api: Api,
+    task_queue: String,
     dialect: Dialect,
     worker_identity: WorkerIdentity,
     artifact_storage: ArtifactStorage,
@@ -139,13 +140,13 @@ impl Taskcluster {
         Ok(Self {
             service: Arc::new(Service {
                 api: Api::new(config.api)?,
+                task_queue: config.task_queue,
                 dialect: config.dialect,
                 worker_identity: WorkerIdentity { group: config.worker_group, id: config.worker_id },
                 artifact_storage: config.artifact_storage,
                 cannot_read_status: AtomicBool::new(false),
                 held: Mutex::default(),
             }),
-            task_queue: config.task_queue,
             signed_queues: Swap::new(SignedQueues::default()),
             quarantine: Mutex::default(),
             lists_claims: AtomicBool::new(false),
@@ -177,7 +178,7 @@ impl Source for Taskcluster {
             Dialect::ClaimWork => "claimWork",
         };
         let root = self.service.api.root_url();
-        format!("Taskcluster ({dialect}) at {root}, queue {}", self.task_queue)
+        format!("Taskcluster ({dialect}) at {root}, queue {}", self.service.task_queue)
     }
 
     fn service_id(&self) -> String {
@@ -188,7 +189,7 @@ impl Source for Taskcluster {
         format!(
             "{} {} {}/{}",
             self.service.api.0.queue_url,
-            self.task_queue,
+            self.service.task_queue,
             self.service.worker_identity.group,
             self.service.worker_identity.id
         )

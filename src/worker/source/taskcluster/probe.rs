@@ -109,7 +109,7 @@ impl Taskcluster {
             known.until
         };
         let worker = &self.service.worker_identity;
-        let asked = self.service.api.quarantined_until(&self.task_queue, &worker.group, &worker.id);
+        let asked = self.service.api.quarantined_until(&self.service.task_queue, &worker.group, &worker.id);
         let until = match timeout(DOCTOR_CALL_TIMEOUT, asked).await {
             Ok(Ok(until)) => until,
             Ok(Err(error)) => return tracing::debug!("cannot ask for quarantine: {}", error.message),

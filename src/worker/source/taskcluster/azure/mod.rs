@@ -62,8 +62,8 @@ struct WireMessage {
 
 impl Taskcluster {
     pub(super) async fn poll_task_urls(&self) -> Result<OpenResult, CallError> {
-        let operation = format!("pollTaskUrls of {}", self.task_queue);
-        let (provisioner, worker_type) = self.task_queue.split_once('/').unwrap_or_default();
+        let operation = format!("pollTaskUrls of {}", self.service.task_queue);
+        let (provisioner, worker_type) = self.service.task_queue.split_once('/').unwrap_or_default();
         let path = format!("/poll-task-url/{}/{}", urlencoding::encode(provisioner), urlencoding::encode(worker_type));
         let call = ApiRequest::to_queue(operation.clone(), Method::GET, path);
         let reply = self.service.api.call(call).await?;
@@ -89,7 +89,7 @@ impl Taskcluster {
     }
 
     pub(super) async fn receive_messages(&self, queue: PriorityQueue, max: u8) -> Result<PollBatch, CallError> {
-        let operation = format!("poll of {} at priority {}", self.task_queue, queue.0);
+        let operation = format!("poll of {} at priority {}", self.service.task_queue, queue.0);
         let max = max.clamp(1, POLL_MESSAGES_MAX);
         let signed = self.signed_queues.load();
         let url = signed_urls(&signed, queue, &operation)?
@@ -113,7 +113,8 @@ impl Taskcluster {
 
     pub(super) async fn delete_message(&self, message: &Message) -> Result<(), CallError> {
         let Message { queue, id, receipt, .. } = message;
-        let operation = format!("delete of message {} of {} at priority {}", sanitize(id), self.task_queue, queue.0);
+        let operation =
+            format!("delete of message {} of {} at priority {}", sanitize(id), self.service.task_queue, queue.0);
         let signed = self.signed_queues.load();
         let url = signed_urls(&signed, *queue, &operation)?
             .delete(id, receipt)
