@@ -149,7 +149,12 @@ impl Deployment {
 
     /// Runs the tasks, one after the other in one worker.
     pub(crate) async fn run(&self, tasks: &[&TaskId]) -> Vec<Ended> {
-        let worker = self.worker(self.handler(), 1);
+        self.run_with(self.handler(), 1, tasks).await
+    }
+
+    /// Runs the tasks in one worker.
+    pub(crate) async fn run_with(&self, handler: Arc<dyn DynHandler>, capacity: u32, tasks: &[&TaskId]) -> Vec<Ended> {
+        let worker = Box::new(self.worker(handler, capacity));
         let control = worker.control();
         let watched = async {
             let mut ended = Vec::new();
@@ -159,7 +164,8 @@ impl Deployment {
             control.drain().await;
             ended
         };
-        let (exit, ended) = within("the tasks end", async { tokio::join!(Box::pin(worker.run()), watched) }).await;
+        let running = Box::pin(async { tokio::join!(worker.run(), watched) });
+        let (exit, ended) = within("the tasks end", running).await;
         exit.expect("it ran");
         ended
     }
@@ -198,7 +204,7 @@ pub(crate) fn tar(options: &str, files: &[(&str, &str)]) -> Vec<u8> {
     let folder = tempfile::tempdir().expect("a folder");
     for (name, content) in files {
         let path = folder.path().join(name);
-        std::fs::create_dir_all(path.parent().unwrap_or(Path::new(""))).expect("created");
+        std::fs::create_dir_all(path.parent().unwrap_or_else(|| Path::new(""))).expect("created");
         std::fs::write(path, content).expect("written");
     }
     let packed =

@@ -4,3 +4,4 @@ mod deployment;
 mod files;
 mod mounts;
 mod proxy;
+mod taskgraph;

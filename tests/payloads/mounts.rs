@@ -322,16 +322,10 @@ async fn tasks_at_the_same_time_have_directories_of_their_own_of_one_cache() {
         deployment.create(&script, keys.clone(), with_scope()).await,
         deployment.create(&script, keys, with_scope()).await,
     ];
-    let worker = deployment.worker(deployment.handler(), 2);
-    let control = worker.control();
-    let watched = async {
-        for task in &tasks {
-            let log = deployment.ended(task).await.completed();
-            assert!(log.contains("\n1\n") && log.contains(": new"), "{log}");
-        }
-        control.drain().await;
-    };
-    tokio::join!(Box::pin(worker.run()), watched).0.expect("it ran");
+    for ended in deployment.run_with(deployment.handler(), 2, &[&tasks[0], &tasks[1]]).await {
+        let log = ended.completed();
+        assert!(log.contains("\n1\n") && log.contains(": new"), "{log}");
+    }
     let mode = std::fs::metadata(deployment.work_dir().join("caches")).expect("it is there").permissions().mode();
     assert_eq!(mode & 0o777, 0o700);
     assert_eq!(std::fs::read_dir(deployment.work_dir().join("caches/named")).expect("it is there").count(), 2);

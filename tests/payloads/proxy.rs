@@ -159,16 +159,7 @@ print("environment", any(answer["accessToken"] in value for value in os.environ.
     let program = Program::new("p", config, &environment).expect("it is valid");
     let handler = with_task_credentials(std::sync::Arc::new(program), deployment.mounter().client());
     let task = deployment.create("", json!({}), |_| {}).await;
-    let worker = deployment.worker(handler, 1);
-    let control = worker.control();
-    let watched = async {
-        let ended = deployment.ended(&task).await;
-        control.drain().await;
-        ended
-    };
-    let (exit, ended) = tokio::join!(Box::pin(worker.run()), watched);
-    exit.expect("it ran");
-    let log = ended.completed();
+    let log = deployment.run_with(handler, 1, &[&task]).await.remove(0).completed();
     assert!(log.contains("client True True") && log.contains("environment False"), "{log}");
     assert!(log.contains("secret [redacted]"), "{log}");
 }

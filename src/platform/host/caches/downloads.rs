@@ -3,11 +3,10 @@
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use tempfile::NamedTempFile;
 
-use super::{CacheStore, DOWNLOADS_DIR, TEMPORARY_DIR, file_name_of};
+use super::{CacheStore, DOWNLOADS_DIR, TEMPORARY_DIR, USED_NOW, file_name_of};
 
 /// Content that is not complete yet. Dropping it removes it.
 #[derive(Debug)]
@@ -21,7 +20,7 @@ impl CacheStore {
     pub fn find_download(&self, key: &str) -> io::Result<Option<File>> {
         match File::open(self.dir(DOWNLOADS_DIR)?.join(file_name_of(key))) {
             Ok(file) => {
-                file.set_modified(SystemTime::now())?;
+                rustix::fs::futimens(&file, &USED_NOW)?;
                 Ok(Some(file))
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -51,6 +50,6 @@ impl NewDownload {
         let Some(key) = key else { return Ok(self.file.into_file()) };
         self.file.as_file().sync_data()?;
         let path = self.store.dir(DOWNLOADS_DIR)?.join(file_name_of(key));
-        Ok(self.file.persist(path).map_err(|failed| failed.error)?)
+        self.file.persist(path).map_err(io::Error::from)
     }
 }

@@ -13,6 +13,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::SystemTime;
 
 use parking_lot::Mutex;
+use rustix::fs::{Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 use sha2::{Digest as _, Sha256};
 
 use super::{resources, work_dir};
@@ -24,6 +25,12 @@ const DOWNLOADS_DIR: &str = "downloads";
 const NAMED_DIR: &str = "named";
 /// What is being removed, and what is not complete. A start clears it.
 const TEMPORARY_DIR: &str = "temporary";
+
+/// Entries are removed in the order in which they were used last.
+const USED_NOW: Timestamps = Timestamps {
+    last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+    last_modification: Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
+};
 
 /// How much is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

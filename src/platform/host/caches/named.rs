@@ -13,7 +13,8 @@ use rustix::fs::{CWD, RenameFlags};
 use rustix::io::Errno;
 
 use super::super::beneath::{self, Missing};
-use super::{CacheStore, NAMED_DIR, entries, file_name_of};
+use super::super::clock::stamp;
+use super::{CacheStore, NAMED_DIR, USED_NOW, entries, file_name_of};
 
 /// A named directory that a task uses. Dropping it leaves the directory to the task, with whose directory it goes.
 #[derive(Debug)]
@@ -84,8 +85,7 @@ impl HeldCache {
             return Err(Errno::NOTDIR.into());
         }
         let dir = self.store.dir(NAMED_DIR)?;
-        let used = rustix::fs::Timestamps { last_access: omitted(), last_modification: now() };
-        rustix::fs::utimensat(&parent, name, &used, rustix::fs::AtFlags::SYMLINK_NOFOLLOW)?;
+        rustix::fs::utimensat(&parent, name, &USED_NOW, rustix::fs::AtFlags::SYMLINK_NOFOLLOW)?;
         Ok(rustix::fs::renameat_with(&parent, name, CWD, dir.join(&self.entry), RenameFlags::NOREPLACE)?)
     }
 
@@ -96,8 +96,7 @@ impl HeldCache {
 }
 
 fn new_entry(name: &str) -> String {
-    let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
-    format!("{}-{created}-{}", file_name_of(name), uuid::Uuid::new_v4().simple())
+    format!("{}-{}-{}", file_name_of(name), stamp().0, uuid::Uuid::new_v4().simple())
 }
 
 fn is_of(entry: &str, name: &str) -> bool {
@@ -106,12 +105,4 @@ fn is_of(entry: &str, name: &str) -> bool {
 
 fn created_at(entry: &str) -> Option<SystemTime> {
     UNIX_EPOCH.checked_add(Duration::from_millis(entry.split('-').nth(1)?.parse().ok()?))
-}
-
-const fn omitted() -> rustix::fs::Timespec {
-    rustix::fs::Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT }
-}
-
-const fn now() -> rustix::fs::Timespec {
-    rustix::fs::Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_NOW }
 }

@@ -72,9 +72,11 @@ impl MountingHandler {
         };
         let placed =
             timeout(self.time_max, self.mounter.place(&self.mounts, context)).await.unwrap_or_else(|_| too_slow());
-        placed.map_err(|error| match error.reason {
-            PrepareFailure::Malformed => PrepareError { reason: PrepareFailure::Unavailable, ..error },
-            _ => error,
+        placed.map_err(|mut error| {
+            if error.reason == PrepareFailure::Malformed {
+                error.reason = PrepareFailure::Unavailable;
+            }
+            error
         })
     }
 }

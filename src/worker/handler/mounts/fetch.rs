@@ -282,9 +282,11 @@ impl Fetcher {
         let store = Arc::clone(&self.store);
         let room =
             tokio::task::spawn_blocking(move || store.make_room(bytes)).await.map_err(io::Error::other).flatten();
-        room.map_err(|error| match error.kind() {
-            io::ErrorKind::StorageFull => PrepareError::new(PrepareFailure::Unavailable, format!("download: {error}")),
-            _ => PrepareError::from_io("download", &error),
+        room.map_err(|error| {
+            if error.kind() == io::ErrorKind::StorageFull {
+                return PrepareError::new(PrepareFailure::Unavailable, format!("download: {error}"));
+            }
+            PrepareError::from_io("download", &error)
         })
     }
 

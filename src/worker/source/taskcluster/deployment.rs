@@ -61,7 +61,7 @@ impl Deployment for TaskclusterClaim {
     }
 
     fn sign_url(&self, url: &Url, lifetime: Duration) -> Option<Url> {
-        self.task_credentials().sign_url(url, SystemTime::now().checked_add(lifetime)?)
+        self.task_credentials().sign_url(url, SystemTime::from(Timestamp::now()).checked_add(lifetime)?)
     }
 
     fn run_credentials(&self) -> RunCredentials {
