@@ -77,7 +77,7 @@ pub(super) async fn run(command: HandlerCommand, environment: &Environment) -> E
             let loaded = schema.settings.load(environment)?;
             config_args::print_warnings(&loaded);
             let mounter = worker_setup::build_mounter(&loaded.config)?;
-            let handler = worker_setup::build_handler(&loaded.config, &schema.name, environment, &mounter)?;
+            let handler = worker_setup::build_handler(&loaded.config, &schema.name, environment, &mounter, None)?;
             output::json(&handler.schema())?;
             Ok(Exit::Success)
         }

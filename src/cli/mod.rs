@@ -24,6 +24,7 @@ pub mod queue_client;
 mod reloader;
 mod screwdriver;
 mod screwdriver_setup;
+mod setup;
 mod signals;
 mod source_args;
 mod systemd_notify;
@@ -109,6 +110,9 @@ enum CliCommand {
     /// Write, check and show the configuration
     #[command(subcommand)]
     Config(config::ConfigCommand),
+    /// Prepare this host for a worker
+    #[command(subcommand)]
+    Setup(setup::SetupCommand),
     /// Check that this host and its services are ready for a worker
     Doctor(doctor::DoctorArgs),
     /// Print a page of the documentation
@@ -182,6 +186,7 @@ fn dispatch(command: CliCommand, environment: &Environment) -> ExitResult {
         CliCommand::Task(arguments) => run_local(task::run(arguments, environment)),
         CliCommand::Handler(command) => run_local(handler::run(command, environment)),
         CliCommand::Config(command) => config::run(command, environment),
+        CliCommand::Setup(command) => run_local(setup::run(command)),
         CliCommand::Doctor(arguments) => run_local(doctor::run(arguments, environment)),
         CliCommand::Guide { page } => guide::run(page.as_deref()),
         CliCommand::Man { folder } => man::run(&folder),

@@ -13,6 +13,7 @@ use journeyman_platform::host::caches::{CacheLimits, CacheStore};
 use journeyman_platform::host::containment::{ContainmentConfig, ResourceLimits};
 use journeyman_platform::host::program_path::find_program;
 use journeyman_platform::host::resources;
+use journeyman_platform::host::task_user::TaskUser;
 use journeyman_platform::redact;
 use journeyman_platform::settings::Environment;
 use journeyman_worker::engine::config::Host;
@@ -23,6 +24,7 @@ use journeyman_worker::handler::log::LogLimits;
 use journeyman_worker::handler::mounts::Mounter;
 use journeyman_worker::handler::mounts::configured::with_mounts;
 use journeyman_worker::handler::task_proxy::with_task_credentials;
+use journeyman_worker::handler::task_users::{UserPool, with_users};
 use journeyman_worker::handler::{self, DynHandler, command, environment, hooks, http, program};
 use journeyman_worker::source::taskcluster::Api;
 use journeyman_worker::task::COMMAND;
@@ -45,8 +47,9 @@ pub(super) fn build_worker(config: &Config, environment: &Environment) -> Result
     redact_secrets(config, environment);
     let name = WorkerIdentity::from_config(config);
     let handlers: BTreeSet<&str> = config.source.values().filter_map(Source::handler).collect();
-    let mounter = build_mounter(config)?;
-    let handlers = handlers.into_iter().map(|name| Ok((name, build_handler(config, name, environment, &mounter)?)));
+    let (mounter, users) = (build_mounter(config)?, find_users(config)?);
+    let build = |name| build_handler(config, name, environment, &mounter, users.as_ref());
+    let handlers = handlers.into_iter().map(|name| Ok((name, build(name)?)));
     let handlers: BTreeMap<&str, Arc<dyn DynHandler>> = handlers.collect::<Result<_, Failure>>()?;
     let (mut bindings, mut apis) = (Vec::new(), BTreeMap::new());
     for (source_name, source) in &config.source {
@@ -136,12 +139,27 @@ pub(super) fn build_mounter(config: &Config) -> Result<Mounter, Failure> {
     Mounter::new(store).map_err(|error| Failure::from_error(Exit::HostUnusable, &error))
 }
 
+/// The users that tasks run as; `None` for the worker's own.
+fn find_users(config: &Config) -> Result<Option<UserPool>, Failure> {
+    let names = &config.host.task_users;
+    if names.is_empty() {
+        return Ok(None);
+    }
+    let unusable = |text: String| Failure::new(Exit::HostUnusable, format!("host.task_users: {text}"));
+    if !rustix::process::geteuid().is_root() {
+        return Err(unusable("only a worker that runs as root can run tasks as other users".to_owned()));
+    }
+    let users = names.iter().map(|name| TaskUser::find(name).map_err(|error| unusable(error.to_string())));
+    Ok(Some(UserPool::new(users.collect::<Result<_, _>>()?)))
+}
+
 /// `command` exists without a section.
 pub(super) fn build_handler(
     config: &Config,
     name: &str,
     environment: &Environment,
     mounter: &Mounter,
+    users: Option<&UserPool>,
 ) -> Result<Arc<dyn DynHandler>, Failure> {
     let built_in = HandlerConfig::default();
     let section = match config.handler.get(name) {
@@ -185,6 +203,10 @@ pub(super) fn build_handler(
     };
     let mounts = section.mounts().map_err(|why| Failure::new(Exit::Config, format!("[handler.{name}]: {why}")))?;
     let handler = with_mounts(handler, mounter, mounts, section.max_run_time().0);
+    let handler = match (section, users) {
+        (HandlerConfig::Command(_) | HandlerConfig::Program(_), Some(users)) => with_users(handler, users.clone()),
+        _ => handler,
+    };
     Ok(hooks::with_hooks(handler, config.hooks.clone(), env))
 }
 

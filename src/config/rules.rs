@@ -35,6 +35,7 @@ pub(super) fn check(config: &Config, origins: &BTreeMap<String, ValueOrigin>, pr
     config.notify.check(&mut rules);
     config.amqp.check(&mut rules);
     config.worker.check(&mut rules);
+    check_task_users(config, &mut rules);
     config.http.check(&mut rules);
 }
 
@@ -51,6 +52,18 @@ fn check_source(config: &Config, key: &str, source: &Source, rules: &mut Rules<'
         Source::Zookeeper(source) => source.check(key, rules),
         Source::Screwdriver(source) => source.check(key, rules),
         Source::Amqp(source) => source.check(key, &config.amqp, rules),
+    }
+}
+
+fn check_task_users(config: &Config, rules: &mut Rules<'_>) {
+    let (users, capacity) = (&config.host.task_users, usize::from(config.worker.capacity));
+    if !users.is_empty() && users.len() < capacity {
+        let message = format!("[host] has {} `task_users` for {capacity} slots of `worker.capacity`", users.len());
+        rules.error("host", "task_users", message, "name a user for each slot");
+    }
+    if let Some(twice) = users.iter().enumerate().find_map(|(at, name)| users[..at].contains(name).then_some(name)) {
+        let message = format!("[host] names \"{twice}\" twice in `task_users`");
+        rules.error("host", "task_users", message, "tasks that share a user can read each other's files");
     }
 }
 

@@ -88,6 +88,7 @@ pub(crate) async fn start_with(
         input: Stdio::null(),
         message_channel: Some(channel),
         scope: within,
+        user: None,
     };
     RunningProcess::start(launch).await
 }

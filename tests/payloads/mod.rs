@@ -5,3 +5,4 @@ mod files;
 mod mounts;
 mod proxy;
 mod taskgraph;
+mod users;

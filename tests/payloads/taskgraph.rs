@@ -28,7 +28,8 @@ fn repository(folder: &Path) -> (String, String) {
     let path = folder.join("repository");
     std::fs::create_dir(&path).expect("created");
     git(&path, &["init", "-q"]);
-    std::fs::write(path.join("build.sh"), "echo built from the checkout\ncat \"$MOZ_FETCHES_DIR/data\"\n").expect("written");
+    std::fs::write(path.join("build.sh"), "echo built from the checkout\ncat \"$MOZ_FETCHES_DIR/data\"\n")
+        .expect("written");
     git(&path, &["add", "."]);
     git(&path, &["commit", "-qm", "first"]);
     (format!("file://{}", path.display()), git(&path, &["rev-parse", "HEAD"]))

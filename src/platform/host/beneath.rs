@@ -7,12 +7,15 @@ use std::path::{Component, Path};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
+use super::task_user::TaskUser;
+
 const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// What to do about a directory that is missing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Missing {
-    Create,
+#[derive(Debug, Clone, Copy)]
+pub enum Missing<'a> {
+    /// It is created, and belongs to the task's user if there is one.
+    Create(Option<&'a TaskUser>),
     Fail,
 }
 
@@ -21,7 +24,7 @@ pub enum Missing {
 /// # Errors
 ///
 /// `ENOTDIR` or `ELOOP` if a component is a file or a link, `EXDEV` if the path leads outside.
-pub fn open_dir(root: &Path, path: &Path, missing: Missing) -> io::Result<OwnedFd> {
+pub fn open_dir(root: &Path, path: &Path, missing: Missing<'_>) -> io::Result<OwnedFd> {
     let mut dir = rustix::fs::openat(CWD, root, DIRECTORY, Mode::empty())?;
     for component in path.components() {
         let name = match component {
@@ -29,13 +32,16 @@ pub fn open_dir(root: &Path, path: &Path, missing: Missing) -> io::Result<OwnedF
             Component::CurDir => continue,
             Component::ParentDir | Component::RootDir | Component::Prefix(_) => return Err(Errno::XDEV.into()),
         };
-        if missing == Missing::Create {
+        let mut owner = None;
+        if let Missing::Create(user) = missing {
             match rustix::fs::mkdirat(&dir, name, Mode::RWXU | Mode::RGRP | Mode::XGRP | Mode::ROTH | Mode::XOTH) {
-                Ok(()) | Err(Errno::EXIST) => {}
+                Ok(()) => owner = user,
+                Err(Errno::EXIST) => {}
                 Err(error) => return Err(error.into()),
             }
         }
         dir = rustix::fs::openat(&dir, name, DIRECTORY, Mode::empty())?;
+        owner.map_or(Ok(()), |user| user.give(&dir))?;
     }
     Ok(dir)
 }
@@ -45,7 +51,7 @@ pub fn open_dir(root: &Path, path: &Path, missing: Missing) -> io::Result<OwnedF
 /// # Errors
 ///
 /// As [`open_dir`]; `EINVAL` if the path names the root.
-pub fn open_parent<'a>(root: &Path, path: &'a Path, missing: Missing) -> io::Result<(OwnedFd, &'a Path)> {
+pub fn open_parent<'a>(root: &Path, path: &'a Path, missing: Missing<'_>) -> io::Result<(OwnedFd, &'a Path)> {
     let name = path.file_name().ok_or(Errno::INVAL)?;
     let parent = path.parent().unwrap_or_else(|| Path::new(""));
     Ok((open_dir(root, parent, missing)?, Path::new(name)))

@@ -15,6 +15,7 @@ pub mod resources;
 pub mod run_program;
 pub mod service_manager;
 pub mod socket_owner;
+pub mod task_user;
 pub mod termination_notice;
 pub mod tls_config;
 pub mod work_dir;

@@ -98,6 +98,8 @@ pub struct Host {
     pub task_pids: Option<NonZeroU32>,
     /// Maximum size of a task's directory, checked every 5 s and at the task's end [built-in: 80 % of the disk that holds `worker.work_dir`].
     pub task_disk: Option<Size>,
+    /// Users of this host that tasks run as, one for each slot: at least as many as `worker.capacity`. `journeyman setup users` creates some. Needs a worker that runs as root [built-in: tasks run as the worker's user].
+    pub task_users: Vec<String>,
     /// Disk space that downloads for mounts may take. The least recently used are removed.
     pub download_cache: Size,
     /// Free disk space below which downloads, then caches with a name, are removed, the least recently used first.
@@ -117,6 +119,7 @@ impl Default for Host {
             task_memory: None,
             task_pids: None,
             task_disk: None,
+            task_users: Vec::new(),
             download_cache: built_in("20GiB"),
             cache_free_disk: built_in("2GiB"),
         }

@@ -11,6 +11,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rustix::fs::Gid;
 use rustix::io::Errno;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -19,6 +20,7 @@ use tokio::time::{Instant, timeout};
 use crate::handler::config::CommandHandler;
 use journeyman_platform::host::host_errors;
 use journeyman_platform::host::program_path::find_program;
+use journeyman_platform::host::task_user::find_group;
 use journeyman_platform::settings::Environment;
 use journeyman_platform::{committed_schema, redact};
 
@@ -26,12 +28,15 @@ use super::artifact::{ArtifactDeclaration, ArtifactKind, Artifacts, Optionality,
 use super::context::PublishedLogs;
 use super::environment::{self, Variables};
 use super::log::{self, AddSecretError};
-use super::mounts::Mounter;
 use super::mounts::payload::{Mount, PayloadMount};
+use super::mounts::{Mounter, lacking_scopes};
 use super::process::{Launch, ProcessEnd, ProcessStatus, RunLimits, format_seconds};
 use super::program_messages::{ProgramRun, run_command};
 use super::task_proxy::{Credentials, TaskProxy};
 use super::{Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError};
+
+/// The feature that runs commands as the worker's user.
+const AS_WORKER: &str = "runTaskAsCurrentUser";
 
 /// Holds the request without its body, as JSON.
 const REQUEST_VARIABLE: &str = "REQUEST";
@@ -70,9 +75,9 @@ pub struct CommandPayload {
     /// Files, directories and caches to place before the commands run.
     #[serde(default)]
     pub mounts: Vec<PayloadMount>,
-    /// Must be empty: commands run as the worker's user, in its groups.
+    /// Further groups of the task's user.
     #[serde(default)]
-    pub os_groups: Vec<Value>,
+    pub os_groups: Vec<String>,
     /// Capabilities of docker-worker: each must be false.
     #[serde(default)]
     pub capabilities: Map<String, Value>,
@@ -165,6 +170,7 @@ pub struct PreparedCommands {
     /// Mounts count against the run time.
     started: Instant,
     artifacts: Vec<ArtifactDeclaration>,
+    user: PayloadUser,
     /// Ends with the commands.
     _proxy: Option<TaskProxy>,
 }
@@ -215,6 +221,7 @@ impl PayloadHandler for Command {
                 violations.push(format!("payload/command/{number}: an argument contains a NUL byte"));
             }
         }
+        let user = PayloadUser::of(&payload, context, &mut violations).await?;
         let artifacts = validate_artifacts(payload.artifacts, context, &mut violations);
         let mounts = parse_mounts(payload.mounts, &mut violations);
         violations.extend(self.mounter.missing_rights(&mounts, context).await?);
@@ -251,7 +258,7 @@ impl PayloadHandler for Command {
         }
         context.set_published_logs(published_logs(&payload.features));
         let CommandPayload { command: commands, on_exit_status, .. } = payload;
-        Ok(PreparedCommands { commands, on_exit_status, env, run_time, started, artifacts, _proxy: proxy })
+        Ok(PreparedCommands { commands, on_exit_status, env, run_time, started, artifacts, user, _proxy: proxy })
     }
 
     async fn execute(&self, prepared: PreparedCommands, context: &Context) -> Result<(), ExecuteError> {
@@ -308,7 +315,11 @@ impl Command {
         let quoted = shlex::try_join(argv.iter().map(String::as_str)).unwrap_or_default();
         log.write_note(&format!("executing command {number}: {quoted}"));
         let started = Instant::now();
-        let launch = Launch::new(argv, &prepared.env, context);
+        let mut launch = Launch::new(argv, &prepared.env, context);
+        launch.user = match &prepared.user {
+            PayloadUser::Worker => None,
+            PayloadUser::Task { groups } => launch.user.map(|(user, _)| (user, groups.as_slice())),
+        };
         let limits = RunLimits { run_time: Some(run_time), termination_grace: self.config.termination_grace.0 };
         let run = run_command(launch, limits, context).await.map_err(|error| {
             let path = argv.first().and_then(|program| find_program(program, &prepared.env, context.workdir()).ok());
@@ -320,6 +331,54 @@ impl Command {
         let elapsed = format_seconds(started.elapsed());
         log.write_note(&format!("command {number}: {}, after {elapsed}", run.end.status));
         Ok(run)
+    }
+}
+
+/// Whom commands run as.
+#[derive(Debug)]
+enum PayloadUser {
+    /// The worker's own user, as the payload asks for.
+    Worker,
+    /// The task's user if there is one, in these further groups.
+    Task { groups: Vec<Gid> },
+}
+
+impl PayloadUser {
+    async fn of(
+        payload: &CommandPayload,
+        context: &Context,
+        violations: &mut Vec<String>,
+    ) -> Result<Self, PrepareError> {
+        let definition = context.task().definition.json();
+        let text = |key: &str| definition.get(key).and_then(Value::as_str).unwrap_or_default();
+        let parts = || format!("{}/{}", text("provisionerId"), text("workerType"));
+        let queue = Some(text("taskQueueId")).filter(|id| !id.is_empty()).map_or_else(parts, str::to_owned);
+        let mut wanted = Vec::new();
+        if is_wanted(&payload.features, AS_WORKER) {
+            let place = format!("payload/features/{AS_WORKER}");
+            wanted.push((place, format!("generic-worker:run-task-as-current-user:{queue}")));
+        }
+        let mut groups = Vec::new();
+        for (number, name) in payload.os_groups.iter().enumerate() {
+            let place = format!("payload/osGroups/{number}");
+            match find_group(name) {
+                _ if context.user().is_none() => {
+                    violations.push(format!("{place}: tasks have no users of their own here; see `host.task_users`"));
+                }
+                Ok(Some(group)) => groups.push(group),
+                Ok(None) => violations.push(format!("{place}: this host has no such group")),
+                Err(error) => return Err(PrepareError::from_io(&place, &error)),
+            }
+            wanted.push((place, format!("generic-worker:os-group:{queue}/{name}")));
+        }
+        let is_worker = is_wanted(&payload.features, AS_WORKER);
+        if context.deployment().is_some() {
+            violations.extend(lacking_scopes(wanted, context).await?);
+        } else {
+            let why = "tasks of this queue have no scopes that could allow it";
+            violations.extend(wanted.into_iter().map(|(place, _)| format!("{place}: {why}")));
+        }
+        Ok(if is_worker { Self::Worker } else { Self::Task { groups } })
     }
 }
 
@@ -378,15 +437,12 @@ fn is_wanted(features: &Map<String, Value>, name: &str) -> bool {
 /// What a payload asks for and this handler lacks.
 fn unsupported(payload: &CommandPayload) -> Vec<String> {
     let mut lacking = Vec::new();
-    let here = ["liveLog", "backingLog", "taskclusterProxy"];
+    let here = ["liveLog", "backingLog", "taskclusterProxy", AS_WORKER];
     for (name, value) in payload.features.iter().filter(|(name, _)| !here.contains(&name.as_str())) {
         find_wanted(format!("payload/features/{name}"), value, &mut lacking);
     }
     for (name, value) in &payload.capabilities {
         find_wanted(format!("payload/capabilities/{name}"), value, &mut lacking);
-    }
-    if !payload.os_groups.is_empty() {
-        lacking.push("payload/osGroups".to_owned());
     }
     if payload.taskcluster_proxy_interface.as_ref().is_some_and(|interface| interface != "localhost") {
         lacking.push("payload/taskclusterProxyInterface: another interface than localhost".to_owned());

@@ -21,6 +21,7 @@ use journeyman_domain::trace_context::TraceParent;
 use journeyman_platform::host::caches::HeldCache;
 use journeyman_platform::host::clock::{Clock, or_pending};
 use journeyman_platform::host::containment::ProcessScope;
+use journeyman_platform::host::task_user::TaskUser;
 use journeyman_platform::host::work_dir::{self, WorkDirLock};
 use journeyman_platform::redact;
 
@@ -75,6 +76,7 @@ pub struct Context {
     results: Option<Results>,
     deployment: Option<Arc<dyn Deployment>>,
     proxy_url: Option<Arc<str>>,
+    user: Option<Arc<TaskUser>>,
 }
 
 #[derive(Debug)]
@@ -185,7 +187,7 @@ impl Context {
             lease,
             clock,
         };
-        Self { inner: Arc::new(inner), scope, results: None, deployment: None, proxy_url: None }
+        Self { inner: Arc::new(inner), scope, results: None, deployment: None, proxy_url: None, user: None }
     }
 
     /// Only before the payload runs.
@@ -307,6 +309,17 @@ impl Context {
 
     pub(super) fn proxy_url(&self) -> Option<&str> {
         self.proxy_url.as_deref()
+    }
+
+    /// Runs the task's processes as this user.
+    #[must_use]
+    pub(super) fn with_user(self, user: TaskUser) -> Self {
+        Self { user: Some(Arc::new(user)), ..self }
+    }
+
+    /// The user that the task's processes run as; `None` for the worker's own.
+    pub(super) fn user(&self) -> Option<&Arc<TaskUser>> {
+        self.user.as_ref()
     }
 
     /// Has a named cache given back once the payload has ended.

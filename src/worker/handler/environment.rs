@@ -36,6 +36,9 @@ pub fn for_task(allowed: &Variables, context: &Context) -> Variables {
 /// variables of the source, and `TASK_WORKDIR`.
 pub fn for_payload(allowed: &Variables, payload: Variables, context: &Context) -> Variables {
     let mut variables = base(allowed, context.workdir());
+    let user = context.user().map(|user| user.name());
+    variables
+        .extend(user.into_iter().flat_map(|name| ["USER", "LOGNAME"].map(|key| (key.to_owned(), name.to_owned()))));
     variables.extend(payload);
     variables.extend(identity(context));
     variables.insert("TASK_WORKDIR".to_owned(), context.workdir().to_string_lossy().into_owned());

@@ -41,6 +41,8 @@ pub mod staged;
 mod staged_program;
 #[doc(hidden)]
 pub mod task_proxy;
+#[doc(hidden)]
+pub mod task_users;
 
 use std::any::{Any, TypeId};
 use std::future::Future;

@@ -8,11 +8,12 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
 use command_fds::{CommandFdExt, FdMapping};
+use rustix::fs::Gid;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -33,6 +34,7 @@ use journeyman_platform::host::containment::{
 };
 use journeyman_platform::host::crash_points::crash_point;
 use journeyman_platform::host::program_path::find_program;
+use journeyman_platform::host::task_user::TaskUser;
 
 use super::environment::Variables;
 use super::exit_watcher::{self, ExitWatcher};
@@ -54,6 +56,8 @@ pub struct Launch<'a> {
     pub message_channel: Option<OwnedFd>,
     /// The scope that contains the process and its descendants.
     pub scope: &'a ProcessScope,
+    /// The user that it runs as, and further groups of it; `None` for the worker's own.
+    pub user: Option<(&'a TaskUser, &'a [Gid])>,
 }
 
 impl<'a> Launch<'a> {
@@ -66,6 +70,7 @@ impl<'a> Launch<'a> {
             input: Stdio::null(),
             message_channel: None,
             scope: context.scope(),
+            user: context.user().map(|user| (&**user, &[][..])),
         }
     }
 }
@@ -393,7 +398,13 @@ fn build_command(
         .argv
         .split_first()
         .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the argument vector is empty"))?;
-    let path = find_program(program, launch.env, launch.workdir)?;
+    let mut path = find_program(program, launch.env, launch.workdir)?;
+    let mut leading = Vec::new();
+    if let Some((user, groups)) = launch.user {
+        let line = user.command_line(groups, &path);
+        let (first, rest) = line.split_first().ok_or(Errno::INVAL)?;
+        (path, leading) = (PathBuf::from(first), rest.to_vec());
+    }
     let cookie = launch.scope.cookie().map(|cookie| (COOKIE_VARIABLE, cookie));
     let (mut command, shim) = match entry.launch_method(&path, program)? {
         LaunchMethod::Direct => {
@@ -415,7 +426,7 @@ fn build_command(
             (command, Some(ExecShim { socket, environment }))
         }
     };
-    command.current_dir(launch.workdir).args(arguments).envs(cookie);
+    command.current_dir(launch.workdir).args(leading).args(arguments).envs(cookie);
     command.process_group(0).kill_on_drop(true).stdin(launch.input);
     if let Some(parent_fd) = launch.message_channel {
         let mapping = FdMapping { parent_fd, child_fd: 3 };

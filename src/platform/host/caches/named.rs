@@ -14,6 +14,7 @@ use rustix::io::Errno;
 
 use super::super::beneath::{self, Missing};
 use super::super::clock::stamp;
+use super::super::task_user::TaskUser;
 use super::{CacheStore, NAMED_DIR, USED_NOW, entries, file_name_of};
 
 /// A named directory that a task uses. Dropping it leaves the directory to the task, with whose directory it goes.
@@ -33,14 +34,21 @@ pub enum Found {
 }
 
 impl CacheStore {
-    /// Moves the directory of this name that was used last to `path` below `workdir`, or creates one there. Blocks.
+    /// Moves the directory of this name that was used last to `path` below `workdir`, or creates one there, and gives it to the task's
+    /// user. Blocks.
     ///
     /// # Errors
     ///
     /// `EEXIST` or `ENOTEMPTY` if there is something at the path already.
-    pub fn take_named(self: &Arc<Self>, name: &str, workdir: &Path, path: &Path) -> io::Result<(HeldCache, Found)> {
+    pub fn take_named(
+        self: &Arc<Self>,
+        name: &str,
+        workdir: &Path,
+        path: &Path,
+        user: Option<&TaskUser>,
+    ) -> io::Result<(HeldCache, Found)> {
         let dir = self.dir(NAMED_DIR)?;
-        let (parent, target) = beneath::open_parent(workdir, path, Missing::Create)?;
+        let (parent, target) = beneath::open_parent(workdir, path, Missing::Create(user))?;
         let held =
             |entry| HeldCache { store: Arc::clone(self), entry, workdir: workdir.to_owned(), path: path.to_owned() };
         for found in entries(&dir)? {
@@ -49,13 +57,21 @@ impl CacheStore {
                 continue;
             }
             match rustix::fs::renameat_with(CWD, &found.path, &parent, target, RenameFlags::NOREPLACE) {
-                Ok(()) => return Ok((held(entry), Found::Kept)),
+                Ok(()) => {
+                    if let Some(user) = user {
+                        let dir = beneath::open_dir(workdir, path, Missing::Fail)?;
+                        let owner = rustix::fs::fstat(&dir)?.st_uid;
+                        user.give_tree(dir.as_fd(), owner)?;
+                    }
+                    return Ok((held(entry), Found::Kept));
+                }
                 // Another task was faster.
                 Err(Errno::NOENT) => {}
                 Err(error) => return Err(error.into()),
             }
         }
         rustix::fs::mkdirat(&parent, target, rustix::fs::Mode::RWXU)?;
+        user.map_or(Ok(()), |user| user.give(beneath::open_dir(workdir, path, Missing::Fail)?))?;
         Ok((held(new_entry(name)), Found::New))
     }
 

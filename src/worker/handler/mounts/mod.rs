@@ -23,6 +23,7 @@ use journeyman_domain::limits::{PURGE_CLOCK_SKEW_MAX, PURGE_REQUESTS_TIMEOUT, UN
 use journeyman_platform::host::beneath::{self, Missing};
 use journeyman_platform::host::caches::{CacheStore, Found};
 use journeyman_platform::host::resources;
+use journeyman_platform::host::task_user::TaskUser;
 use journeyman_platform::unpack::{self, ArchiveFormat, Compression, UnpackError, UnpackLimits};
 
 use super::{Context, PrepareError, PrepareFailure};
@@ -76,15 +77,10 @@ impl Mounter {
                 ));
             }
             if let MountKind::Cache { name, .. } = &mount.kind {
-                scopes.push((number, format!("generic-worker:cache:{name}")));
+                scopes.push((format!("payload/mounts/{number}"), format!("generic-worker:cache:{name}")));
             }
         }
-        let lacking = lacking_scopes(scopes, context).await?;
-        missing.extend(
-            lacking
-                .into_iter()
-                .map(|(number, scope)| format!("payload/mounts/{number}: the task lacks the scope {scope}")),
-        );
+        missing.extend(lacking_scopes(scopes, context).await?);
         Ok(missing)
     }
 
@@ -128,9 +124,9 @@ impl Mounter {
         let from = self.fetcher.fetch(content, context).await?;
         let (root, path) = (context.workdir().to_owned(), path.to_owned());
         let (store, stop) = (Arc::clone(&self.fetcher.store), StopOnDrop::default());
-        let stopped = Arc::clone(&stop.0);
+        let (stopped, user) = (Arc::clone(&stop.0), context.user().cloned());
         blocking_placed(&path.clone(), move || {
-            let to = create_file(&root, &path)?;
+            let to = create_file(&root, &path, user.as_deref())?;
             match compression {
                 Some(compression) => unpack_result(
                     &path,
@@ -155,14 +151,17 @@ impl Mounter {
         let archive = self.fetcher.fetch(content, context).await?;
         let (root, path) = (context.workdir().to_owned(), path.to_owned());
         let (store, stop) = (Arc::clone(&self.fetcher.store), StopOnDrop::default());
-        let stopped = Arc::clone(&stop.0);
+        let (stopped, user) = (Arc::clone(&stop.0), context.user().cloned());
         blocking_placed(&path.clone(), move || {
-            let dir = beneath::open_dir(&root, &path, Missing::Create)?;
+            let dir = beneath::open_dir(&root, &path, Missing::Create(user.as_deref()))?;
             // By the descriptor, so that no link is followed on the way.
             let into = format!("/proc/self/fd/{}/.", dir.as_raw_fd());
             let unpacked = unpack::unpack(archive, format, Path::new(&into), &limits(&store, &root), &|| {
                 stopped.load(Ordering::Relaxed)
             });
+            if let Some(user) = user {
+                user.give_tree(dir.as_fd(), rustix::process::geteuid().as_raw())?;
+            }
             unpack_result(&path, unpacked)
         })
         .await
@@ -177,15 +176,15 @@ impl Mounter {
         context: &Context,
     ) -> Result<(), PrepareError> {
         let (store, root) = (Arc::clone(&self.fetcher.store), context.workdir().to_owned());
-        let (wanted, target) = (name.to_owned(), path.to_owned());
-        let (held, found) = blocking_placed(path, move || match store.take_named(&wanted, &root, &target) {
+        let (wanted, target, user) = (name.to_owned(), path.to_owned(), context.user().cloned());
+        let taking = move || match store.take_named(&wanted, &root, &target, user.as_deref()) {
             Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::EXIST | Errno::NOTEMPTY)) => {
                 let text = format!("mount at {}: there is something already", target.display());
                 Ok(Err(PrepareError::malformed(vec![text])))
             }
             taken => taken.map(Ok),
-        })
-        .await?;
+        };
+        let (held, found) = blocking_placed(path, taking).await?;
         if let (Found::New, Some((content, format))) = (found, preload) {
             self.place_directory(path, content, *format, context).await?;
         }
@@ -226,22 +225,23 @@ impl Mounter {
     }
 }
 
-/// Those of the wanted scopes that the task does not have. Roles are expanded only if they are needed.
-async fn lacking_scopes(wanted: Vec<(usize, String)>, context: &Context) -> Result<Vec<(usize, String)>, PrepareError> {
+/// Says which of the scopes the task does not have, each after the place that needs it. Roles are expanded only if they are needed.
+pub(super) async fn lacking_scopes(
+    wanted: Vec<(String, String)>,
+    context: &Context,
+) -> Result<Vec<String>, PrepareError> {
     // Tasks without a deployment have no scopes; their queue says who may create them.
     let Some(deployment) = context.deployment() else { return Ok(Vec::new()) };
     let own = deployment.task_scopes();
-    let lacking: Vec<_> = wanted.into_iter().filter(|(_, scope)| !satisfies(own, scope)).collect();
-    if lacking.is_empty() || !own.iter().any(|scope| scope.starts_with("assume:")) {
-        return Ok(lacking);
+    let mut lacking: Vec<_> = wanted.into_iter().filter(|(_, scope)| !satisfies(own, scope)).collect();
+    if !lacking.is_empty() && own.iter().any(|scope| scope.starts_with("assume:")) {
+        let expanded = deployment.expand_scopes().await.map_err(|error| {
+            let text = format!("the task's scopes cannot be expanded: {}", error.message);
+            PrepareError::new(PrepareFailure::Unavailable, text)
+        })?;
+        lacking.retain(|(_, scope)| !satisfies(&expanded, scope));
     }
-    let expanded = deployment.expand_scopes().await.map_err(|error| {
-        PrepareError::new(
-            PrepareFailure::Unavailable,
-            format!("the task's scopes cannot be expanded: {}", error.message),
-        )
-    })?;
-    Ok(lacking.into_iter().filter(|(_, scope)| !satisfies(&expanded, scope)).collect())
+    Ok(lacking.into_iter().map(|(place, scope)| format!("{place}: the task lacks the scope {scope}")).collect())
 }
 
 /// A scope is held literally or by one that ends in `*`.
@@ -249,11 +249,13 @@ fn satisfies(held: &[String], wanted: &str) -> bool {
     held.iter().any(|scope| scope == wanted || scope.strip_suffix('*').is_some_and(|start| wanted.starts_with(start)))
 }
 
-fn create_file(root: &Path, path: &Path) -> io::Result<File> {
-    let (parent, name): (OwnedFd, _) = beneath::open_parent(root, path, Missing::Create)?;
+fn create_file(root: &Path, path: &Path, user: Option<&TaskUser>) -> io::Result<File> {
+    let (parent, name): (OwnedFd, _) = beneath::open_parent(root, path, Missing::Create(user))?;
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mode = Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::ROTH;
-    Ok(rustix::fs::openat(parent.as_fd(), name, flags, mode)?.into())
+    let file = rustix::fs::openat(parent.as_fd(), name, flags, mode)?;
+    user.map_or(Ok(()), |user| user.give(&file))?;
+    Ok(file.into())
 }
 
 /// What unpacking may write: what keeps the disk's free space above its minimum.
