@@ -117,7 +117,10 @@ impl FileChecks<'_> {
 
     fn handler(&mut self, name: &str, handler: &Handler) {
         match handler {
-            Handler::Command(_) => {}
+            Handler::Command(handler) => {
+                let key = format!("handler.{name}.chain_of_trust_key");
+                self.secret(&key, handler.chain_of_trust_key.as_ref(), "a signing key");
+            }
             Handler::Program(handler) => {
                 self.programs(name, &handler.env_allow, &[("exec", &handler.exec), ("check", &handler.check)]);
                 if let Err(error) = program::Program::new(name, handler.clone(), self.environment) {

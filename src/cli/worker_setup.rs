@@ -18,6 +18,7 @@ use journeyman_platform::redact;
 use journeyman_platform::settings::Environment;
 use journeyman_worker::engine::config::Host;
 use journeyman_worker::engine::{ExitPolicy, MinResources, Worker, WorkerConfig};
+use journeyman_worker::handler::chain_of_trust::SigningKey;
 use journeyman_worker::handler::config::{CommandHandler, Handler as HandlerConfig, Hooks, ProgramHandler};
 use journeyman_worker::handler::http::config::HttpHandler;
 use journeyman_worker::handler::log::LogLimits;
@@ -139,6 +140,13 @@ pub(super) fn build_mounter(config: &Config) -> Result<Mounter, Failure> {
     Mounter::new(store).map_err(|error| Failure::from_error(Exit::HostUnusable, &error))
 }
 
+fn signing_key(name: &str, section: &CommandHandler, environment: &Environment) -> Result<Option<SigningKey>, Failure> {
+    let Some(file) = &section.chain_of_trust_key else { return Ok(None) };
+    let unusable = |why: String| Failure::new(Exit::Config, format!("handler.{name}.chain_of_trust_key: {why}"));
+    let text = file.load("a signing key", environment).map_err(|error| unusable(error.to_string()))?;
+    SigningKey::parse(text.reveal()).map(Some).map_err(unusable)
+}
+
 /// The users that tasks run as; `None` for the worker's own.
 fn find_users(config: &Config) -> Result<Option<UserPool>, Failure> {
     let names = &config.host.task_users;
@@ -182,7 +190,8 @@ pub(super) fn build_handler(
         HandlerConfig::Command(section) => {
             let redact_env = config.log.redact_env.clone();
             let section = CommandHandler { termination_grace, ..section };
-            handler::erase(command::Command::new(section, redact_env, environment, mounter.clone()))
+            let key = signing_key(name, &section, environment)?;
+            handler::erase(command::Command::new(section, redact_env, environment, mounter.clone()).signed_by(key))
         }
         HandlerConfig::Program(section) => {
             find_programs(&format!("handler {name}"), &env, [&section.exec, &section.check])?;

@@ -340,7 +340,12 @@ async fn what_an_earlier_life_claimed_is_taken_over_and_reported_once(bench: Arc
 fn file(name: &str, content: &[u8]) -> Artifact {
     let mut file = tempfile::tempfile().expect("a file can be made");
     file.write_all(content).expect("a file can be written");
-    let body = ArtifactBody::File { file: file.into(), bytes: content.len() as u64, content_type: "text/plain".into() };
+    let body = ArtifactBody::File {
+        file: file.into(),
+        bytes: content.len() as u64,
+        content_type: "text/plain".into(),
+        encoding: Default::default(),
+    };
     Artifact { name: name.into(), expires: None, body }
 }
 

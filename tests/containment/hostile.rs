@@ -211,12 +211,9 @@ ctypes.CDLL(None).pthread_exit(None)' $M",
 ];
 
 fn no_link_is_followed(bench: &Bench, _: &Context<'_>) -> Result<(), String> {
-    let declaration = ArtifactDeclaration {
-        name: "out".to_owned(),
-        kind: ArtifactKind::Directory { path: "out".into(), content_type: None },
-        expires: None,
-        optionality: Optionality::Optional,
-    };
+    let kind = ArtifactKind::Directory { path: "out".into(), content_type: None };
+    let declaration =
+        ArtifactDeclaration { optionality: Optionality::Optional, ..ArtifactDeclaration::new("out", kind) };
     bench.context.artifacts().declare(declaration).map_err(|error| error.to_string())?;
     let items = bench.context.artifacts().collect(bench.workdir()).map_err(|error| error.to_string())?;
     let found = items.filter(|item| matches!(item, CollectedArtifact::Found(..))).count();

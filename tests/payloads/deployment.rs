@@ -13,6 +13,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use journeyman::config::Environment;
 use journeyman::config::schema::CommandHandler;
+use journeyman::handler::chain_of_trust::SigningKey;
 use journeyman::handler::command::Command;
 use journeyman::handler::mounts::Mounter;
 use journeyman::handler::{DynHandler, erase};
@@ -105,6 +106,13 @@ impl Deployment {
     pub(crate) fn handler(&self) -> Arc<dyn DynHandler> {
         let environment = Environment::from_pairs(&[("PATH", &std::env::var("PATH").expect("a path"))]);
         erase(Command::new(CommandHandler::default(), Vec::new(), &environment, self.mounter()))
+    }
+
+    /// The same with a key for chains of trust.
+    pub(crate) fn signing_handler(&self, key: SigningKey) -> Arc<dyn DynHandler> {
+        let environment = Environment::from_pairs(&[("PATH", &std::env::var("PATH").expect("a path"))]);
+        let command = Command::new(CommandHandler::default(), Vec::new(), &environment, self.mounter());
+        erase(command.signed_by(Some(key)))
     }
 
     pub(crate) fn mounter(&self) -> Mounter {

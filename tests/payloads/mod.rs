@@ -1,8 +1,10 @@
 //! The payloads of generic-worker, each property against the embedded queue.
 
+mod chain_of_trust;
 mod deployment;
 mod files;
 mod mounts;
 mod proxy;
+mod switches;
 mod taskgraph;
 mod users;

@@ -15,7 +15,12 @@ use crate::support::gremlin::{Act, Gremlin, answer, json as say};
 fn file(content: &[u8]) -> ArtifactBody {
     let mut file = tempfile::tempfile().expect("a file can be made");
     file.write_all(content).expect("a file can be written");
-    ArtifactBody::File { file: file.into(), bytes: content.len() as u64, content_type: "text/x; a=\"b\"".into() }
+    ArtifactBody::File {
+        file: file.into(),
+        bytes: content.len() as u64,
+        content_type: "text/x; a=\"b\"".into(),
+        encoding: journeyman::task::ContentEncoding::Identity,
+    }
 }
 
 fn artifact(body: ArtifactBody) -> Artifact {
@@ -76,9 +81,9 @@ async fn an_empty_file_is_uploaded() {
 #[tokio::test]
 async fn a_truncated_file_is_reported() {
     let (_gremlin, claim) = claimed(|url| vec![s3(url, "x"), Act::Silence]).await;
-    let ArtifactBody::File { file, bytes, content_type } = file(b"0123456789") else { unreachable!() };
+    let ArtifactBody::File { file, bytes, content_type, encoding } = file(b"0123456789") else { unreachable!() };
     file.set_len(4).expect("a file can be cut");
-    let refused = discreet(claim.upload(&artifact(ArtifactBody::File { file, bytes, content_type })).await);
+    let refused = discreet(claim.upload(&artifact(ArtifactBody::File { file, bytes, content_type, encoding })).await);
     assert_eq!(refused.refusal, Refusal::Rejected);
     assert!(refused.message.contains("truncated at byte 4 of 10"), "{refused}");
 }

@@ -7,14 +7,16 @@ use std::io;
 use axum::body::{Body, HttpBody as _};
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
-use axum::http::header::{CONTENT_LENGTH, CONTENT_SECURITY_POLICY, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
+use axum::http::header::{
+    CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_SECURITY_POLICY, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS,
+};
 use axum::response::{IntoResponse as _, Response};
 use futures_util::TryStreamExt as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::timeout;
 use tokio_util::io::{ReaderStream, StreamReader};
 
-use super::artifact_files::{self, IncomingFile};
+use super::artifact_files::{self, IncomingFile, StoredEncoding, gzip_path};
 use super::call::{App, QueueState};
 use super::clock::UnixMillis;
 use super::field_types::{header_str, query_param};
@@ -85,11 +87,19 @@ pub(crate) async fn handle(State(app): State<App>, request: Request) -> Response
     if header_str(&parts, CONTENT_TYPE) != Some(content_type.as_str()) {
         return (StatusCode::FORBIDDEN, "content type does not match the signed one\n").into_response();
     }
-    handle_put(&app, &target, body).await
+    let encoding = match header_str(&parts, CONTENT_ENCODING) {
+        None | Some("identity") => StoredEncoding::Identity,
+        Some("gzip") => StoredEncoding::Gzip,
+        Some(_) => {
+            let message = "only the content encodings identity and gzip are stored\n";
+            return (StatusCode::UNSUPPORTED_MEDIA_TYPE, message).into_response();
+        }
+    };
+    handle_put(&app, &target, encoding, body).await
 }
 
-async fn handle_put(app: &QueueState, target: &ContentPath, body: Body) -> Response {
-    match timeout(QUEUE_UPLOAD_TIMEOUT, receive(app, target, body)).await {
+async fn handle_put(app: &QueueState, target: &ContentPath, encoding: StoredEncoding, body: Body) -> Response {
+    match timeout(QUEUE_UPLOAD_TIMEOUT, receive(app, target, encoding, body)).await {
         Ok(Ok(Stored::Yes)) => StatusCode::OK.into_response(),
         Ok(Ok(Stored::RunResolved)) => {
             (StatusCode::CONFLICT, "the run is resolved, so its artifacts cannot change\n").into_response()
@@ -118,7 +128,8 @@ enum Stored {
 
 /// After the upload, because the run may have been resolved meanwhile. A resolved run gets what it lacks, for a while.
 async fn may_store(app: &QueueState, target: &ContentPath) -> io::Result<bool> {
-    let is_new = !app.config.artifacts.join(target.file()).exists();
+    let file = target.file();
+    let is_new = ![file.clone(), gzip_path(&file)].iter().any(|path| app.config.artifacts.join(path).exists());
     let path = target.clone();
     let found = app.store.execute(move |tx| {
         let row = tx.require_task(&path.task)?;
@@ -131,7 +142,7 @@ async fn may_store(app: &QueueState, target: &ContentPath) -> io::Result<bool> {
     }
 }
 
-async fn receive(app: &QueueState, target: &ContentPath, body: Body) -> io::Result<Stored> {
+async fn receive(app: &QueueState, target: &ContentPath, encoding: StoredEncoding, body: Body) -> io::Result<Stored> {
     let bytes_max = app.config.artifact_bytes_max;
     if body.size_hint().lower() > bytes_max {
         return Err(io::ErrorKind::FileTooLarge.into());
@@ -148,7 +159,7 @@ async fn receive(app: &QueueState, target: &ContentPath, body: Body) -> io::Resu
                 return Ok(Stored::RunResolved);
             }
             // Most uploads are short logs, so one job does all their work on the disk.
-            return on_disk(move || create()?.commit(&file)).await.map(|()| Stored::Yes);
+            return on_disk(move || create()?.commit(&file, encoding)).await.map(|()| Stored::Yes);
         }
         let incoming = on_disk(create).await?;
         let mut rest = tokio::fs::File::from_std(incoming.file.try_clone()?);
@@ -160,7 +171,7 @@ async fn receive(app: &QueueState, target: &ContentPath, body: Body) -> io::Resu
         if !may_store(app, target).await? {
             return Ok(Stored::RunResolved);
         }
-        on_disk(move || incoming.commit(&file)).await.map(|()| Stored::Yes)
+        on_disk(move || incoming.commit(&file, encoding)).await.map(|()| Stored::Yes)
     }
     .await;
     if stored.is_err() {
@@ -175,9 +186,17 @@ async fn on_disk<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send 
 }
 
 async fn handle_get(app: &QueueState, target: &ContentPath, content_type: String) -> Response {
-    let Ok(file) = tokio::fs::File::open(app.config.artifacts.join(target.file())).await else {
-        let error = QueueError::not_found("no content was uploaded");
-        return error.into_response("getArtifact", &Params::new(), app.now());
+    let path = target.file();
+    let open = |path: &str| tokio::fs::File::open(app.config.artifacts.join(path));
+    let (file, encoding) = match open(&path).await {
+        Ok(file) => (file, None),
+        Err(_) => match open(&gzip_path(&path)).await {
+            Ok(file) => (file, Some([(CONTENT_ENCODING, "gzip")])),
+            Err(_) => {
+                let error = QueueError::not_found("no content was uploaded");
+                return error.into_response("getArtifact", &Params::new(), app.now());
+            }
+        },
     };
     let length = file.metadata().await.map(|metadata| metadata.len().to_string());
     let body = Body::from_stream(ReaderStream::with_capacity(file, QUEUE_READ_BYTES));
@@ -188,5 +207,5 @@ async fn handle_get(app: &QueueState, target: &ContentPath, content_type: String
         (X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (CONTENT_SECURITY_POLICY, "default-src 'none'; style-src 'unsafe-inline'; sandbox"),
     ];
-    (length, headers, body).into_response()
+    (length, encoding, headers, body).into_response()
 }

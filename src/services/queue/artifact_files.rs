@@ -15,12 +15,25 @@ pub(crate) fn relative_path(task: &str, run: u32, name: &str) -> String {
     format!("{task}/{run}-{}", hex::encode(Sha256::digest(name.as_bytes())))
 }
 
+/// Where the content is if it is stored compressed with gzip.
+pub(crate) fn gzip_path(path: &str) -> String {
+    format!("{path}.gz")
+}
+
 pub(crate) fn remove(folder: &Path, path: &str) {
+    drop(std::fs::remove_file(folder.join(gzip_path(path))));
     let path = folder.join(path);
     let gone = if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
     if let Err(error) = gone.or_else(ignore_missing) {
         tracing::warn!(%error, path = %path.display(), "cannot remove expired artifact");
     }
+}
+
+/// How an upload says that it is compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StoredEncoding {
+    Identity,
+    Gzip,
 }
 
 const INCOMING: &str = "incoming";
@@ -59,13 +72,18 @@ impl IncomingFile {
         incoming.file.write_all(head).map(|()| incoming)
     }
 
-    /// Flushes the content before the rename, and the directories after it.
-    pub(crate) fn commit(self, path: &str) -> io::Result<()> {
+    /// Flushes the content before the rename, and the directories after it. Content of the other encoding goes.
+    pub(crate) fn commit(self, path: &str, encoding: StoredEncoding) -> io::Result<()> {
         self.file.sync_all()?;
-        let path = self.artifacts.join(path);
+        let (plain, packed) = (self.artifacts.join(path), self.artifacts.join(gzip_path(path)));
+        let (path, other) = match encoding {
+            StoredEncoding::Identity => (plain, packed),
+            StoredEncoding::Gzip => (packed, plain),
+        };
         let task_dir = path.parent().unwrap_or(&self.artifacts);
         create_dir(task_dir)?;
         self.path.persist(&path)?;
+        std::fs::remove_file(other).or_else(ignore_missing)?;
         sync(task_dir)?;
         // The task directory may be new, created by another upload that has not flushed it yet.
         sync(&self.artifacts)

@@ -59,10 +59,10 @@ pub(super) struct LiveLog {
 
 impl LiveLog {
     /// Leads readers of the task's artifacts to the log.
-    pub(super) fn artifact(&self) -> Artifact {
+    pub(super) fn artifact(&self, name: String) -> Artifact {
         let url = format!("{}/log/{}", self.served.base_url, self.secret);
         let body = ArtifactBody::Reference { url, content_type: log::CONTENT_TYPE.to_owned() };
-        Artifact { name: log::LIVE_NAME.to_owned(), expires: None, body }
+        Artifact { name, expires: None, body }
     }
 }
 

@@ -1,9 +1,13 @@
-//! Redacts secrets in artifacts that are logs.
+//! Copies of artifacts: with secrets redacted if they are logs, and compressed.
 
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use sha2::{Digest as _, Sha256};
 
 use crate::task::TaskFile;
 use journeyman_domain::limits::REDACT_READ_BYTES;
@@ -44,26 +48,63 @@ pub(super) fn redacted_copy(
     Ok(Some(RedactedCopy { file: copy.into(), bytes: written, redactions }))
 }
 
+/// A file with this content, and its length.
+pub(super) fn file_of(content: &[u8], folder: &Path) -> io::Result<(TaskFile, u64)> {
+    let mut file = tempfile::tempfile_in(folder)?;
+    file.write_all(content)?;
+    Ok((file.into(), content.len() as u64))
+}
+
+/// The SHA-256 of the first `bytes` of a file, in hexadecimal digits.
+pub(super) fn digest(file: &File, bytes: u64) -> io::Result<String> {
+    let mut digest = Sha256::new();
+    read_pieces(file, bytes, |piece| {
+        digest.update(piece);
+        Ok(())
+    })?;
+    Ok(hex::encode(digest.finalize()))
+}
+
+/// A compressed copy in `folder`, and its length.
+///
+/// # Errors
+///
+/// Fails if the file cannot be read, or the copy not written.
+pub(super) fn gzipped_copy(file: &File, bytes: u64, folder: &Path) -> io::Result<(TaskFile, u64)> {
+    let mut packed = GzEncoder::new(tempfile::tempfile_in(folder)?, Compression::default());
+    read_pieces(file, bytes, |piece| packed.write_all(piece))?;
+    let packed = packed.finish()?;
+    let length = packed.metadata()?.len();
+    Ok((packed.into(), length))
+}
+
+fn read_pieces(file: &File, bytes: u64, mut each: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
+    let (mut buffer, mut at) = (vec![0; REDACT_READ_BYTES], 0);
+    while at < bytes {
+        let wanted = usize::try_from(bytes - at).unwrap_or(REDACT_READ_BYTES).min(REDACT_READ_BYTES);
+        let read = file.read_at(buffer.get_mut(..wanted).unwrap_or_default(), at)?;
+        if read == 0 {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file became shorter"));
+        }
+        at += read as u64;
+        each(buffer.get(..read).unwrap_or_default())?;
+    }
+    Ok(())
+}
+
 fn filter_file(
     file: &File,
     bytes: u64,
     own: Option<&SecretSet>,
     mut each: impl FnMut(&[u8]) -> io::Result<()>,
 ) -> io::Result<u64> {
-    let (mut filter, mut buffer, mut told) = (RedactFilter::default(), vec![0; REDACT_READ_BYTES], Vec::new());
-    let mut at = 0;
-    while at < bytes {
-        let wanted = usize::try_from(bytes - at).unwrap_or(REDACT_READ_BYTES).min(REDACT_READ_BYTES);
-        let piece = buffer.get_mut(..wanted).unwrap_or_default();
-        let read = file.read_at(piece, at)?;
-        if read == 0 {
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file became shorter"));
-        }
-        at += read as u64;
-        redact::stream(&mut filter, own, piece.get(..read).unwrap_or_default(), &mut told);
+    let (mut filter, mut told) = (RedactFilter::default(), Vec::new());
+    read_pieces(file, bytes, |piece| {
+        redact::stream(&mut filter, own, piece, &mut told);
         each(&told)?;
         told.clear();
-    }
+        Ok(())
+    })?;
     redact::end_stream(&mut filter, own, &mut told);
     each(&told)?;
     Ok(filter.redaction_count())

@@ -2,12 +2,15 @@
 
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 
 use tokio::task::spawn_blocking;
 
+use crate::handler::chain_of_trust::SigningKey;
 use crate::handler::context::PublishedLogs;
 use crate::handler::log::TaskLog;
 use crate::handler::{Context, EndedWork, TaskInfo};
+use crate::task::Deployment;
 use journeyman_platform::host::containment::ProcessScope;
 
 /// A context without its files, which are for other threads.
@@ -63,6 +66,14 @@ impl TaskView {
 
     pub(super) fn has_log(&self) -> bool {
         self.0.used_log().is_some_and(|log| !log.is_empty())
+    }
+
+    pub(super) fn signing_key(&self) -> Option<&SigningKey> {
+        self.0.signing_key()
+    }
+
+    pub(super) fn deployment(&self) -> Option<&Arc<dyn Deployment>> {
+        self.0.deployment()
     }
 
     pub(super) fn published_logs(&self) -> PublishedLogs {

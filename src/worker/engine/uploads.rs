@@ -1,17 +1,21 @@
 //! Uploads artifacts and log after the payload has ended.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::{JoinSet, spawn_blocking};
 
 use crate::handler::Context;
 use crate::handler::artifact::Optionality;
 use crate::handler::artifact_collector::CollectedArtifact;
+use crate::handler::chain_of_trust;
 use crate::handler::context::PublishedLogs;
 use crate::handler::log::{self, FinishedLog};
 use crate::source::{Artifact, ArtifactBody, CallError, Claim};
+use crate::task::ContentEncoding;
 use crate::task::file::ClosedOffThread;
 use journeyman_domain::backoff::{Backoff, Policy};
 use journeyman_domain::claim::UploadStatus;
@@ -46,8 +50,9 @@ impl Uploader {
     /// Uploads the artifacts, then the log, which says how that went.
     pub(super) async fn upload_all(self, task: TaskView) -> UploadStatus {
         let retry_until = self.clock.now().plus(UPLOAD_RETRY_MAX);
-        let settled = if task.has_artifacts() {
-            let status = self.upload_artifacts(&task, retry_until).await;
+        let digests = Digests::default();
+        let mut settled = if task.has_artifacts() {
+            let status = self.upload_artifacts(&task, &digests, retry_until).await;
             // On failure the end of the claim tries again, and logs it.
             task.off_thread(Context::remove_folder).await.ok();
             status
@@ -62,9 +67,13 @@ impl Uploader {
                 task.write_note("its artifacts could not all be stored, so the task is not completed");
             }
         }
+        let log = finish_log(&task).await;
+        if task.signing_key().is_some() {
+            settled = settled.max(self.certify(&task, log.clone(), &digests, retry_until).await);
+        }
         tokio::select! {
             biased;
-            () = self.upload_log(&task, retry_until) => {}
+            () = self.upload_log(&task, log, retry_until) => {}
             () = self.report_due() => {
                 tracing::warn!(claim.run = %task.task().run, "the task is reported without its log: its lease ends soon");
             }
@@ -85,7 +94,67 @@ impl Uploader {
         }
     }
 
-    async fn upload_artifacts(&self, task: &TaskView, retry_until: Instant) -> UploadStatus {
+    /// Stores the signed list of the artifacts, and the log that is in it.
+    async fn certify(
+        &self,
+        task: &TaskView,
+        log: Option<ArtifactBody>,
+        digests: &Digests,
+        retry_until: Instant,
+    ) -> UploadStatus {
+        let (Some(key), Some(deployment)) = (task.signing_key(), task.deployment()) else {
+            return UploadStatus::Complete;
+        };
+        let mut worst = UploadStatus::Complete;
+        if let Some(body) = log {
+            let log = Artifact { name: chain_of_trust::LOG_NAME.to_owned(), expires: None, body };
+            worst = worst.max(self.upload_listed(log, task, digests, retry_until).await);
+        }
+        let list = chain_of_trust::list(task.task(), &**deployment, &digests.0.lock());
+        let signature = key.sign(&list);
+        for (name, content, content_type) in [
+            (chain_of_trust::LIST_NAME, list, "application/json"),
+            (chain_of_trust::SIGNATURE_NAME, signature, "application/octet-stream"),
+        ] {
+            let written = task.off_thread(move |context| {
+                let beside = context.log().path();
+                log_artifacts::file_of(&content, beside.parent().unwrap_or(beside))
+            });
+            worst = worst.max(match written.await {
+                Ok((file, bytes)) => {
+                    let (content_type, encoding) = (content_type.to_owned(), ContentEncoding::Identity);
+                    let body = ArtifactBody::File { file, bytes, content_type, encoding };
+                    self.upload(&Artifact { name: name.to_owned(), expires: None, body }, task, retry_until).await
+                }
+                Err(error) => self.fail(UploadStatus::UploadFailed, task, &format!("artifact {name}: {error}")),
+            });
+        }
+        worst
+    }
+
+    /// Uploads an artifact whose digest is listed if the artifacts are signed.
+    async fn upload_listed(
+        &self,
+        artifact: Artifact,
+        task: &TaskView,
+        digests: &Digests,
+        retry_until: Instant,
+    ) -> UploadStatus {
+        if let (Some(_), ArtifactBody::File { file, bytes, .. }) = (task.signing_key(), &artifact.body) {
+            let (file, bytes) = (file.clone(), *bytes);
+            match task.off_thread(move |_| log_artifacts::digest(&file, bytes)).await {
+                Ok(digest) => drop(digests.0.lock().insert(artifact.name.clone(), digest)),
+                Err(error) => {
+                    let text = format!("artifact {}: cannot be read for its digest: {error}", artifact.name);
+                    return self.fail(UploadStatus::UploadFailed, task, &text);
+                }
+            }
+        }
+        let artifact = self.compressed(artifact, task).await;
+        self.upload(&artifact, task, retry_until).await
+    }
+
+    async fn upload_artifacts(&self, task: &TaskView, digests: &Digests, retry_until: Instant) -> UploadStatus {
         let opened = task.off_thread(|context| Ok(ClosedOffThread::new(context.collect_artifacts()?)));
         let mut items = match opened.await {
             Ok(items) => items,
@@ -108,10 +177,11 @@ impl Uploader {
                 while uploads.len() >= UPLOADS_CONCURRENT_MAX {
                     worst = worst.max(joined(uploads.join_next().await));
                 }
-                let (store, task) = (self.clone(), task.clone());
+                let (store, task, digests) = (self.clone(), task.clone(), digests.clone());
                 uploads.spawn(async move {
                     match redact_if_log(artifact, &task).await {
-                        Ok(artifact) => match (store.upload(&artifact, &task, retry_until).await, need) {
+                        Ok(artifact) => match (store.upload_listed(artifact, &task, &digests, retry_until).await, need)
+                        {
                             (UploadStatus::ArtifactMissing, Optionality::Optional) => UploadStatus::Complete,
                             (status, _) => status,
                         },
@@ -144,6 +214,24 @@ impl Uploader {
                 None
             }
         }
+    }
+
+    /// Compresses what is to be stored compressed, if the queue does that. A disk without room for it stores the content as it is.
+    async fn compressed(&self, mut artifact: Artifact, task: &TaskView) -> Artifact {
+        let ArtifactBody::File { file, bytes, encoding, .. } = &mut artifact.body else { return artifact };
+        if std::mem::take(encoding) == ContentEncoding::Identity || !self.claim.stores_encodings() {
+            return artifact;
+        }
+        let (plain, plain_bytes) = (file.clone(), *bytes);
+        let packed = task.off_thread(move |context| {
+            let beside = context.log().path();
+            log_artifacts::gzipped_copy(&plain, plain_bytes, beside.parent().unwrap_or(beside))
+        });
+        match packed.await {
+            Ok((packed, length)) => (*file, *bytes, *encoding) = (packed, length, ContentEncoding::Gzip),
+            Err(error) => task.write_note(&format!("artifact {}: stored without compression: {error}", artifact.name)),
+        }
+        artifact
     }
 
     async fn upload(&self, artifact: &Artifact, task: &TaskView, mut retry_until: Instant) -> UploadStatus {
@@ -184,29 +272,16 @@ impl Uploader {
         status
     }
 
-    async fn upload_log(&self, task: &TaskView, retry_until: Instant) {
-        if !task.has_log() || task.published_logs() == PublishedLogs::None {
+    async fn upload_log(&self, task: &TaskView, log: Option<ArtifactBody>, retry_until: Instant) {
+        let (PublishedLogs { live, backing: Some(name), .. }, Some(body)) = (task.published_logs(), log) else {
             return;
-        }
-        let finished = match task.off_thread(|context| context.log().finish()).await {
-            Ok(Some(FinishedLog { file, bytes, .. })) => {
-                ArtifactBody::File { file, bytes, content_type: log::CONTENT_TYPE.to_owned() }
-            }
-            Ok(None) => return,
-            Err(error) => {
-                tracing::warn!(%error, "a task's log cannot be read back; it is not stored");
-                return;
-            }
         };
-        let backing = Artifact { name: log::BACKING_NAME.to_owned(), expires: None, body: finished };
+        let backing = Artifact { name: name.clone(), expires: None, body };
+        let backing = self.compressed(backing, task).await;
         if self.upload(&backing, task, retry_until).await == UploadStatus::Complete {
-            if task.published_logs() == PublishedLogs::Stored {
-                return;
-            }
-            let link =
-                ArtifactBody::Link { target: log::BACKING_NAME.to_owned(), content_type: log::CONTENT_TYPE.to_owned() };
-            let live = Artifact { name: log::LIVE_NAME.to_owned(), expires: None, body: link };
-            self.upload(&live, task, retry_until).await;
+            let Some(live) = live else { return };
+            let body = ArtifactBody::Link { target: name, content_type: log::CONTENT_TYPE.to_owned() };
+            self.upload(&Artifact { name: live, expires: None, body }, task, retry_until).await;
         } else if let ArtifactBody::File { file, .. } = backing.body {
             // The queue may need the space to store the outcome.
             task.off_thread(move |_| file.set_len(0)).await.ok();
@@ -214,10 +289,34 @@ impl Uploader {
     }
 }
 
+/// The digests of artifacts by their names. Clones share them.
+#[derive(Clone, Default)]
+struct Digests(Arc<Mutex<BTreeMap<String, String>>>);
+
+/// The whole log; `None` if it is empty, not wanted or not to be read.
+async fn finish_log(task: &TaskView) -> Option<ArtifactBody> {
+    let PublishedLogs { backing, encoding, .. } = task.published_logs();
+    if !task.has_log() || (backing.is_none() && task.signing_key().is_none()) {
+        return None;
+    }
+    match task.off_thread(|context| context.log().finish()).await {
+        Ok(finished) => finished.map(|FinishedLog { file, bytes, .. }| ArtifactBody::File {
+            file,
+            bytes,
+            content_type: log::CONTENT_TYPE.to_owned(),
+            encoding,
+        }),
+        Err(error) => {
+            tracing::warn!(%error, "a task's log cannot be read back; it is not stored");
+            None
+        }
+    }
+}
+
 /// Redacts secrets in a file that is called a log. The redacted copy is stored beside the task's own log.
 async fn redact_if_log(artifact: Artifact, task: &TaskView) -> Result<Artifact, String> {
-    let ArtifactBody::File { file, bytes, content_type } = artifact.body else { return Ok(artifact) };
-    let body = |file, bytes, content_type| ArtifactBody::File { file, bytes, content_type };
+    let ArtifactBody::File { file, bytes, content_type, encoding } = artifact.body else { return Ok(artifact) };
+    let body = |file, bytes, content_type| ArtifactBody::File { file, bytes, content_type, encoding };
     if !log_artifacts::is_log(&artifact.name) {
         return Ok(Artifact { body: body(file, bytes, content_type), ..artifact });
     }

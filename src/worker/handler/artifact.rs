@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use journeyman_domain::limits::{ARTIFACT_CONTENT_TYPE_BYTES_MAX, ARTIFACT_NAME_BYTES_MAX, ARTIFACTS_MAX};
 
 use super::{artifact_collector::ArtifactCollector, log};
+use crate::task::ContentEncoding;
 
 /// The content of a declared artifact.
 #[derive(Debug, Clone)]
@@ -55,6 +56,8 @@ pub struct ArtifactDeclaration {
     pub expires: Option<String>,
     /// The task may or may not succeed without it.
     pub optionality: Optionality,
+    /// How its files are stored.
+    pub encoding: ContentEncoding,
 }
 
 impl ArtifactDeclaration {
@@ -65,7 +68,7 @@ impl ArtifactDeclaration {
             // The names of its files add a slash.
             name.truncate(name.trim_end_matches('/').len());
         }
-        Self { name, kind, expires: None, optionality: Optionality::default() }
+        Self { name, kind, expires: None, optionality: Optionality::default(), encoding: ContentEncoding::Identity }
     }
 }
 

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Dir, FileType};
 use rustix::io::Errno;
 
-use crate::task::{Artifact, ArtifactBody, ArtifactErrorReason};
+use crate::task::{Artifact, ArtifactBody, ArtifactErrorReason, ContentEncoding};
 use journeyman_domain::limits::{ARTIFACT_BYTES_MAX, ARTIFACT_DEPTH_MAX, ARTIFACT_MESSAGE_BYTES_MAX, ARTIFACTS_MAX};
 
 use super::artifact::{self, ArtifactDeclaration, ArtifactKind, Optionality};
@@ -57,15 +57,16 @@ struct PendingPath {
     content_type: Option<String>,
     expires: Option<String>,
     optionality: Optionality,
+    encoding: ContentEncoding,
 }
 
 impl From<ArtifactDeclaration> for PendingPath {
-    fn from(ArtifactDeclaration { name, kind, expires, optionality }: ArtifactDeclaration) -> Self {
+    fn from(ArtifactDeclaration { name, kind, expires, optionality, encoding }: ArtifactDeclaration) -> Self {
         let (path, kind, content_type) = match kind {
             ArtifactKind::File { path, content_type } => (path, PathKind::File, content_type),
             ArtifactKind::Directory { path, content_type } => (path, PathKind::Directory, content_type),
         };
-        Self { name, path, kind, ancestors: Vec::new(), content_type, expires, optionality }
+        Self { name, path, kind, ancestors: Vec::new(), content_type, expires, optionality, encoding }
     }
 }
 
@@ -133,9 +134,9 @@ impl ArtifactCollector {
             let message = format!("{bytes} bytes exceed the limit of {ARTIFACT_BYTES_MAX}");
             return missing_path(entry, (ArtifactErrorReason::TooLarge, message));
         }
-        let PendingPath { name, path, content_type, expires, optionality, .. } = entry;
+        let PendingPath { name, path, content_type, expires, optionality, encoding, .. } = entry;
         let content_type = content_type.unwrap_or_else(|| artifact::guess_content_type(&path));
-        let body = ArtifactBody::File { file: file.into(), bytes, content_type };
+        let body = ArtifactBody::File { file: file.into(), bytes, content_type, encoding };
         CollectedArtifact::Found(Artifact { name, expires, body }, optionality)
     }
 

@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::Gid;
@@ -18,23 +18,30 @@ use serde_json::{Map, Value};
 use tokio::time::{Instant, timeout};
 
 use crate::handler::config::CommandHandler;
+use crate::task::ContentEncoding;
+use journeyman_platform::host::containment::disk_usage;
 use journeyman_platform::host::host_errors;
 use journeyman_platform::host::program_path::find_program;
 use journeyman_platform::host::task_user::find_group;
 use journeyman_platform::settings::Environment;
 use journeyman_platform::{committed_schema, redact};
 
-use super::artifact::{ArtifactDeclaration, ArtifactKind, Artifacts, Optionality, expiry_error, time_of};
+use super::artifact::{
+    ArtifactDeclaration, ArtifactKind, Artifacts, Optionality, expiry_error, time_of, validate_name,
+};
+use super::chain_of_trust::SigningKey;
 use super::context::PublishedLogs;
 use super::environment::{self, Variables};
 use super::log::{self, AddSecretError};
 use super::mounts::payload::{Mount, PayloadMount};
-use super::mounts::{Mounter, lacking_scopes};
+use super::mounts::{Mounter, in_mib, lacking_scopes};
 use super::process::{Launch, ProcessEnd, ProcessStatus, RunLimits, format_seconds};
 use super::program_messages::{ProgramRun, run_command};
 use super::task_proxy::{Credentials, TaskProxy};
 use super::{Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError};
 
+/// The feature that signs artifacts.
+const CHAIN_OF_TRUST: &str = "chainOfTrust";
 /// The feature that runs commands as the worker's user.
 const AS_WORKER: &str = "runTaskAsCurrentUser";
 
@@ -47,6 +54,7 @@ pub struct Command {
     env: Variables,
     redact_env: Vec<String>,
     mounter: Mounter,
+    signing_key: Option<SigningKey>,
 }
 
 /// The payload of the `command` handler.
@@ -81,7 +89,7 @@ pub struct CommandPayload {
     /// Capabilities of docker-worker: each must be false.
     #[serde(default)]
     pub capabilities: Map<String, Value>,
-    /// The names of the log's artifacts, which cannot be changed.
+    /// The names of the log's artifacts.
     #[serde(default)]
     pub logs: LogNames,
     /// Where the proxy listens: `localhost`, on this host.
@@ -95,9 +103,9 @@ pub struct CommandPayload {
 #[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct LogNames {
-    /// `public/logs/live.log`
+    /// The artifact that leads to the log; by default `public/logs/live.log`.
     pub live: Option<String>,
-    /// `public/logs/live_backing.log`
+    /// The artifact that holds it; by default `public/logs/live_backing.log`.
     pub backing: Option<String>,
 }
 
@@ -118,8 +126,8 @@ pub struct PayloadArtifact {
     pub expires: Option<String>,
     /// Media type of a file, or of all files of a directory; by default guessed from the extension.
     pub content_type: Option<String>,
-    /// How the file may be compressed in transfer; it is stored as it is.
-    pub content_encoding: Option<ContentEncoding>,
+    /// How the file is compressed where it is stored, if the queue stores compressed content; by default with gzip, unless its extension is that of compressed content.
+    pub content_encoding: Option<PayloadEncoding>,
     /// Whether the task may succeed if the artifact is missing or the queue rejects it.
     #[serde(default)]
     pub optional: bool,
@@ -136,11 +144,11 @@ pub enum PayloadArtifactType {
     Directory,
 }
 
-/// How a file may be compressed in transfer.
+/// How a file is compressed where it is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
-pub enum ContentEncoding {
+pub enum PayloadEncoding {
     /// Not at all.
     Identity,
     /// The content is compressed with gzip.
@@ -154,11 +162,11 @@ pub enum ContentEncoding {
 pub struct OnExitStatus {
     /// Exit statuses that retry the task.
     #[serde(default)]
-    #[cfg_attr(debug_assertions, schemars(inner(range(min = 1, max = 255))))]
-    pub retry: BTreeSet<i32>,
+    #[cfg_attr(debug_assertions, schemars(inner(range(min = 1))))]
+    pub retry: BTreeSet<i64>,
     /// Exit statuses after which the task's caches are not kept.
     #[serde(default)]
-    pub purge_caches: BTreeSet<i32>,
+    pub purge_caches: BTreeSet<i64>,
 }
 
 #[derive(Debug)]
@@ -171,6 +179,7 @@ pub struct PreparedCommands {
     started: Instant,
     artifacts: Vec<ArtifactDeclaration>,
     user: PayloadUser,
+    monitors_resources: bool,
     /// Ends with the commands.
     _proxy: Option<TaskProxy>,
 }
@@ -179,7 +188,27 @@ impl Command {
     /// `redact_env` names variables whose values are redacted; see [`redact::is_secret_name`].
     pub fn new(config: CommandHandler, redact_env: Vec<String>, worker: &Environment, mounter: Mounter) -> Self {
         let env = environment::select(&config.env_allow, worker.pairs());
-        Self { config, env, redact_env, mounter }
+        Self { config, env, redact_env, mounter, signing_key: None }
+    }
+
+    /// Signs the artifacts of tasks that ask for a chain of trust.
+    #[must_use]
+    pub fn signed_by(self, key: Option<SigningKey>) -> Self {
+        Self { signing_key: key, ..self }
+    }
+
+    /// Says why artifacts are not signed: who can read the key can sign anything.
+    fn unsigned_reason(&self, user: &PayloadUser, context: &Context) -> Option<&'static str> {
+        match (user, context.user(), context.deployment()) {
+            _ if self.signing_key.is_none() => {
+                Some("this worker has no key for it; see `chain_of_trust_key` of the handler")
+            }
+            (PayloadUser::Worker, ..) | (_, None, _) => {
+                Some("the task would run as the worker's own user, which can read the key; see `host.task_users`")
+            }
+            (PayloadUser::Task { .. }, Some(_), None) => Some("the task's queue belongs to no deployment"),
+            (PayloadUser::Task { .. }, Some(_), Some(_)) => None,
+        }
     }
 
     fn resolve_run_time(&self, seconds: Option<u32>, violations: &mut Vec<String>) -> Duration {
@@ -225,6 +254,11 @@ impl PayloadHandler for Command {
         let artifacts = validate_artifacts(payload.artifacts, context, &mut violations);
         let mounts = parse_mounts(payload.mounts, &mut violations);
         violations.extend(self.mounter.missing_rights(&mounts, context).await?);
+        let is_signed = is_wanted(&payload.features, CHAIN_OF_TRUST);
+        if let Some(why) = self.unsigned_reason(&user, context).filter(|_| is_signed) {
+            violations.push(format!("payload/features/{CHAIN_OF_TRUST}: {why}"));
+        }
+        check_log_names(&payload.logs, &artifacts, &mut violations);
         let mut env = environment::for_payload(&self.env, payload.env, context);
         if context.results().is_some() {
             let request = &context.task().definition.json()["extra"]["request"];
@@ -240,6 +274,11 @@ impl PayloadHandler for Command {
         if !violations.is_empty() {
             return Err(PrepareError::malformed(violations));
         }
+        if let Some(key) = self.signing_key.clone().filter(|_| is_signed) {
+            context.set_signing_key(key);
+        }
+        let monitors_resources = is_wanted(&payload.features, "resourceMonitor");
+        context.set_published_logs(published_logs(&payload.features, payload.logs));
         let mut proxy = None;
         if is_wanted(&payload.features, "taskclusterProxy") {
             let started = TaskProxy::start(self.mounter.client(), Credentials::Hidden, context).await?;
@@ -256,9 +295,18 @@ impl PayloadHandler for Command {
                 return Err(PrepareError::malformed(vec![format!("payload/command/0: {error}")]));
             }
         }
-        context.set_published_logs(published_logs(&payload.features));
         let CommandPayload { command: commands, on_exit_status, .. } = payload;
-        Ok(PreparedCommands { commands, on_exit_status, env, run_time, started, artifacts, user, _proxy: proxy })
+        Ok(PreparedCommands {
+            commands,
+            on_exit_status,
+            env,
+            run_time,
+            started,
+            artifacts,
+            user,
+            monitors_resources,
+            _proxy: proxy,
+        })
     }
 
     async fn execute(&self, prepared: PreparedCommands, context: &Context) -> Result<(), ExecuteError> {
@@ -270,6 +318,9 @@ impl PayloadHandler for Command {
             if let Err(error) = context.artifacts().declare(artifact) {
                 log.write_note(&error.to_string());
             }
+        }
+        if prepared.monitors_resources {
+            log.write_note(&describe_usage(context).await);
         }
         let result = if outcome.is_ok() { "completed" } else { "not completed" };
         log.write_note(&format!("result: {result} after {}", format_seconds(prepared.started.elapsed())));
@@ -290,7 +341,7 @@ impl Command {
             }
             let run = self.run_one(number, argv, prepared, remaining, context).await?;
             if let ProcessStatus::Code(code) = run.end.status
-                && prepared.on_exit_status.purge_caches.contains(&code)
+                && prepared.on_exit_status.purge_caches.contains(&code.into())
             {
                 context.abandon_caches();
                 context
@@ -389,7 +440,7 @@ fn time_limit(prepared: &PreparedCommands) -> String {
 fn execute_result(number: usize, end: &ProcessEnd, prepared: &PreparedCommands) -> Result<(), ExecuteError> {
     end.outcome(&format!("command {number}"), &time_limit(prepared), |code, message| match code {
         0 => Ok(()),
-        code if prepared.on_exit_status.retry.contains(&code) => {
+        code if prepared.on_exit_status.retry.contains(&code.into()) => {
             Err(ExecuteError::new(ExecuteFailure::Intermittent, format!("{message}, listed in onExitStatus.retry")))
         }
         _ => Err(ExecuteError::failed(message)),
@@ -421,13 +472,35 @@ fn start_error(number: usize, error: &io::Error, program: Program) -> ExecuteErr
 }
 
 /// Both are wanted unless the payload says otherwise.
-fn published_logs(features: &Map<String, Value>) -> PublishedLogs {
-    let is_declined = |name| features.get(name) == Some(&Value::Bool(false));
-    match (is_declined("liveLog"), is_declined("backingLog")) {
-        (_, true) => PublishedLogs::None,
-        (true, false) => PublishedLogs::Stored,
-        (false, false) => PublishedLogs::LiveAndStored,
+fn published_logs(features: &Map<String, Value>, names: LogNames) -> PublishedLogs {
+    let wanted = |feature, name: Option<String>, default: &str| {
+        let is_declined = features.get(feature) == Some(&Value::Bool(false));
+        (!is_declined).then(|| name.unwrap_or_else(|| default.to_owned()))
+    };
+    PublishedLogs {
+        live: wanted("liveLog", names.live, log::LIVE_NAME),
+        backing: wanted("backingLog", names.backing, log::BACKING_NAME),
+        encoding: ContentEncoding::Gzip,
     }
+}
+
+/// Content that is compressed already is stored as it is, as with generic-worker.
+fn default_encoding(path: &str) -> ContentEncoding {
+    const COMPRESSED: [&str; 20] = [
+        "7z", "bz2", "deb", "dmg", "flv", "gif", "gz", "jpeg", "jpg", "png", "swf", "tbz", "tgz", "webp", "whl",
+        "woff", "woff2", "xz", "zip", "zst",
+    ];
+    let extension = Path::new(path).extension().and_then(|extension| extension.to_str()).unwrap_or_default();
+    if COMPRESSED.contains(&extension) { ContentEncoding::Identity } else { ContentEncoding::Gzip }
+}
+
+async fn describe_usage(context: &Context) -> String {
+    let (scope, dir) = (context.scope().clone(), context.workdir().to_owned());
+    let measured = tokio::task::spawn_blocking(move || (scope.usage(), disk_usage(dir))).await;
+    let (usage, disk) = measured.unwrap_or_default();
+    let memory = usage.memory_peak.map_or_else(|| "not counted on this host".to_owned(), in_mib);
+    let cpu = usage.cpu.map_or_else(|| "not counted on this host".to_owned(), format_seconds);
+    format!("resources: peak memory {memory}, CPU time {cpu}, files of the task {}", in_mib(disk))
 }
 
 fn is_wanted(features: &Map<String, Value>, name: &str) -> bool {
@@ -437,7 +510,7 @@ fn is_wanted(features: &Map<String, Value>, name: &str) -> bool {
 /// What a payload asks for and this handler lacks.
 fn unsupported(payload: &CommandPayload) -> Vec<String> {
     let mut lacking = Vec::new();
-    let here = ["liveLog", "backingLog", "taskclusterProxy", AS_WORKER];
+    let here = ["liveLog", "backingLog", "taskclusterProxy", "resourceMonitor", CHAIN_OF_TRUST, AS_WORKER];
     for (name, value) in payload.features.iter().filter(|(name, _)| !here.contains(&name.as_str())) {
         find_wanted(format!("payload/features/{name}"), value, &mut lacking);
     }
@@ -447,13 +520,17 @@ fn unsupported(payload: &CommandPayload) -> Vec<String> {
     if payload.taskcluster_proxy_interface.as_ref().is_some_and(|interface| interface != "localhost") {
         lacking.push("payload/taskclusterProxyInterface: another interface than localhost".to_owned());
     }
-    let LogNames { live, backing } = &payload.logs;
-    for (key, wanted, name) in [("live", live, log::LIVE_NAME), ("backing", backing, log::BACKING_NAME)] {
-        if wanted.as_ref().is_some_and(|wanted| wanted != name) {
-            lacking.push(format!("payload/logs/{key}: another name than {name}"));
-        }
+    lacking.into_iter().map(|what| format!("{what}: not supported by this worker{}", reason(&what))).collect()
+}
+
+/// Why a feature is not to be had here.
+fn reason(what: &str) -> &'static str {
+    match what.rsplit('/').next() {
+        Some("interactive") => ", which opens no shells to tasks",
+        Some("loopbackVideo" | "loopbackAudio") => ", which lends no devices to tasks",
+        Some("runAsAdministrator" | "hideCmdWindow" | "rdpInfo") => ", because it is a feature of Windows",
+        Some(_) | None => "",
     }
-    lacking.into_iter().map(|what| format!("{what}: not supported by this worker")).collect()
 }
 
 /// Finds what is neither false nor empty.
@@ -465,6 +542,21 @@ fn find_wanted(path: String, value: &Value, wanted: &mut Vec<String>) {
             keys.iter().for_each(|(name, value)| find_wanted(format!("{path}/{name}"), value, wanted));
         }
         Value::Bool(true) | Value::Number(_) | Value::String(_) | Value::Array(_) => wanted.push(path),
+    }
+}
+
+fn check_log_names(names: &LogNames, artifacts: &[ArtifactDeclaration], violations: &mut Vec<String>) {
+    for (key, name) in [("live", &names.live), ("backing", &names.backing)] {
+        let Some(name) = name else { continue };
+        let is_default = name == log::LIVE_NAME || name == log::BACKING_NAME;
+        if let Some(error) = validate_name(name).err().filter(|_| !is_default) {
+            violations.push(format!("payload/logs/{key}: {error}"));
+        } else if artifacts.iter().any(|artifact| artifact.name == *name) {
+            violations.push(format!("payload/logs/{key}: an artifact has this name too"));
+        }
+    }
+    if names.live.is_some() && names.live == names.backing {
+        violations.push("payload/logs: both artifacts have one name".to_owned());
     }
 }
 
@@ -507,9 +599,14 @@ fn to_declaration(artifact: PayloadArtifact) -> ArtifactDeclaration {
         PayloadArtifactType::File => ArtifactKind::File { path, content_type: artifact.content_type },
         PayloadArtifactType::Directory => ArtifactKind::Directory { path, content_type: artifact.content_type },
     };
+    let encoding = match artifact.content_encoding {
+        Some(PayloadEncoding::Identity) => ContentEncoding::Identity,
+        Some(PayloadEncoding::Gzip) => ContentEncoding::Gzip,
+        None => default_encoding(&artifact.path),
+    };
     let name = artifact.name.unwrap_or(artifact.path);
     let optionality = if artifact.optional { Optionality::Optional } else { Optionality::Required };
-    ArtifactDeclaration { name, kind, expires: artifact.expires, optionality }
+    ArtifactDeclaration { name, kind, expires: artifact.expires, optionality, encoding }
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use super::kubernetes::config::KubernetesHandler;
 use super::mounts::config::{ConfiguredMount, configured_mounts};
 use super::mounts::payload::Mount;
 use journeyman_domain::limits::RUN_TIME_MIN_MS;
-use journeyman_platform::settings::values::{File, Span, built_in};
+use journeyman_platform::settings::values::{File, SecretFile, Span, built_in};
 
 /// A time that a task may run.
 pub type RunTime = Span<RUN_TIME_MIN_MS>;
@@ -71,6 +71,8 @@ pub struct CommandHandler {
     pub env_allow: Vec<String>,
     /// Maximum run time of a task, whatever it asks for, and the run time of one that asks for none.
     pub max_run_time: RunTime,
+    /// File with the ed25519 key that signs the artifacts of tasks with `features.chainOfTrust`: a seed of 32 bytes in base64, as generic-worker and scriptworker write it. Such tasks need `host.task_users`.
+    pub chain_of_trust_key: Option<SecretFile>,
     /// Content that each task finds in its directory, by path.
     pub mounts: BTreeMap<String, ConfiguredMount>,
     /// Directories that are kept from task to task: the path in the task's directory, by the name of the cache.
@@ -85,6 +87,7 @@ impl Default for CommandHandler {
         Self {
             env_allow: env_allow(),
             max_run_time: max_run_time(),
+            chain_of_trust_key: None,
             mounts: BTreeMap::new(),
             caches: BTreeMap::new(),
             termination_grace: termination_grace(),

@@ -10,7 +10,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 
-use crate::task::{Definition, Deployment, Reply, ReplyError, Results, cannot_pause};
+use crate::task::{ContentEncoding, Definition, Deployment, Reply, ReplyError, Results, cannot_pause};
 use journeyman_domain::claim::CancelCause;
 use journeyman_domain::id::{LocalToken, Run, TaskId};
 use journeyman_domain::lease::{Granted, Lease};
@@ -28,7 +28,8 @@ use journeyman_platform::redact;
 use super::EndedWork;
 use super::artifact::Artifacts;
 use super::artifact_collector::ArtifactCollector;
-use super::log::{LogLimits, TaskLog};
+use super::chain_of_trust::SigningKey;
+use super::log::{BACKING_NAME, LIVE_NAME, LogLimits, TaskLog};
 
 /// The lease that a handler sees without a claim.
 const NO_LEASE: Duration = Duration::from_secs(20 * 60);
@@ -92,6 +93,7 @@ struct ContextInner {
     artifacts: OnceLock<Artifacts>,
     published_logs: OnceLock<PublishedLogs>,
     progress: Mutex<Option<String>>,
+    signing_key: OnceLock<SigningKey>,
     caches: Mutex<Vec<HeldCache>>,
     /// Processes that have started and have not exited by themselves.
     unfinished_processes: AtomicUsize,
@@ -103,12 +105,20 @@ struct ContextInner {
 }
 
 /// Which artifacts of its log a task wants.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum PublishedLogs {
-    #[default]
-    LiveAndStored,
-    Stored,
-    None,
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PublishedLogs {
+    /// The name of the artifact that leads to the log; `None` if none does.
+    pub(crate) live: Option<String>,
+    /// The name of the artifact that holds the log; `None` if it is not stored.
+    pub(crate) backing: Option<String>,
+    pub(crate) encoding: ContentEncoding,
+}
+
+impl Default for PublishedLogs {
+    fn default() -> Self {
+        let name = |name: &str| Some(name.to_owned());
+        Self { live: name(LIVE_NAME), backing: name(BACKING_NAME), encoding: ContentEncoding::Identity }
+    }
 }
 
 #[derive(Debug)]
@@ -179,6 +189,7 @@ impl Context {
             artifacts: OnceLock::new(),
             published_logs: OnceLock::new(),
             progress: Mutex::default(),
+            signing_key: OnceLock::new(),
             caches: Mutex::default(),
             unfinished_processes: AtomicUsize::default(),
             leaves_work: AtomicBool::default(),
@@ -195,8 +206,17 @@ impl Context {
         self.inner.published_logs.get_or_init(|| logs);
     }
 
+    /// Has the task's artifacts signed. Only before the payload runs.
+    pub(super) fn set_signing_key(&self, key: SigningKey) {
+        self.inner.signing_key.get_or_init(|| key);
+    }
+
+    pub(crate) fn signing_key(&self) -> Option<&SigningKey> {
+        self.inner.signing_key.get()
+    }
+
     pub(crate) fn published_logs(&self) -> PublishedLogs {
-        self.inner.published_logs.get().copied().unwrap_or_default()
+        self.inner.published_logs.get().cloned().unwrap_or_default()
     }
 
     /// Creates a context without a claim, and what cancels it.

@@ -8,6 +8,8 @@ pub mod artifact;
 #[doc(hidden)]
 pub mod artifact_collector;
 #[doc(hidden)]
+pub mod chain_of_trust;
+#[doc(hidden)]
 pub mod command;
 #[doc(hidden)]
 pub mod config;

@@ -172,6 +172,11 @@ pub trait Claim: Send + Sync {
     /// Uploads an artifact of the run. Repeating it is safe.
     fn upload<'a>(&'a self, artifact: &'a Artifact) -> SourceFuture<'a, ()>;
 
+    /// Whether the queue stores compressed content and tells readers so.
+    fn stores_encodings(&self) -> bool {
+        false
+    }
+
     /// How many runs of the task have an outcome that is final, counted from the first to the last of them. Their work elsewhere is
     /// not gone on with.
     fn reported_runs(&self) -> u32 {

@@ -24,6 +24,8 @@ pub enum ArtifactBody {
         bytes: u64,
         /// The media type.
         content_type: String,
+        /// How the content is, or is to be, compressed.
+        encoding: ContentEncoding,
     },
     /// Another artifact of the same run.
     Link {
@@ -46,6 +48,16 @@ pub enum ArtifactBody {
         /// A message for the author of the task.
         message: String,
     },
+}
+
+/// How content is compressed in transfer and where it is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ContentEncoding {
+    /// Not at all.
+    #[default]
+    Identity,
+    /// With gzip, where the queue stores that; readers are told so.
+    Gzip,
 }
 
 /// Why an artifact could not be created.

@@ -38,6 +38,9 @@ pub trait Deployment: Send + Sync {
     /// The root URL without a trailing slash.
     fn root_url(&self) -> &str;
 
+    /// The group and the id under which the worker has claimed the task.
+    fn worker(&self) -> (&str, &str);
+
     /// What requests of the task may use: its own scopes, and that for its artifacts.
     fn task_scopes(&self) -> &[String];
 

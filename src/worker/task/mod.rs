@@ -8,7 +8,7 @@ pub mod formats;
 pub mod request;
 pub mod results;
 
-pub use artifact::{Artifact, ArtifactBody, ArtifactErrorReason};
+pub use artifact::{Artifact, ArtifactBody, ArtifactErrorReason, ContentEncoding};
 pub use definition::Definition;
 pub use deployment::{Deployment, DeploymentFuture, PurgeRequest, RunCredentials};
 pub use file::TaskFile;

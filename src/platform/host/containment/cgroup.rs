@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::process::Signal;
 use tokio::io::Interest;
@@ -12,7 +13,7 @@ use tokio::io::unix::AsyncFd;
 use super::super::mounts;
 use super::super::process::{self, PROCESS_POLL_INTERVAL};
 use super::super::work_dir::child_dirs;
-use super::{CLAIM_CGROUP_PREFIX, ResourceLimits};
+use super::{CLAIM_CGROUP_PREFIX, ResourceLimits, ScopeUsage};
 use journeyman_domain::limits::{CGROUP_KILL_EACH_DELAY, CGROUP_KILL_INTERVAL, CGROUPS_NESTED_MAX};
 
 /// Lists the processes of a group; a process that writes to it moves into the group.
@@ -185,6 +186,13 @@ impl Cgroup {
     }
 
     /// The group and its descendants, outer before inner.
+    /// The most memory that its processes had at one time, and the CPU time that they took, where the host counts them.
+    pub(super) fn usage(&self) -> ScopeUsage {
+        let number = |text: String| text.trim().parse().ok();
+        let cpu = self.read("cpu.stat").ok().and_then(|text| event_value(&text, "usage_usec"));
+        ScopeUsage { memory_peak: self.read("memory.peak").ok().and_then(number), cpu: cpu.map(Duration::from_micros) }
+    }
+
     fn with_descendants(&self) -> Vec<PathBuf> {
         let mut found = vec![self.path.clone()];
         let mut at = 0;

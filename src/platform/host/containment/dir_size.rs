@@ -37,6 +37,11 @@ pub async fn is_larger_than(dir: PathBuf, bytes: u64) -> bool {
     tokio::task::spawn_blocking(measure).await.unwrap_or(false)
 }
 
+/// What the files of a directory take on the disk. Blocks.
+pub fn disk_usage(dir: PathBuf) -> u64 {
+    disk_usage_up_to(dir, u64::MAX)
+}
+
 /// Stops counting above `limit`. Unreadable entries count as 0.
 fn disk_usage_up_to(dir: PathBuf, limit: u64) -> u64 {
     let (mut total, mut dirs) = (0_u64, vec![dir]);

@@ -37,10 +37,10 @@ use process_scope::{Backend, ScopeIdentity};
 use shim_launch::shim_path;
 
 pub use cgroup::{Cgroup, own_cgroup_path};
-pub use dir_size::{is_larger_than, wait_larger_than};
+pub use dir_size::{disk_usage, is_larger_than, wait_larger_than};
 pub use exec_shim::ShimError;
 pub use kill_recorded::kill_recorded_processes;
-pub use process_scope::{LaunchMethod, LimitExceeded, ProcessScope, ScopedProcess};
+pub use process_scope::{LaunchMethod, LimitExceeded, ProcessScope, ScopeUsage, ScopedProcess};
 pub use shim_launch::{SHIM_BUILT, SHIM_NAME, encode_environment, shim};
 pub use worker_cgroups::{WorkerCgroups, command_prefix, prepare_entry};
 

@@ -177,12 +177,10 @@ impl Engine {
     fn serve_live_log(&mut self, claim: LocalToken) {
         let live = self.calls.claim(claim);
         let (Some(live_logs), Some(task)) = (&self.config.live_logs, &live.task) else { return };
-        if task.published_logs() != PublishedLogs::LiveAndStored {
-            return;
-        }
+        let PublishedLogs { live: Some(name), backing: Some(_), .. } = task.published_logs() else { return };
         let log = task.followed_log();
         let mut live_log = live_logs.serve(log.clone());
-        let artifact = live_log.artifact();
+        let artifact = live_log.artifact(name);
         let upload = self.calls.spawn_claim_call(claim, |held| calls::publish_live_log(held, log, artifact));
         live_log.publishing = Some(upload);
         self.calls.claim(claim).live_log = Some(live_log);

@@ -438,6 +438,6 @@ fn retry(why: String) -> FetchError {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "for people")]
-pub(super) fn in_mib(bytes: u64) -> String {
+pub(in crate::handler) fn in_mib(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
 }

@@ -28,6 +28,7 @@ use journeyman_platform::unpack::{self, ArchiveFormat, Compression, UnpackError,
 
 use super::{Context, PrepareError, PrepareFailure};
 use fetch::Fetcher;
+pub(super) use fetch::in_mib;
 use payload::{Content, Mount, MountKind, Origin};
 
 /// Places mounts. Clones share the caches and the connections.

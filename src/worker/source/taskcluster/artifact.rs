@@ -24,7 +24,7 @@ use super::transport::{ApiRequest, ApiResponse, FailedCall, read_error_response}
 use super::wire::WireCredentials;
 use super::{ArtifactStorage, Dialect};
 use crate::source::{Artifact, ArtifactBody, CallError};
-use crate::task::{ArtifactErrorReason, TaskFile};
+use crate::task::{ArtifactErrorReason, ContentEncoding, TaskFile};
 use journeyman_domain::id::Run;
 use journeyman_domain::limits::{ARTIFACT_BYTES_PER_SECOND_MIN, ARTIFACT_CHUNK_BYTES, ARTIFACT_TRANSFER_TIMEOUT_MAX};
 use journeyman_domain::refusal::Refusal;
@@ -35,6 +35,7 @@ struct FileContent<'a> {
     file: &'a TaskFile,
     bytes: u64,
     content_type: &'a str,
+    encoding: ContentEncoding,
 }
 
 struct Upload {
@@ -91,8 +92,8 @@ impl TaskclusterClaim {
             operation,
         };
         let body = match (&artifact.body, self.service.dialect) {
-            (ArtifactBody::File { file, bytes, content_type }, _) => {
-                let content = FileContent { file, bytes: *bytes, content_type };
+            (ArtifactBody::File { file, bytes, content_type, encoding }, _) => {
+                let content = FileContent { file, bytes: *bytes, content_type, encoding: *encoding };
                 return match self.service.artifact_storage {
                     ArtifactStorage::S3 => self.store_s3(&upload, content).await,
                     ArtifactStorage::Object => self.store_object(&upload, content).await,
@@ -141,7 +142,10 @@ impl TaskclusterClaim {
         };
         let answer: WireS3 = created?.json()?;
         let content_type = answer.content_type.unwrap_or_else(|| content.content_type.to_owned());
-        let headers = HashMap::from([("content-type".to_owned(), content_type)]);
+        let mut headers = HashMap::from([("content-type".to_owned(), content_type)]);
+        if content.encoding == ContentEncoding::Gzip {
+            headers.insert("content-encoding".to_owned(), "gzip".to_owned());
+        }
         self.put_content(upload, content, &answer.put_url, &headers).await.map(drop)
     }
 

@@ -18,7 +18,7 @@ use super::wire::{
     CheckedGrant, TaskDefinition, WireClaim, WireClaimed, WireClaimedPage, WireClaims, WireRun, WireStatus,
     WireStatusReply,
 };
-use super::{Dialect, Service, Taskcluster};
+use super::{ArtifactStorage, Dialect, Service, Taskcluster};
 use crate::source::{
     Artifact, CallError, Claim, Grant, Granted, LossReason, Message, PollBatch, RecoveryBatch, SourceFuture,
     cannot_defer,
@@ -387,6 +387,10 @@ impl Claim for TaskclusterClaim {
 
     fn reported_runs(&self) -> u32 {
         self.reported_runs
+    }
+
+    fn stores_encodings(&self) -> bool {
+        self.service.artifact_storage == ArtifactStorage::S3
     }
 
     fn deployment(self: Arc<Self>) -> Option<Arc<dyn Deployment>> {

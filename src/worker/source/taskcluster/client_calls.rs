@@ -1,7 +1,10 @@
 //! Calls for users and tools: create, watch, cancel and list tasks, and download artifacts.
 
+use std::io::Write as _;
 use std::time::Duration;
 
+use flate2::write::MultiGzDecoder;
+use reqwest::header::CONTENT_ENCODING;
 use reqwest::{Method, Response};
 use serde::Deserialize;
 use serde_json::Value;
@@ -44,6 +47,8 @@ pub struct Download {
     response: Response,
     /// Time limit for one chunk.
     chunk_timeout: Duration,
+    /// Of content that is stored compressed; it is gone at the end.
+    decoder: Option<MultiGzDecoder<Vec<u8>>>,
 }
 
 impl Download {
@@ -57,10 +62,26 @@ impl Download {
     ///
     /// Cancel safe: no chunk is lost.
     pub async fn next_chunk(&mut self) -> Result<Option<Vec<u8>>, CallError> {
-        match tokio::time::timeout(self.chunk_timeout, self.response.chunk()).await {
-            Ok(Ok(chunk)) => Ok(chunk.map(Vec::from)),
-            Ok(Err(error)) => Err(transport_error(&self.operation, error)),
-            Err(_) => Err(CallError::retry(format!("{}: download stalled", self.operation))),
+        let damaged = |operation: &str| CallError::retry(format!("{operation}: its gzip compression is damaged"));
+        loop {
+            let chunk = match tokio::time::timeout(self.chunk_timeout, self.response.chunk()).await {
+                Ok(Ok(chunk)) => chunk,
+                Ok(Err(error)) => return Err(transport_error(&self.operation, error)),
+                Err(_) => return Err(CallError::retry(format!("{}: download stalled", self.operation))),
+            };
+            let Some(decoder) = &mut self.decoder else { return Ok(chunk.map(Vec::from)) };
+            let (decoded, is_last) = match chunk {
+                Some(chunk) => (decoder.write_all(&chunk), false),
+                None => (decoder.try_finish(), true),
+            };
+            decoded.map_err(|_| damaged(&self.operation))?;
+            let plain = std::mem::take(decoder.get_mut());
+            if is_last {
+                self.decoder = None;
+            }
+            if is_last || !plain.is_empty() {
+                return Ok((!plain.is_empty()).then_some(plain));
+            }
         }
     }
 }
@@ -151,7 +172,9 @@ impl Api {
         for _ in 0..ARTIFACT_HOPS_MAX {
             if response.status().as_u16() != 303 {
                 let chunk_timeout = self.0.timeouts.call;
-                return Ok(Download { operation, response, chunk_timeout });
+                let is_gzip = response.headers().get(CONTENT_ENCODING).is_some_and(|value| value == "gzip");
+                let decoder = is_gzip.then(|| MultiGzDecoder::new(Vec::new()));
+                return Ok(Download { operation, response, chunk_timeout, decoder });
             }
             response = self.follow_redirect(&operation, &response).await?;
         }

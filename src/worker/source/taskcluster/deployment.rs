@@ -52,6 +52,11 @@ impl Deployment for TaskclusterClaim {
         self.service.api.root_url()
     }
 
+    fn worker(&self) -> (&str, &str) {
+        let identity = &self.service.worker_identity;
+        (&identity.group, &identity.id)
+    }
+
     fn task_scopes(&self) -> &[String] {
         &self.task_scopes
     }

@@ -7,6 +7,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::process::{Pid, Signal};
@@ -21,6 +22,15 @@ use journeyman_domain::journal::ProcessRecord;
 use journeyman_domain::limits::{PROCESS_KILL_TIMEOUT, PROCESSES_LISTED_MAX};
 use journeyman_domain::outcome::Cleanup;
 pub use scoped_process::{LaunchMethod, ScopedProcess};
+
+/// What processes have used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ScopeUsage {
+    /// The most bytes of memory at one time.
+    pub memory_peak: Option<u64>,
+    /// CPU time.
+    pub cpu: Option<Duration>,
+}
 
 /// A limit that a payload exceeded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -190,6 +200,14 @@ impl ProcessScope {
             Backend::Cgroup(group) => group.memory_bytes(),
         };
         scopes.iter().map(|scope| memory_bytes(scope.as_ref()?)).collect()
+    }
+
+    /// What its processes have used so far, as far as a control group counts it. Reads files; blocks.
+    pub fn usage(&self) -> ScopeUsage {
+        match self.inner.backend() {
+            Backend::ProcessGroup | Backend::Subreaper => ScopeUsage::default(),
+            Backend::Cgroup(group) => group.usage(),
+        }
     }
 
     /// Identifies its processes for the journal, before the first of them exists. Omits a control group whose path is not UTF-8: the
