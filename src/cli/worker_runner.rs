@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, BufRead as _, IsTerminal as _, Read as _};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
 use parking_lot::Mutex;
@@ -38,6 +39,8 @@ pub(super) struct WorkerRunnerArgs {
 
 /// Global because the log sends lines from any thread.
 static PROTOCOL: Mutex<RunnerProtocol> = Mutex::new(RunnerProtocol::INITIAL);
+/// Set by the configuration of the pool.
+static KEEPS_IDLE_HOST: AtomicBool = AtomicBool::new(false);
 
 /// # Errors
 ///
@@ -56,6 +59,7 @@ pub(super) async fn run(arguments: WorkerRunnerArgs, environment: &Environment) 
 
 async fn run_worker(arguments: &WorkerRunnerArgs, environment: &Environment, lines: &mut LineReceiver) -> ExitResult {
     let (config, runner_config) = read_config(&arguments.config, environment)?;
+    KEEPS_IDLE_HOST.store(runner_config.shutdown_machine_on_idle == Some(false), Ordering::Relaxed);
     log::start_with_callback(&config.log, log_line);
     let unknown: Vec<&str> = runner_config.unknown_keys().collect();
     if !unknown.is_empty() {
@@ -156,6 +160,7 @@ async fn handle_messages(lines: &mut LineReceiver, apis: BTreeMap<String, Api>, 
 /// Reports a failure, or asks the runner to shut down the host if the worker exited because it was idle or reached its limit.
 async fn send_last_message(ended: &ExitResult) {
     let last = match ended {
+        Ok(Exit::Idle) if KEEPS_IDLE_HOST.load(Ordering::Relaxed) => None,
         Ok(Exit::Idle | Exit::LimitReached) => PROTOCOL.lock().shutdown_line(),
         Ok(_) => None,
         Err(failure) => PROTOCOL.lock().error_report_line("worker failed", &failure.message),

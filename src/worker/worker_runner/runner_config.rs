@@ -13,10 +13,12 @@ use journeyman_platform::settings::values::{Secret, merge_json};
 
 pub const SOURCE_NAME: &str = "taskcluster";
 
-/// What a runner tells of the host, which this worker finds out by itself or needs not to know.
-const OF_HOST: [&str; 8] = [
+/// What a runner tells of the host, which this worker finds out by itself or needs not to know. It never reboots the host.
+const OF_HOST: [&str; 10] = [
     "availabilityZone",
+    "disableReboots",
     "instanceID",
+    "instanceId",
     "privateIP",
     "publicHostname",
     "publicIP",
@@ -45,6 +47,10 @@ pub struct RunnerConfig {
     tasks_dir: Option<String>,
     capacity: Option<u32>,
     max_task_run_time: Option<u64>,
+    required_disk_space_megabytes: Option<u64>,
+    #[serde(default)]
+    create_object_artifacts: bool,
+    pub shutdown_machine_on_idle: Option<bool>,
     worker_location: Option<String>,
     instance_type: Option<String>,
     /// Sections of a journeyman configuration.
@@ -104,6 +110,12 @@ impl RunnerConfig {
             let command = json!({"kind": "command", "max_run_time": format!("{seconds}s")});
             merge_json(&mut config, json!({"handler": {"command": command}}));
         }
+        if let Some(megabytes) = self.required_disk_space_megabytes {
+            merge_json(&mut config, json!({"host": {"min_free_disk": format!("{megabytes}MiB")}}));
+        }
+        if self.create_object_artifacts {
+            merge_json(&mut config, json!({"source": {SOURCE_NAME: {"artifact_storage": "object"}}}));
+        }
         match &self.journeyman {
             Value::Null => {}
             Value::Object(_) => merge_json(&mut config, self.journeyman.clone()),
@@ -157,11 +169,13 @@ mod tests {
         let mut file: Value = serde_json::from_str(FILE).unwrap();
         merge_json(
             &mut file,
-            json!({"capacity": 2, "maxTaskRunTime": 7200, "instanceType": "m5.large", "livelogExecutable": "/canary"}),
+            json!({"capacity": 2, "maxTaskRunTime": 7200, "instanceType": "m5.large", "livelogExecutable": "/canary",
+                   "requiredDiskSpaceMegabytes": 10240, "createObjectArtifacts": true, "cleanUpTaskDirs": false}),
         );
         let runner_config = RunnerConfig::parse(&file.to_string()).unwrap();
         let unknown: Vec<_> = runner_config.unknown_keys().collect();
-        assert_eq!(unknown, ["livelogExecutable", "shutdownMachineOnIdle"]);
+        assert_eq!(unknown, ["cleanUpTaskDirs", "livelogExecutable"]);
+        assert_eq!(runner_config.shutdown_machine_on_idle, Some(true));
         assert!(!format!("{runner_config:?}").contains("canary"));
         let variables: Vec<_> = runner_config.variables().collect();
         let location = ("TASKCLUSTER_WORKER_LOCATION", r#"{"cloud":"aws"}"#);
@@ -171,6 +185,9 @@ mod tests {
         let config: toml::Value = toml::from_str(&text).unwrap();
         assert_eq!(config["worker"]["capacity"].as_integer(), Some(2));
         assert_eq!(config["handler"]["command"]["max_run_time"].as_str(), Some("7200s"));
+        assert_eq!(config["host"]["min_free_disk"].as_str(), Some("10240MiB"));
+        let source = &config["source"][SOURCE_NAME];
+        assert_eq!(source["artifact_storage"].as_str(), Some("object"));
     }
 
     #[test]
