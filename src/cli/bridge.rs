@@ -7,6 +7,7 @@ use super::amqp_setup::{self, RequestHandling};
 use super::config_args::{ConfigArgs, WorkerFlags};
 use super::exit::{Exit, ExitResult, Failure};
 use super::worker_identity::WorkerIdentity;
+use super::worker_pool::WorkerPools;
 use super::worker_setup::{self, BuiltWorker};
 use super::{taskcluster_setup, worker};
 use crate::config::schema::{Config, Source};
@@ -42,7 +43,7 @@ fn build_worker(config: &Config, environment: &Environment) -> Result<BuiltWorke
     let bindings: Result<Vec<SourceBinding>, Failure> = config.bridge.iter().map(binding).collect();
     let worker = Worker::new(worker_setup::worker_config(config), bindings?);
     // A bridge reads renewed credentials when the service answers 401.
-    Ok(BuiltWorker { worker, apis: BTreeMap::new() })
+    Ok(BuiltWorker { worker, apis: BTreeMap::new(), pools: WorkerPools::default() })
 }
 
 fn source_binding(

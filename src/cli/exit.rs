@@ -1,9 +1,11 @@
 //! Exit codes of every command, and the failure that carries one.
 
 use std::process::ExitCode;
+use std::sync::OnceLock;
 
 use journeyman_platform::http::client::error_chain;
 use journeyman_platform::redact;
+use journeyman_worker::engine::config::ExitCodes;
 
 /// The numbers are stable; `guide/configuration.md` has the same list, see [`Exit::description`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,6 +18,7 @@ pub enum Exit {
     HostTerminating = 12,
     LimitReached = 13,
     Released = 14,
+    NotNeeded = 15,
     Internal = 20,
     HostUnusable = 21,
     Config = 30,
@@ -27,7 +30,7 @@ pub enum Exit {
 
 impl Exit {
     /// All codes in order of their numbers, with descriptions.
-    pub const ALL: [(Self, &'static str); 14] = [
+    pub const ALL: [(Self, &'static str); 15] = [
         (Self::Success, "success: done, drained or stopped as requested"),
         (Self::Failed, "failed: rejected, not found, not completed, or a handler that breaks the contract"),
         (Self::Usage, "usage: invalid command line"),
@@ -38,6 +41,7 @@ impl Exit {
             Self::Released,
             "released: stopped by `stop`, QUIT, a second signal or the drain deadline; running tasks were released",
         ),
+        (Self::NotNeeded, "not needed: the worker pool wants this worker to terminate; tasks finished"),
         (Self::Internal, "internal error"),
         (Self::HostUnusable, "host unusable: a directory, a port or a program"),
         (Self::Config, "invalid configuration"),
@@ -51,14 +55,32 @@ impl Exit {
         self as u8
     }
 
+    /// The code that generic-worker has for it. The others are those of a command line that is no worker's.
+    pub const fn generic_worker_code(self) -> u8 {
+        match self {
+            Self::Success | Self::Released | Self::Aborted => 71,
+            Self::LimitReached => 0,
+            Self::Idle => 68,
+            Self::NotNeeded => 70,
+            Self::HostTerminating => 72,
+            Self::Config => 73,
+            Self::Internal | Self::HostUnusable | Self::Denied | Self::Unreachable | Self::ProcessesLeft => 69,
+            Self::Failed | Self::Usage => self.code(),
+        }
+    }
+
     pub fn description(self) -> &'static str {
         Self::ALL.iter().find(|(exit, _)| *exit == self).map_or("", |(_, description)| description)
     }
 }
 
+/// Set once the configuration of a worker is known.
+pub(super) static EXIT_CODES: OnceLock<ExitCodes> = OnceLock::new();
+
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> Self {
-        Self::from(exit.code())
+        let is_generic_worker = EXIT_CODES.get() == Some(&ExitCodes::GenericWorker);
+        Self::from(if is_generic_worker { exit.generic_worker_code() } else { exit.code() })
     }
 }
 

@@ -63,6 +63,8 @@ impl FileChecks<'_> {
     fn credentials(&mut self, key: &str, source: &TaskclusterSource) {
         self.secret(&format!("{key}.access_token_file"), source.access_token_file.as_ref(), "an access token");
         self.secret(&format!("{key}.certificate_file"), source.certificate_file.as_ref(), "a certificate");
+        let static_secret = source.worker_pool.as_ref().and_then(|pool| pool.static_secret_file.as_ref());
+        self.secret(&format!("{key}.worker_pool.static_secret_file"), static_secret, "a static secret");
         let Ok(Some(credentials)) = source.read_credentials(self.environment) else { return };
         if let Err(failure) = build_credentials(&credentials) {
             self.unusable(&format!("{key}.client_id"), format!("[{key}] cannot sign: {}", failure.message), "");

@@ -33,6 +33,7 @@ mod taskcluster_setup;
 mod termination_watch;
 mod worker;
 mod worker_identity;
+mod worker_pool;
 mod worker_runner;
 mod worker_setup;
 mod zk;

@@ -109,6 +109,7 @@ impl ReloadTarget for WorkerTarget {
         running.worker.group = kept.group;
         running.worker.work_dir = kept.work_dir;
         running.worker.termination_grace = kept.termination_grace;
+        running.worker.exit_codes = kept.exit_codes;
         let (host, new_host) = (&mut running.host, &new.host);
         host.min_free_disk = new_host.min_free_disk;
         host.min_free_memory = new_host.min_free_memory;

@@ -9,7 +9,7 @@ use sd_notify::NotifyState;
 
 use super::config_args::{self, ConfigArgs, WorkerFlags};
 use super::doctor::host::open_files_warning;
-use super::exit::{Exit, ExitResult, Failure};
+use super::exit::{EXIT_CODES, Exit, ExitResult, Failure};
 use super::reloader::{Reloader, WorkerTarget};
 use super::signals::ExitSignals;
 use super::worker_identity::WorkerIdentity;
@@ -43,15 +43,18 @@ pub(super) async fn run_with(
     environment: &Environment,
 ) -> ExitResult {
     let loaded = settings.load(environment)?;
+    EXIT_CODES.set(loaded.config.worker.exit_codes).ok();
     log::start(&loaded.config.log, environment);
     config_args::log_warnings(&loaded);
     if let Some(warning) = open_files_warning(&loaded.config)? {
         tracing::warn!("{warning}");
     }
     harden_process();
-    let BuiltWorker { worker, apis } = build(&loaded.config, environment)?;
+    let BuiltWorker { worker, apis, mut pools } = build(&loaded.config, environment)?;
     close_inherited_fds_on_exec();
     let control = worker.control();
+    let alerts = log::subscribe_alerts();
+    pools.join(&control).await?;
     let manager = environment.get("NOTIFY_SOCKET").and_then(|socket| {
         let connected = ServiceManager::connect(socket);
         connected.inspect_err(|error| tracing::warn!("cannot notify the service manager at {socket}: {error}")).ok()
@@ -73,6 +76,7 @@ pub(super) async fn run_with(
             never = reloader.run() => match never {},
             never = notifications => match never {},
             never = queue_checks => match never {},
+            never = pools.run(&control, Some(alerts)) => match never {},
         }
     };
     let signals = ExitSignals::listen()?;
@@ -81,6 +85,7 @@ pub(super) async fn run_with(
         let exit = ended.as_ref().map_or_else(|failure| failure.exit, |exit| *exit);
         manager.send(&[NotifyState::Stopping, NotifyState::Status(exit.description())]);
     }
+    pools.leave(&ended).await;
     ended
 }
 
@@ -212,6 +217,7 @@ fn exit_result(reason: ExitReason) -> ExitResult {
         ExitReason::Drained => return Ok(Exit::Success),
         ExitReason::Idle => return Ok(Exit::Idle),
         ExitReason::LimitReached => return Ok(Exit::LimitReached),
+        ExitReason::NotNeeded => return Ok(Exit::NotNeeded),
         ExitReason::Released => return Ok(Exit::Released),
         ExitReason::HostTerminating => return Ok(Exit::HostTerminating),
         ExitReason::Aborted => return Ok(Exit::Aborted),
@@ -221,6 +227,9 @@ fn exit_result(reason: ExitReason) -> ExitResult {
             "the queue keeps rejecting the credentials (its messages are in the log); check client id, access token, scopes and \
              the clock, or user and password of the broker (`journeyman doctor` does)",
         ),
+        ExitReason::RegistrationRefused => {
+            (Exit::Denied, "the worker pool does not renew the credentials of this worker (its message is in the log)")
+        }
         ExitReason::Misconfigured => (
             Exit::Config,
             "the queue rejects every request as invalid (its messages are in the log); check task_queue, worker.id and \

@@ -9,9 +9,8 @@ use clap::Args;
 use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::mpsc;
-use tokio::time::Instant;
 
-use super::exit::{Exit, ExitResult, Failure};
+use super::exit::{EXIT_CODES, Exit, ExitResult, Failure};
 use super::signals::ExitSignals;
 use super::{output, taskcluster_setup, worker, worker_setup};
 use crate::config::schema::Config;
@@ -19,6 +18,7 @@ use crate::config::{self, Document};
 use journeyman_domain::limits::{
     RUNNER_FILE_BYTES_MAX, RUNNER_LINE_BYTES_MAX, RUNNER_LINES_MAX, RUNNER_SEND_TIMEOUT, RUNNER_WELCOME_TIMEOUT,
 };
+use journeyman_platform::host::clock::Clock;
 use journeyman_platform::host::containment::{close_inherited_fds_on_exec, harden_process};
 use journeyman_platform::log;
 use journeyman_platform::settings::Environment;
@@ -59,6 +59,7 @@ pub(super) async fn run(arguments: WorkerRunnerArgs, environment: &Environment) 
 
 async fn run_worker(arguments: &WorkerRunnerArgs, environment: &Environment, lines: &mut LineReceiver) -> ExitResult {
     let (config, runner_config) = read_config(&arguments.config, environment)?;
+    EXIT_CODES.set(config.worker.exit_codes).ok();
     KEEPS_IDLE_HOST.store(runner_config.shutdown_machine_on_idle == Some(false), Ordering::Relaxed);
     log::start_with_callback(&config.log, log_line);
     let unknown: Vec<&str> = runner_config.unknown_keys().collect();
@@ -68,11 +69,14 @@ async fn run_worker(arguments: &WorkerRunnerArgs, environment: &Environment, lin
     }
     harden_process();
     let environment = &environment.with(runner_config.variables());
-    let built = worker_setup::build_worker(&config, environment)?;
+    let mut built = worker_setup::build_worker(&config, environment)?;
     close_inherited_fds_on_exec();
     replace_credentials(&built.apis, &runner_config.credentials())?;
-    let messages = handle_messages(lines, built.apis, built.worker.control());
-    let background = async { (messages.await, std::future::pending().await).1 };
+    let control = built.worker.control();
+    built.pools.join(&control).await?;
+    let messages = handle_messages(lines, built.apis, control.clone());
+    // The runner reports alerts, and removes the worker.
+    let background = async { match tokio::join!(messages, built.pools.run(&control, None)).1 {} };
     Box::pin(worker::serve(built.worker, &config, environment, ExitSignals::listen()?, None, background)).await
 }
 
@@ -157,11 +161,11 @@ async fn handle_messages(lines: &mut LineReceiver, apis: BTreeMap<String, Api>, 
     tracing::warn!("the worker-runner closed its pipe; credentials are no longer renewed");
 }
 
-/// Reports a failure, or asks the runner to shut down the host if the worker exited because it was idle or reached its limit.
+/// Reports a failure, or asks the runner to shut down the host if the worker exited because it was idle, reached its limit or is not needed.
 async fn send_last_message(ended: &ExitResult) {
     let last = match ended {
         Ok(Exit::Idle) if KEEPS_IDLE_HOST.load(Ordering::Relaxed) => None,
-        Ok(Exit::Idle | Exit::LimitReached) => PROTOCOL.lock().shutdown_line(),
+        Ok(Exit::Idle | Exit::LimitReached | Exit::NotNeeded) => PROTOCOL.lock().shutdown_line(),
         Ok(_) => None,
         Err(failure) => PROTOCOL.lock().error_report_line("worker failed", &failure.message),
     };
@@ -192,7 +196,7 @@ async fn send(line: String) -> bool {
 /// Sends a line of the log to the runner if it accepts log entries, or else to standard error.
 fn log_line(line: &[u8]) {
     let entry = serde_json::from_slice::<serde_json::Map<String, Value>>(line).ok();
-    let report = entry.as_ref().and_then(|entry| PROTOCOL.lock().alert_line(entry, Instant::now()));
+    let report = entry.as_ref().and_then(|entry| PROTOCOL.lock().alert_line(entry, Clock::boot().now()));
     if let Some(report) = report {
         drop(output::print_raw(report.as_bytes()));
     }

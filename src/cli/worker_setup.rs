@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::exit::{Exit, Failure};
 use super::worker_identity::WorkerIdentity;
+use super::worker_pool::WorkerPools;
 use super::{amqp_setup, screwdriver_setup, taskcluster_setup, termination_watch, zookeeper_setup};
 use crate::config::schema::{Config, Source};
 use journeyman_platform::host::caches::{CacheLimits, CacheStore};
@@ -35,6 +36,7 @@ pub(super) struct BuiltWorker {
     pub worker: Worker,
     /// The clients of the sources, by name.
     pub apis: BTreeMap<String, Api>,
+    pub pools: WorkerPools,
 }
 
 pub(super) fn build_worker(config: &Config, environment: &Environment) -> Result<BuiltWorker, Failure> {
@@ -52,7 +54,7 @@ pub(super) fn build_worker(config: &Config, environment: &Environment) -> Result
     let build = |name| build_handler(config, name, environment, &mounter, users.as_ref());
     let handlers = handlers.into_iter().map(|name| Ok((name, build(name)?)));
     let handlers: BTreeMap<&str, Arc<dyn DynHandler>> = handlers.collect::<Result<_, Failure>>()?;
-    let (mut bindings, mut apis) = (Vec::new(), BTreeMap::new());
+    let (mut bindings, mut apis, mut pools) = (Vec::new(), BTreeMap::new(), WorkerPools::default());
     for (source_name, source) in &config.source {
         let handler = |name: &str| Arc::clone(&handlers[name]);
         match source {
@@ -60,6 +62,7 @@ pub(super) fn build_worker(config: &Config, environment: &Environment) -> Result
                 let handler = handler(&source.handler);
                 let (binding, api) =
                     taskcluster_setup::source_binding(source_name, source, &name, handler, environment)?;
+                pools.add(source, &name, &api, environment)?;
                 bindings.push(binding);
                 apis.insert(source_name.clone(), api);
             }
@@ -76,7 +79,7 @@ pub(super) fn build_worker(config: &Config, environment: &Environment) -> Result
             }
         }
     }
-    Ok(BuiltWorker { worker: Worker::new(worker_config(config), bindings), apis })
+    Ok(BuiltWorker { worker: Worker::new(worker_config(config), bindings), apis, pools })
 }
 
 /// Redacts the values of variables with names of secrets, of this process and of the workers of pools.

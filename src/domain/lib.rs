@@ -35,3 +35,4 @@ pub mod trace_context;
 pub mod turns;
 pub mod units;
 pub mod worker;
+pub mod worker_pool;

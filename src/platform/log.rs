@@ -8,17 +8,19 @@ use std::sync::OnceLock;
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
+use tracing::{Event, Level, Subscriber, field};
 use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::FormatTime;
-use tracing_subscriber::layer::{Layered, SubscriberExt as _};
+use tracing_subscriber::layer::{Context, Layered, SubscriberExt as _};
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt, reload};
 
 use crate::redact;
 use crate::settings::Environment;
 use crate::settings::values::{Filter, Size, built_in};
-use journeyman_domain::limits::{LOG_LINES_QUEUED_MAX, LOG_WRITE_BYTES, TASK_LOG_BYTES_MIN};
+use journeyman_domain::limits::{ALERTS_QUEUED_MAX, LOG_LINES_QUEUED_MAX, LOG_WRITE_BYTES, TASK_LOG_BYTES_MIN};
 
 /// Logs.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -92,7 +94,7 @@ fn json_lines(writer: NonBlocking) -> LineLayer {
 fn install(settings: &Log, lines: LineLayer) {
     let (filter, handle) = reload::Layer::new(filter(settings));
     // Only a second call fails.
-    if tracing_subscriber::registry().with(filter).with(lines).try_init().is_ok() {
+    if tracing_subscriber::registry().with(filter).with(lines).with(AlertLayer).try_init().is_ok() {
         drop(FILTER.set(handle));
     }
 }
@@ -133,6 +135,46 @@ pub fn dropped_lines() -> u64 {
 /// Waits up to a second until all lines are written. Later lines are discarded.
 pub fn flush_and_stop() {
     drop(WRITER.lock().take());
+}
+
+/// An alert for the operator that was logged as an error, without secrets.
+#[derive(Debug, Default)]
+pub struct AlertLine {
+    pub alert: String,
+    pub message: String,
+}
+
+static ALERTS: OnceLock<mpsc::Sender<AlertLine>> = OnceLock::new();
+
+/// The alerts from now on. A second call gets none.
+pub fn subscribe_alerts() -> mpsc::Receiver<AlertLine> {
+    let (sender, alerts) = mpsc::channel(ALERTS_QUEUED_MAX);
+    drop(ALERTS.set(sender));
+    alerts
+}
+
+struct AlertLayer;
+
+impl<S: Subscriber> Layer<S> for AlertLayer {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let Some(alerts) = ALERTS.get().filter(|_| *event.metadata().level() == Level::ERROR) else { return };
+        let mut line = AlertLine::default();
+        event.record(&mut line);
+        if !line.alert.is_empty() {
+            line.message = redact::text(&line.message).into_owned();
+            alerts.try_send(line).ok();
+        }
+    }
+}
+
+impl field::Visit for AlertLine {
+    fn record_debug(&mut self, field: &field::Field, value: &dyn std::fmt::Debug) {
+        match field.name() {
+            "alert" => self.alert = format!("{value:?}").trim_matches('"').to_owned(),
+            "message" => self.message = format!("{value:?}"),
+            _ => {}
+        }
+    }
 }
 
 struct CallbackWriter(fn(&[u8]));

@@ -20,3 +20,4 @@ mod systemd;
 mod tasks;
 mod traces;
 mod unwell;
+mod worker_pool;

@@ -111,7 +111,9 @@ enum RestartPolicy {
 
 fn restart_policy(exit: Exit) -> RestartPolicy {
     match exit {
-        Exit::Success | Exit::Idle | Exit::HostTerminating | Exit::LimitReached | Exit::Released => RestartPolicy::Stop,
+        Exit::Success | Exit::Idle | Exit::HostTerminating | Exit::LimitReached | Exit::Released | Exit::NotNeeded => {
+            RestartPolicy::Stop
+        }
         Exit::Usage | Exit::Config | Exit::Denied | Exit::Aborted => RestartPolicy::NeedsOperator,
         Exit::Failed | Exit::Internal | Exit::HostUnusable | Exit::Unreachable | Exit::ProcessesLeft => {
             RestartPolicy::Restart

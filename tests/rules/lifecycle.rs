@@ -12,6 +12,7 @@ use journeyman_domain::worker::{
     Alert, ClaimingBlocked, ClaimingState, Effect, Event, ExitPolicy, ExitReason, HostResources, MinResources,
     PollResult, WorkerPolicy,
 };
+use journeyman_domain::worker_pool::PoolDecision;
 
 use crate::rules::support::{
     Bench, CLAIMS, FAILED, LEASE, MESSAGES, PREPARED, RELEASE, REPORTED, UPLOADED, acts, at, claims, exits, has,
@@ -340,4 +341,45 @@ fn a_task_that_is_launched_elsewhere_gives_its_slot_back_within_a_limit_of_its_o
     assert_eq!((polls(&effects), bench.worker.free_slots()), (0, 0), "it had no slot any more");
     let effects = bench.completes(third);
     assert_eq!(polls(&effects), 1, "{effects:?}");
+}
+
+fn needed_until(seconds: u64) -> Event {
+    Event::PoolDecided(PoolDecision::NeededUntil(at(seconds)))
+}
+
+#[test]
+fn i24_an_idle_worker_that_its_pool_needs_stays_until_that_was_long_ago() {
+    let mut bench = exiting_by(1, IDLE);
+    bench.happens(needed_until(300));
+    bench.pass(secs(90));
+    assert_eq!(bench.worker.claiming(), ClaimingState::Polling);
+    bench.happens(needed_until(600));
+    bench.pass(secs(450));
+    assert_eq!(bench.worker.claiming(), ClaimingState::Polling);
+    bench.pass(secs(100));
+    assert_eq!(bench.worker.claiming(), ClaimingState::Exiting(ExitReason::Idle));
+    assert_eq!(exits(&bench.empty()), Some(ExitReason::Idle));
+}
+
+#[test]
+fn i24_a_worker_that_its_pool_does_not_need_finishes_its_claim_and_leaves() {
+    let mut bench = exiting_by(1, IDLE);
+    let (claim, _) = bench.granted("T");
+    bench.tell(claim, PREPARED);
+    bench.happens(Event::PoolDecided(PoolDecision::Leave { exit: ExitReason::NotNeeded, deadline: None }));
+    let effects = bench.completes(claim);
+    assert_eq!((polls(&effects), exits(&effects)), (0, Some(ExitReason::NotNeeded)));
+}
+
+#[test]
+fn i24_a_worker_whose_credentials_are_not_renewed_releases_its_claims_when_they_expire() {
+    let mut bench = exiting_by(1, IDLE);
+    let (claim, _) = bench.granted("T");
+    bench.tell(claim, PREPARED);
+    let deadline = Some(at(100));
+    bench.happens(Event::PoolDecided(PoolDecision::Leave { exit: ExitReason::RegistrationRefused, deadline }));
+    assert!(!has!(bench.pass(secs(90)), Effect::Claim(_, ClaimAction::Kill { .. })), "they last");
+    let effects = bench.pass(secs(20));
+    assert!(has!(effects, Effect::Claim(_, ClaimAction::Kill { .. })), "{effects:?}");
+    assert_eq!(bench.worker.claiming(), ClaimingState::Releasing { deadline: None });
 }

@@ -108,6 +108,9 @@ impl SourceChecks<'_> {
 
     fn load_credentials(&self) -> Result<(&str, Credentials), Check> {
         let Some(client) = self.source.client_id.as_deref() else {
+            if self.source.worker_pool.as_ref().is_some_and(|pool| pool.provider_id.is_some()) {
+                return Err(Check::ok("credentials", "the worker gets them by registering, which is not tried here"));
+            }
             let fix = format!("set source.{}.client_id", self.name);
             return Err(Check::warning("credentials", "none configured: requests are not signed", fix));
         };

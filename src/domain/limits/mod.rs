@@ -237,8 +237,12 @@ pub const TASK_OPEN_FILES: u64 = 16;
 /// Further lines of the worker's own log are dropped and counted.
 pub const LOG_LINES_QUEUED_MAX: usize = 8_192;
 pub const LOG_WRITE_BYTES: usize = 64 * 1024;
-/// How often an alert of one kind is reported to the worker-runner.
-pub const RUNNER_ALERT_INTERVAL: Duration = Duration::from_secs(3600);
+/// Further alerts are not reported to the manager of the worker pool.
+pub const ALERTS_QUEUED_MAX: usize = 16;
+/// Less than the time that systemd waits for the start of a service.
+pub const POOL_REGISTRATION_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long the first claim waits for the answer whether the worker is needed.
+pub const POOL_CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 pub const RUNNER_SEND_TIMEOUT: Duration = Duration::from_secs(2);
 pub const RUNNER_WELCOME_TIMEOUT: Duration = Duration::from_secs(5);
 /// The journal is compacted long before it is this large.

@@ -88,6 +88,10 @@ pub enum ClaimingState {
 #[derive(Debug, Default)]
 pub(super) struct ClaimingConditions {
     idle_since: Option<Instant>,
+    /// The manager of the pool needs this worker, idle or not.
+    pub(super) needed_until: Option<Instant>,
+    /// The credentials expire, and are not renewed.
+    pub(super) leave_by: Option<Instant>,
     pub(super) granted_count: u64,
     paused: Option<Option<Instant>>,
     shortage: Option<ClaimingBlocked>,
@@ -198,7 +202,10 @@ impl Worker {
             Some(ExitReason::WorkDirLost)
         } else if too_old || exit.max_tasks.is_some_and(|most| self.conditions.granted_count >= most) {
             Some(ExitReason::LimitReached)
-        } else if self.conditions.paused.is_none() && idle.is_some_and(|since| over(since, exit.exit_when_idle)) {
+        } else if self.conditions.paused.is_none()
+            && self.conditions.needed_until.is_none_or(|until| now >= until)
+            && idle.is_some_and(|since| over(since, exit.exit_when_idle))
+        {
             Some(ExitReason::Idle)
         } else {
             None
@@ -228,6 +235,7 @@ impl Worker {
         let uptime = self.started_at.zip(self.policy.exit_policy.max_uptime).map(|(began, span)| began.plus(span));
         let idle = self.conditions.idle_since.filter(|_| self.conditions.paused.is_none() && self.claims.is_empty());
         let idle = idle.zip(self.policy.exit_policy.exit_when_idle).map(|(since, span)| since.plus(span));
+        let idle = idle.map(|at| self.conditions.needed_until.map_or(at, |until| at.max(until)));
         [uptime, idle, self.conditions.paused.flatten(), self.host_health.next_deadline()].into_iter().flatten().min()
     }
 

@@ -13,6 +13,7 @@ use crate::outcome::Outcome;
 use crate::refusal::Refusal;
 use crate::service_supervisor::ServiceAvailability;
 use crate::time::Instant;
+use crate::worker_pool::PoolDecision;
 
 use super::{HostResources, WorkerPolicy};
 
@@ -118,6 +119,8 @@ pub enum Event {
         /// `None`: unknown, release everything at once.
         deadline: Option<Instant>,
     },
+    /// The manager of the pool has answered.
+    PoolDecided(PoolDecision),
     /// Exit without waiting.
     Abort,
     Tick,
@@ -268,6 +271,10 @@ named_enum! {
         /// `max_tasks` or `max_uptime` was reached.
         LimitReached = "limit reached",
         WorkDirLost = "work directory lost",
+        /// The manager of the pool does not need this worker.
+        NotNeeded = "not needed",
+        /// The manager of the pool renews the credentials no more.
+        RegistrationRefused = "registration refused",
         HostTerminating = "host terminating",
         /// The queue never accepted the credentials.
         CredentialsRejected = "credentials rejected",

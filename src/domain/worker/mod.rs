@@ -332,6 +332,7 @@ impl Worker {
             Event::HandOver(claims) => self.hand_over(&claims, now),
             Event::Release { deadline } => self.release_all(deadline, now),
             Event::TerminationNotice { deadline } => self.on_termination_notice(deadline, now),
+            Event::PoolDecided(decision) => self.on_pool_decided(decision, now),
             Event::Abort => self.exit_with(ExitReason::Aborted),
             Event::Tick => self.on_tick(now),
         }

@@ -6,6 +6,7 @@ use super::{Effect, ExitReason, Mode, Worker};
 use crate::claim::{ClaimEvent, ClaimState};
 use crate::id::{LocalToken, SourceId};
 use crate::time::Instant;
+use crate::worker_pool::PoolDecision;
 
 impl Worker {
     pub(super) fn drain(&mut self, exit: ExitReason, now: Instant) {
@@ -17,6 +18,16 @@ impl Worker {
                 self.claims.iter().filter(|(_, entry)| !entry.state.is_granted()).map(|(claim, _)| *claim).collect();
             for claim in asked {
                 self.handle_claim_event(claim, ClaimEvent::Release { deadline: None }, now);
+            }
+        }
+    }
+
+    pub(super) fn on_pool_decided(&mut self, decision: PoolDecision, now: Instant) {
+        match decision {
+            PoolDecision::NeededUntil(until) => self.conditions.needed_until = Some(until),
+            PoolDecision::Leave { exit, deadline } => {
+                self.conditions.leave_by = self.conditions.leave_by.or(deadline);
+                self.drain(exit, now);
             }
         }
     }
@@ -82,7 +93,7 @@ impl Worker {
 
     pub(super) fn drain_ends_at(&self, since: Instant) -> Option<Instant> {
         let limit = self.drain_deadline.or_else(|| self.policy.drain_deadline.map(|span| since.plus(span)));
-        [limit, self.release_at()].into_iter().flatten().min()
+        [limit, self.release_at(), self.conditions.leave_by].into_iter().flatten().min()
     }
 
     fn release_matching(

@@ -50,6 +50,20 @@ pub struct Worker {
     pub max_tasks: u32,
     /// Drain and exit after this time; `0s` is never.
     pub max_uptime: OptionalSpan,
+    /// Whose exit codes `worker`, `bridge` and `run` have: their own, or those of Taskcluster's generic-worker.
+    pub exit_codes: ExitCodes,
+}
+
+/// Whose exit codes a worker has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
+#[serde(rename_all = "kebab-case")]
+pub enum ExitCodes {
+    /// Its own.
+    #[default]
+    Journeyman,
+    /// Those of generic-worker.
+    GenericWorker,
 }
 
 impl Default for Worker {
@@ -69,6 +83,7 @@ impl Default for Worker {
             exit_when_idle: OptionalSpan(None),
             max_tasks: 0,
             max_uptime: OptionalSpan(None),
+            exit_codes: ExitCodes::default(),
         }
     }
 }

@@ -60,7 +60,8 @@ use journeyman_domain::limits::{
 };
 use journeyman_domain::time::Instant;
 use journeyman_domain::units::format_duration;
-use journeyman_domain::worker::WorkerPolicy;
+use journeyman_domain::worker::{Event, WorkerPolicy};
+use journeyman_domain::worker_pool::PoolDecision;
 
 use crate::notify::Announcer;
 pub use claim_commands::{ClaimSnapshot, CommandResult};
@@ -374,6 +375,12 @@ impl Control {
     /// Exits at once; payloads are killed and their claims expire.
     pub async fn abort(&self) {
         self.command(Command::Abort, Note::of("the program")).await;
+    }
+
+    /// Tells the worker what the manager of its pool has decided.
+    #[doc(hidden)]
+    pub async fn decide_in_pool(&self, decision: PoolDecision) {
+        self.send(move |engine| engine.handle_event(Event::PoolDecided(decision))).await;
     }
 
     /// Sends a command with the operator's note.

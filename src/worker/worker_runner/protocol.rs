@@ -1,13 +1,13 @@
 //! The worker-runner protocol as a pure state machine: lines in, lines out.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
-use tokio::time::Instant;
 
 use crate::source::taskcluster::ClientCredentials;
-use journeyman_domain::limits::RUNNER_ALERT_INTERVAL;
+use journeyman_domain::time::Instant;
+use journeyman_domain::worker_pool::AlertReports;
 use journeyman_platform::settings::values::Secret;
 
 /// The capabilities that this worker implements.
@@ -17,8 +17,7 @@ const CAPABILITIES: [&str; 5] = ["graceful-termination", "new-credentials", "err
 pub struct RunnerProtocol {
     agreed_capabilities: Option<BTreeSet<String>>,
     hello_sent: bool,
-    /// The time at which each kind of alert was reported last.
-    reported: BTreeMap<String, Instant>,
+    reports: AlertReports,
 }
 
 #[derive(Debug)]
@@ -54,7 +53,7 @@ enum RunnerMessage {
 
 impl RunnerProtocol {
     /// Before `welcome`.
-    pub const INITIAL: Self = Self { agreed_capabilities: None, hello_sent: false, reported: BTreeMap::new() };
+    pub const INITIAL: Self = Self { agreed_capabilities: None, hello_sent: false, reports: AlertReports::NONE };
 
     /// Handles a line from the runner, without its line break.
     pub fn receive(&mut self, line: &[u8]) -> RunnerRequest {
@@ -108,18 +107,12 @@ impl RunnerProtocol {
         self.supports("log").then(|| encode_line(&json!({"type": "log", "body": entry})))
     }
 
-    /// The report of a line of the log that is an alert. Errors of a pool are listed for its owners, so one of a kind is enough for
-    /// a while.
+    /// The report of a line of the log that is an alert.
     pub fn alert_line(&mut self, entry: &serde_json::Map<String, Value>, now: Instant) -> Option<String> {
         let alert =
             entry.get("alert")?.as_str().filter(|_| entry.get("level").is_some_and(|level| level == "ERROR"))?;
-        let is_recent = |at: &Instant| now.duration_since(*at) < RUNNER_ALERT_INTERVAL;
-        if self.reported.get(alert).is_some_and(is_recent) {
-            return None;
-        }
         let line = self.error_report_line(alert, entry.get("message")?.as_str()?)?;
-        self.reported.insert(alert.to_owned(), now);
-        Some(line)
+        self.reports.is_due(alert, now).then_some(line)
     }
 
     /// `None` if the runner does not accept error reports.
@@ -219,7 +212,7 @@ mod tests {
             let entry = json!({"level": "ERROR", "message": "denied", "alert": alert});
             serde_json::from_value(entry).unwrap()
         };
-        let mut now = Instant::now();
+        let mut now = Instant::ORIGIN;
         assert!(protocol.alert_line(&entry(Value::Null), now).is_none(), "no alert");
         let report = protocol.alert_line(&entry("auth-denied".into()), now).unwrap();
         assert!(
@@ -228,7 +221,7 @@ mod tests {
         );
         assert!(protocol.alert_line(&entry("auth-denied".into()), now).is_none());
         assert!(protocol.alert_line(&entry("other".into()), now).is_some());
-        now += RUNNER_ALERT_INTERVAL;
+        now = now.plus(AlertReports::INTERVAL);
         assert!(protocol.alert_line(&entry("auth-denied".into()), now).is_some());
         assert!(agreed("[]").alert_line(&entry("auth-denied".into()), now).is_none());
     }

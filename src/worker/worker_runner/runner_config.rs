@@ -130,6 +130,7 @@ impl RunnerConfig {
                 "kind": "taskcluster",
                 "root_url": self.root_url,
                 "task_queue": format!("{}/{}", self.provisioner_id, self.worker_type),
+                "worker_pool": {},
             }},
         });
         merge_json(&mut config, identity);
@@ -188,6 +189,7 @@ mod tests {
         assert_eq!(config["host"]["min_free_disk"].as_str(), Some("10240MiB"));
         let source = &config["source"][SOURCE_NAME];
         assert_eq!(source["artifact_storage"].as_str(), Some("object"));
+        assert!(source["worker_pool"].is_table(), "{text}");
     }
 
     #[test]

@@ -35,9 +35,25 @@ pub struct TaskclusterSource {
     /// Where artifacts are stored. `dialect = "azure"` supports `s3` only.
     #[serde(default)]
     pub artifact_storage: ArtifactStorage,
+    /// Membership in the worker pool that has the name of `task_queue`, at the deployment's worker-manager [built-in: none].
+    #[serde(default)]
+    pub worker_pool: Option<WorkerPoolSection>,
     /// Name of the handler that runs the tasks.
     #[serde(default = "command_name")]
     pub handler: String,
+}
+
+/// Membership in a worker pool.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct WorkerPoolSection {
+    /// Provider of the pool, of type `static`: the worker registers there, and gets its credentials.
+    pub provider_id: Option<String>,
+    /// File with the static secret that the worker was created with.
+    pub static_secret_file: Option<SecretFile>,
+    /// Remove the worker from the pool when it exits because it was idle, reached its limit, is not needed, or its host terminates. A removed worker cannot register again.
+    pub remove_on_exit: bool,
 }
 
 impl TaskclusterSource {
@@ -52,6 +68,7 @@ impl TaskclusterSource {
             certificate_file: None,
             allow_hosts: Vec::new(),
             artifact_storage: ArtifactStorage::default(),
+            worker_pool: None,
             handler: handler.to_owned(),
         }
     }
@@ -80,6 +97,16 @@ impl TaskclusterSource {
         }
         if self.client_id.is_some() && self.access_token_file.is_none() {
             rules.error(key, "client_id", format!("[{key}] has a `client_id` and no `access_token_file`"), "");
+        }
+        let pool = self.worker_pool.as_ref();
+        let pool_key = format!("{key}.worker_pool");
+        if pool.is_some_and(|pool| pool.provider_id.is_some() != pool.static_secret_file.is_some()) {
+            let message =
+                format!("[{pool_key}] needs both `provider_id` and `static_secret_file` to register, or none");
+            rules.error(&pool_key, "", message, "");
+        } else if pool.is_some_and(|pool| pool.provider_id.is_some()) && self.client_id.is_some() {
+            let message = format!("[{pool_key}] gets its credentials by registering, and the source has a `client_id`");
+            rules.error(&pool_key, "provider_id", message, "remove one of them");
         }
         match self.dialect {
             Dialect::Azure => self.check_azure(key, worker, rules),

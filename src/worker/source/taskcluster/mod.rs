@@ -15,6 +15,7 @@ mod error_response;
 mod probe;
 mod transport;
 mod wire;
+mod worker_pool;
 
 pub use client_calls::{Download, ListPage, TaskSearch};
 pub use config::ClientCredentials;
@@ -22,6 +23,7 @@ pub use credentials::{Credentials, InvalidCredentials};
 pub use probe::CredentialCheck;
 use probe::QuarantineCheck;
 pub use transport::{Api, ApiConfig, InvalidConfig, RereadCredentials, Timeouts};
+pub use worker_pool::WorkerPool;
 
 use jiff::Timestamp;
 use parking_lot::Mutex;

@@ -120,7 +120,7 @@ pub(super) enum TimeoutClass {
 pub(super) struct ApiRequest<'a> {
     /// The words of logs: `claimTask T/0`.
     pub(super) operation: String,
-    /// `queue`, `object` or `auth`.
+    /// `queue`, `object`, `auth` or `worker-manager`.
     pub(super) service: &'static str,
     pub(super) method: Method,
     /// Path below the service's base URL, with a leading slash and encoded segments.
