@@ -73,6 +73,8 @@ async fn run_worker(arguments: &WorkerRunnerArgs, environment: &Environment, lin
     close_inherited_fds_on_exec();
     replace_credentials(&built.apis, &runner_config.credentials())?;
     let control = built.worker.control();
+    // A pool that does not need the worker ends it at once, which the runner has to be told.
+    wait_for_welcome(lines).await;
     built.pools.join(&control).await?;
     let messages = handle_messages(lines, built.apis, control.clone());
     // The runner reports alerts, and removes the worker.
@@ -80,7 +82,7 @@ async fn run_worker(arguments: &WorkerRunnerArgs, environment: &Environment, lin
     Box::pin(worker::serve(built.worker, &config, environment, ExitSignals::listen()?, None, background)).await
 }
 
-/// Waits for `welcome`, before which no error report may be sent.
+/// Waits for `welcome`, before which nothing else may be sent.
 async fn wait_for_welcome(lines: &mut LineReceiver) {
     let welcome = async {
         while !PROTOCOL.lock().is_welcomed() {
