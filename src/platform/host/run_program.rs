@@ -1,5 +1,6 @@
 //! Runs a helper program to its end, with bounded output.
 
+use std::fs::File;
 use std::io;
 use std::process::{ExitStatus, Stdio};
 
@@ -31,9 +32,34 @@ impl Drop for ProcessGroupGuard {
 
 /// Runs a program in a process group of its own, which is killed on drop.
 pub async fn run(mut command: Command, input: &[u8]) -> io::Result<ProgramOutput> {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    run_to_end(command, input).await
+}
+
+/// As [`run`], with a file as standard input.
+pub async fn run_on_file(mut command: Command, input: File) -> io::Result<ProgramOutput> {
+    command.stdin(input).stdout(Stdio::piped());
+    run_to_end(command, &[]).await
+}
+
+/// As [`run`], without input, and with output of any size for `consume`, which may block and need not read to the end.
+pub async fn run_piped<T: Send + 'static>(
+    mut command: Command,
+    consume: impl FnOnce(File) -> T + Send + 'static,
+) -> io::Result<(ProgramOutput, T)> {
+    let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    command.stdin(Stdio::null()).stdout(writer);
+    let consumed = tokio::task::spawn_blocking(move || consume(reader.into()));
+    let output = run_to_end(command, &[]).await?;
+    Ok((output, consumed.await.map_err(io::Error::other)?))
+}
+
+async fn run_to_end(mut command: Command, input: &[u8]) -> io::Result<ProgramOutput> {
     let program = command.as_std().get_program().to_string_lossy().into_owned();
-    command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.process_group(0).stderr(Stdio::piped());
     let started = children::start_child(None, || command.spawn(), Child::id);
+    // Closes this process's copies of its descriptors.
+    drop(command);
     let StartedChild { mut child, registration: _known } =
         started.map_err(|error| io::Error::new(error.kind(), format!("cannot run {program}: {error}")))?;
     let mut group = ProcessGroupGuard(child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw));

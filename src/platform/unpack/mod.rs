@@ -27,6 +27,9 @@ const ZIP_END_BYTES_MAX: u64 = 64 * 1024 + 22;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub enum ArchiveFormat {
+    /// What `docker cp` writes. Links and special files in it are left out, because artifacts are regular files.
+    #[serde(skip)]
+    Tar,
     #[serde(rename = "zip")]
     Zip,
     #[serde(rename = "tar.bz2")]
@@ -79,7 +82,7 @@ pub fn unpack(
     canceled: &dyn Fn() -> bool,
 ) -> Result<(), UnpackError> {
     let compression = match format {
-        ArchiveFormat::Zip => None,
+        ArchiveFormat::Tar | ArchiveFormat::Zip => None,
         ArchiveFormat::TarBz2 => Some(Compression::Bz2),
         ArchiveFormat::TarGz => Some(Compression::Gz),
         ArchiveFormat::TarLz4 => Some(Compression::Lz4),
@@ -89,10 +92,11 @@ pub fn unpack(
     let gate = Gate::new(canceled);
     let mut name = Vec::new();
     let unpacked = Tree::open(into, limits).and_then(|mut tree| {
-        match compression {
-            Some(compression) => unpack_tar(archive, compression, &mut tree, &gate, &mut name),
-            None => unpack_zip(archive, &mut tree, &gate, &mut name),
-        }?;
+        if format == ArchiveFormat::Zip {
+            unpack_zip(archive, &mut tree, &gate, &mut name)?;
+        } else {
+            unpack_tar(archive, compression, &mut tree, &gate, &mut name)?;
+        }
         tree.finish()
     });
     unpacked.map_err(|fault| gate.explain(fault, &name))
@@ -114,19 +118,29 @@ pub fn decompress(
 
 fn unpack_tar(
     archive: File,
-    compression: Compression,
+    compression: Option<Compression>,
     tree: &mut Tree<'_>,
     gate: &Gate<'_>,
     name: &mut Vec<u8>,
 ) -> Result<(), Fault> {
-    let mut archive = tar::Archive::new(gate.decoded(gate.file_decoder(archive, compression)));
+    let decoder = match compression {
+        Some(compression) => gate.file_decoder(archive, compression),
+        None => Box::new(BufReader::with_capacity(BUFFER_BYTES, gate.encoded(archive))),
+    };
+    let mut archive = tar::Archive::new(gate.decoded(decoder));
     let mut entries = archive.entries().map_err(broken)?;
     loop {
         // The tar crate reads long names and pax records whole, whatever their size.
         gate.left.set(TAR_HEADERS_BYTES_MAX);
         let Some(entry) = entries.next() else { break };
         gate.left.set(u64::MAX);
-        place_tar_entry(&mut entry.map_err(broken)?, tree, name)?;
+        let mut entry = entry.map_err(broken)?;
+        let kind = entry.header().entry_type();
+        if compression.is_none() && !(kind.is_file() || kind.is_dir() || kind.is_hard_link()) {
+            tree.count_entry()?;
+            continue;
+        }
+        place_tar_entry(&mut entry, tree, name)?;
     }
     gate.left.set(TAR_HEADERS_BYTES_MAX);
     // What follows the last entry has the checksums of the compressed stream.
