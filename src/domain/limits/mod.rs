@@ -277,6 +277,20 @@ pub const DOWNLOAD_PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 pub const DOWNLOAD_WRITE_BYTES: usize = 1 << 20;
 /// How often room is made for a download whose size the server does not say.
 pub const DOWNLOAD_ROOM_BYTES: u64 = 256 << 20;
+/// One removal of a container. A daemon that is busy takes seconds.
+pub const OUTSIDE_REMOVE_TIMEOUT: Duration = Duration::from_secs(30);
+/// How often the removal of a container that failed is repeated.
+pub const OUTSIDE_REMOVE_INTERVAL: Duration = Duration::from_millis(500);
+/// Intervals between removals of a container whose daemon does not answer.
+pub const OUTSIDE_REMOVE_BACKOFF_MAX: u32 = 20;
+/// Attempts of a removal before the slot is closed, or a worker does not start. Podman needs two after its monitor was killed.
+pub const OUTSIDE_REMOVE_ATTEMPTS_MAX: u32 = 4;
+/// A question to the daemon of containers.
+pub const CONTAINER_CALL_TIMEOUT: Duration = Duration::from_secs(60);
+/// Copying one artifact out of a container.
+pub const CONTAINER_COPY_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+pub const CONTAINER_PATH_BYTES_MAX: usize = 4095;
+pub const IMAGE_NAME_BYTES_MAX: usize = 512;
 pub const UNPACK_ENTRIES_MAX: u64 = 4_000_000;
 pub const PURGE_REQUESTS_TIMEOUT: Duration = Duration::from_secs(10);
 /// How far the clocks of the worker and of the service that purges caches may differ; generic-worker allows as much.

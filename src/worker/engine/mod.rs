@@ -306,7 +306,7 @@ impl Worker {
     /// Not cancel safe: payloads are killed and their claims expire. Use [`Control::drain`].
     pub async fn run(self) -> std::io::Result<ExitReason> {
         let control = self.control();
-        let engine = event_loop::Engine::start(self)?;
+        let engine = event_loop::Engine::start(self).await?;
         let containment = engine.containment.clone();
         // On a thread of the runtime, so that calls and their results need no wake-up of another thread.
         let mut running = tokio::task::JoinSet::new();

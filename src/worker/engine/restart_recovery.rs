@@ -15,6 +15,7 @@ use journeyman_platform::host::journal::{Journal, PreviousJournal};
 use journeyman_platform::host::work_dir::WorkDirLock;
 use journeyman_platform::host::worker_id_lock::WorkerIdLock;
 
+use super::SourceBinding;
 use super::claim_runtime::ClaimRuntime;
 use super::event_loop::{ClaimJournal, Engine};
 use super::status::RecoverySummary;
@@ -43,6 +44,26 @@ pub(super) fn lock_worker_ids(claimants: &[Box<str>]) -> io::Result<Vec<WorkerId
         }
     }
     Ok(locks)
+}
+
+/// Ends what runs of a previous process outside of its processes.
+///
+/// # Errors
+///
+/// If something may still run. The message says what to do.
+pub(super) async fn end_leftovers(sources: &[SourceBinding]) -> io::Result<()> {
+    for binding in sources {
+        let Some(ending) = binding.handler.end_leftovers() else { continue };
+        // I27
+        let ended = ending.await.map_err(|why| {
+            let text = format!("cannot remove what a previous worker process may have left: {why}");
+            io::Error::new(io::ErrorKind::ResourceBusy, text)
+        })?;
+        if ended > 0 {
+            tracing::warn!(ended, "removed containers that a previous worker process has left");
+        }
+    }
+    Ok(())
 }
 
 pub(super) struct PreviousProcess {

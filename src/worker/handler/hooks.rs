@@ -92,6 +92,10 @@ impl DynHandler for HookedHandler {
     fn sidecar(&self) -> Option<Sidecar> {
         self.handler.sidecar()
     }
+
+    fn end_leftovers(&self) -> Option<HandlerFuture<'_, Result<usize, String>>> {
+        self.handler.end_leftovers()
+    }
 }
 
 impl HookRunner {

@@ -266,6 +266,12 @@ pub trait DynHandler: Send + Sync + 'static {
     fn sidecar(&self) -> Option<Sidecar> {
         None
     }
+
+    /// Ends what a previous process of this worker has left running outside of its processes, such as containers, and says how
+    /// many; `None` if this handler leaves nothing. An error ends the worker's start.
+    fn end_leftovers(&self) -> Option<HandlerFuture<'_, Result<usize, String>>> {
+        None
+    }
 }
 
 /// Runs a prepared payload to its end.

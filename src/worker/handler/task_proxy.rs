@@ -246,4 +246,8 @@ impl DynHandler for CallingHandler {
     fn sidecar(&self) -> Option<Sidecar> {
         self.handler.sidecar()
     }
+
+    fn end_leftovers(&self) -> Option<HandlerFuture<'_, Result<usize, String>>> {
+        self.handler.end_leftovers()
+    }
 }

@@ -40,7 +40,7 @@ pub use cgroup::{Cgroup, own_cgroup_path};
 pub use dir_size::{disk_usage, is_larger_than, wait_larger_than};
 pub use exec_shim::ShimError;
 pub use kill_recorded::kill_recorded_processes;
-pub use process_scope::{LaunchMethod, LimitExceeded, ProcessScope, ScopeUsage, ScopedProcess};
+pub use process_scope::{LaunchMethod, LimitExceeded, ProcessScope, Removal, ScopeUsage, ScopedProcess};
 pub use shim_launch::{SHIM_BUILT, SHIM_NAME, encode_environment, shim};
 pub use worker_cgroups::{WorkerCgroups, command_prefix, prepare_entry};
 

@@ -78,7 +78,7 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    pub(super) fn start(worker: Worker) -> std::io::Result<Self> {
+    pub(super) async fn start(worker: Worker) -> std::io::Result<Self> {
         let Worker { config, sources, requests, control } = worker;
         let unusable = |error: std::io::Error| {
             std::io::Error::new(error.kind(), format!("cannot use the work directory: {error}"))
@@ -88,6 +88,7 @@ impl Engine {
         let id_locks = restart_recovery::lock_worker_ids(&claimants)?;
         tracing::info!(path = %work_dir.path().display(), "work directory");
         let previous = PreviousProcess::recover(work_dir.path(), claimants)?;
+        restart_recovery::end_leftovers(&sources).await?;
         // The directory, and what is named after it, belongs to this worker only.
         let work_dir_lock = work_dir.work_dir_lock()?;
         let containment = Containment::probe(&work_dir_lock.identity(), config.containment)?;

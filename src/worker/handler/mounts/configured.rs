@@ -61,6 +61,10 @@ impl DynHandler for MountingHandler {
     fn sidecar(&self) -> Option<Sidecar> {
         self.handler.sidecar()
     }
+
+    fn end_leftovers(&self) -> Option<HandlerFuture<'_, Result<usize, String>>> {
+        self.handler.end_leftovers()
+    }
 }
 
 impl MountingHandler {

@@ -1,5 +1,6 @@
 //! The processes of one claim: starting them in a control group or process group, finding, killing and waiting for them.
 
+mod outside;
 mod scoped_process;
 
 use std::cell::LazyCell;
@@ -21,6 +22,7 @@ use super::{Containment, children};
 use journeyman_domain::journal::ProcessRecord;
 use journeyman_domain::limits::{PROCESS_KILL_TIMEOUT, PROCESSES_LISTED_MAX};
 use journeyman_domain::outcome::Cleanup;
+pub use outside::Removal;
 pub use scoped_process::{LaunchMethod, ScopedProcess};
 
 /// What processes have used.
@@ -58,6 +60,8 @@ struct ScopeInner {
     identity: OnceLock<ScopeIdentity>,
     state: Mutex<ScopeState>,
     recorder: Option<ProcessRecorder>,
+    /// Removes what runs for the claim outside of its processes.
+    outside: Mutex<Option<Arc<Removal>>>,
 }
 
 #[derive(Debug)]
@@ -140,14 +144,14 @@ impl ScopeInner {
 impl ProcessScope {
     pub(super) fn new(containment: Containment, recorder: Option<ProcessRecorder>) -> Self {
         let (identity, state) = (OnceLock::new(), Mutex::default());
-        Self { inner: Arc::new(ScopeInner { containment, identity, state, recorder }) }
+        Self { inner: Arc::new(ScopeInner { containment, identity, state, recorder, outside: Mutex::default() }) }
     }
 
     /// The process group that each payload process leads, without a cookie. Processes that leave it are not found.
     pub fn without_cookie() -> Self {
         let identity = ScopeIdentity { cookie: String::new(), backend: Backend::ProcessGroup };
-        let (containment, state) = (Containment::disabled(), Mutex::default());
-        Self { inner: Arc::new(ScopeInner { containment, identity: identity.into(), state, recorder: None }) }
+        let (containment, state, outside) = (Containment::disabled(), Mutex::default(), Mutex::default());
+        Self { inner: Arc::new(ScopeInner { containment, identity: identity.into(), state, recorder: None, outside }) }
     }
 
     /// Its processes, as far as they can be found. Reads `/proc` or the control group; blocks.
@@ -171,6 +175,9 @@ impl ProcessScope {
         if matches!(self.inner.backend(), Backend::ProcessGroup) {
             processes = process::with_descendants(&processes, &ProcessStat::read_all()?);
         }
+        if self.outside().is_some() {
+            processes.extend(ProcScan::read()?.processes_of(self.inner.cookie()));
+        }
         socket_owner::is_held_by(&processes, peer, local)
     }
 
@@ -183,7 +190,8 @@ impl ProcessScope {
         let orphans = children::find_orphans(self.inner.cookie(), None).unwrap_or_default();
         let mut all = self.processes();
         all.extend(orphans.ambiguous.iter().filter(|pid| !all.contains(pid)).collect::<Vec<_>>());
-        let all: Vec<String> = all.into_iter().take(PROCESSES_LISTED_MAX).map(describe).collect();
+        let outside = self.outside().map(|removal| format!("what `{removal}` removes"));
+        let all: Vec<String> = all.into_iter().take(PROCESSES_LISTED_MAX).map(describe).chain(outside).collect();
         if all.is_empty() { "none identified".to_owned() } else { all.join(", ") }
     }
 
@@ -273,6 +281,9 @@ impl ProcessScope {
         if !state.used {
             return;
         }
+        if let Some(removal) = self.outside() {
+            removal.start();
+        }
         for group in &state.groups {
             rustix::process::kill_process_group(*group, Signal::KILL).ok();
         }
@@ -304,7 +315,7 @@ impl ProcessScope {
         }
     }
 
-    /// Resolves when all processes are gone and the control group is removed. Kills processes that it still finds.
+    /// Resolves when all processes are gone, the control group is removed, and nothing runs outside. Kills processes that it still finds.
     ///
     /// # Cancel safety
     ///
@@ -323,6 +334,7 @@ impl ProcessScope {
                 tokio::time::sleep(PROCESS_POLL_INTERVAL).await;
             },
         }
+        self.wait_outside_removed().await;
         children::forget_claim(self.inner.cookie());
         *self.inner.state.lock() = ScopeState::default();
     }
