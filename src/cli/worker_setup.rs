@@ -21,6 +21,8 @@ use journeyman_worker::engine::config::Host;
 use journeyman_worker::engine::{ExitPolicy, MinResources, Worker, WorkerConfig};
 use journeyman_worker::handler::chain_of_trust::SigningKey;
 use journeyman_worker::handler::config::{CommandHandler, Handler as HandlerConfig, Hooks, ProgramHandler};
+use journeyman_worker::handler::containers::config::ContainersConfig;
+use journeyman_worker::handler::containers::{Containers, with_containers};
 use journeyman_worker::handler::http::config::HttpHandler;
 use journeyman_worker::handler::log::LogLimits;
 use journeyman_worker::handler::mounts::Mounter;
@@ -194,7 +196,9 @@ pub(super) fn build_handler(
             let redact_env = config.log.redact_env.clone();
             let section = CommandHandler { termination_grace, ..section };
             let key = signing_key(name, &section, environment)?;
-            handler::erase(command::Command::new(section, redact_env, environment, mounter.clone()).signed_by(key))
+            let containers = build_containers(config, name, &section, environment, mounter)?;
+            let commands = command::Command::new(section, redact_env, environment, mounter.clone()).signed_by(key);
+            with_containers(handler::erase(commands), containers, name)
         }
         HandlerConfig::Program(section) => {
             find_programs(&format!("handler {name}"), &env, [&section.exec, &section.check])?;
@@ -220,6 +224,21 @@ pub(super) fn build_handler(
         _ => handler,
     };
     Ok(hooks::with_hooks(handler, config.hooks.clone(), env))
+}
+
+fn build_containers(
+    config: &Config,
+    name: &str,
+    section: &CommandHandler,
+    environment: &Environment,
+    mounter: &Mounter,
+) -> Result<Option<Containers>, Failure> {
+    let Some(containers) = section.containers.clone() else { return Ok(None) };
+    let containers = ContainersConfig { limits: containment_requirement(config).limits, ..containers };
+    let redact_env = config.log.redact_env.clone();
+    Containers::new(containers, section, redact_env, environment, mounter.clone())
+        .map(Some)
+        .map_err(|error| Failure::new(Exit::HostUnusable, format!("[handler.{name}.containers]: {error}")))
 }
 
 /// A missing program is found at the start, so that it costs no task.

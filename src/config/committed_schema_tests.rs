@@ -25,6 +25,10 @@ fn the_schema_of_the_configuration_is_that_of_its_type() {
 #[test]
 fn the_schemas_of_payloads_are_those_of_their_types() {
     compare("worker/handler/command.schema.json", &schema_for!(CommandPayload));
+    compare(
+        "worker/handler/containers/container.schema.json",
+        &schema_for!(journeyman_worker::handler::containers::payload::ContainerPayload),
+    );
     compare("worker/task/request.schema.json", &schema_for!(Request));
     compare(
         "worker/handler/kubernetes/pod.schema.json",

@@ -210,19 +210,18 @@ impl Command {
             (PayloadUser::Task { .. }, Some(_), Some(_)) => None,
         }
     }
+}
 
-    fn resolve_run_time(&self, seconds: Option<u32>, violations: &mut Vec<String>) -> Duration {
-        let max = self.config.max_run_time.0;
-        let run_time = seconds.map_or(max, |seconds| Duration::from_secs(seconds.into()));
-        if run_time > max {
-            violations.push(format!(
-                "payload/maxRunTime: {} s is more than the {} s this worker allows",
-                run_time.as_secs(),
-                max.as_secs()
-            ));
-        }
-        run_time
+pub(super) fn resolve_run_time(max: Duration, seconds: Option<u32>, violations: &mut Vec<String>) -> Duration {
+    let run_time = seconds.map_or(max, |seconds| Duration::from_secs(seconds.into()));
+    if run_time > max {
+        violations.push(format!(
+            "payload/maxRunTime: {} s is more than the {} s this worker allows",
+            run_time.as_secs(),
+            max.as_secs()
+        ));
     }
+    run_time
 }
 
 impl PayloadHandler for Command {
@@ -239,7 +238,7 @@ impl PayloadHandler for Command {
 
     async fn prepare(&self, payload: CommandPayload, context: &Context) -> Result<PreparedCommands, PrepareError> {
         let mut violations = unsupported(&payload);
-        let run_time = self.resolve_run_time(payload.max_run_time, &mut violations);
+        let run_time = resolve_run_time(self.config.max_run_time.0, payload.max_run_time, &mut violations);
         for (name, value) in &payload.env {
             if let Some(why) = environment::variable_error(name, value) {
                 violations.push(format!("payload/env/{name}: {why}"));
@@ -264,13 +263,7 @@ impl PayloadHandler for Command {
             let request = &context.task().definition.json()["extra"]["request"];
             env.insert(REQUEST_VARIABLE.to_owned(), request.to_string());
         }
-        let secrets = env.iter().filter(|(name, _)| redact::is_secret_name(name, &self.redact_env));
-        for (_, value) in secrets {
-            // A value too short to be redacted is too short to be a secret.
-            if let Err(error @ AddSecretError::LimitReached) = context.log().add_secret(value) {
-                context.log().write_note(&format!("variable named like a secret: {error}"));
-            }
-        }
+        hide_secrets(&env, &self.redact_env, context);
         if !violations.is_empty() {
             return Err(PrepareError::malformed(violations));
         }
@@ -503,7 +496,17 @@ async fn describe_usage(context: &Context) -> String {
     format!("resources: peak memory {memory}, CPU time {cpu}, files of the task {}", in_mib(disk))
 }
 
-fn is_wanted(features: &Map<String, Value>, name: &str) -> bool {
+/// Redacts the values of variables with names of secrets.
+pub(super) fn hide_secrets(env: &Variables, redact_env: &[String], context: &Context) {
+    for (_, value) in env.iter().filter(|(name, _)| redact::is_secret_name(name, redact_env)) {
+        // A value too short to be redacted is too short to be a secret.
+        if let Err(error @ AddSecretError::LimitReached) = context.log().add_secret(value) {
+            context.log().write_note(&format!("variable named like a secret: {error}"));
+        }
+    }
+}
+
+pub(super) fn is_wanted(features: &Map<String, Value>, name: &str) -> bool {
     features.get(name) == Some(&Value::Bool(true))
 }
 
@@ -534,7 +537,7 @@ fn reason(what: &str) -> &'static str {
 }
 
 /// Finds what is neither false nor empty.
-fn find_wanted(path: String, value: &Value, wanted: &mut Vec<String>) {
+pub(super) fn find_wanted(path: String, value: &Value, wanted: &mut Vec<String>) {
     match value {
         Value::Null | Value::Bool(false) => {}
         Value::Array(list) if list.is_empty() => {}
@@ -545,7 +548,7 @@ fn find_wanted(path: String, value: &Value, wanted: &mut Vec<String>) {
     }
 }
 
-fn check_log_names(names: &LogNames, artifacts: &[ArtifactDeclaration], violations: &mut Vec<String>) {
+pub(super) fn check_log_names(names: &LogNames, artifacts: &[ArtifactDeclaration], violations: &mut Vec<String>) {
     for (key, name) in [("live", &names.live), ("backing", &names.backing)] {
         let Some(name) = name else { continue };
         let is_default = name == log::LIVE_NAME || name == log::BACKING_NAME;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::containers::config::ContainersConfig;
 use super::http::config::HttpHandler;
 use super::kubernetes::config::KubernetesHandler;
 use super::mounts::config::{ConfiguredMount, configured_mounts};
@@ -77,6 +78,8 @@ pub struct CommandHandler {
     pub mounts: BTreeMap<String, ConfiguredMount>,
     /// Directories that are kept from task to task: the path in the task's directory, by the name of the cache.
     pub caches: BTreeMap<String, String>,
+    /// Runs payloads that name an image as containers.
+    pub containers: Option<ContainersConfig>,
     /// That of the worker.
     #[serde(skip)]
     pub termination_grace: Span,
@@ -90,6 +93,7 @@ impl Default for CommandHandler {
             chain_of_trust_key: None,
             mounts: BTreeMap::new(),
             caches: BTreeMap::new(),
+            containers: None,
             termination_grace: termination_grace(),
         }
     }

@@ -13,6 +13,8 @@ pub mod chain_of_trust;
 pub mod command;
 #[doc(hidden)]
 pub mod config;
+#[doc(hidden)]
+pub mod containers;
 pub mod context;
 #[doc(hidden)]
 pub mod contract_test;

@@ -60,6 +60,43 @@ impl Mounter {
         self.fetcher.client.clone()
     }
 
+    /// The directory of the worker that uses the caches.
+    pub(super) fn work_dir(&self) -> &Path {
+        let caches = self.fetcher.store.path();
+        caches.parent().unwrap_or(caches)
+    }
+
+    /// Brings an artifact to this host, as a file positioned at its start.
+    pub(super) async fn fetch(&self, origin: &Origin, context: &Context) -> Result<File, PrepareError> {
+        self.fetcher.fetch(&Content::Remote { origin: origin.clone(), sha256: None }, context).await
+    }
+
+    /// Decompresses a file.
+    pub(super) async fn decompressed(
+        &self,
+        from: File,
+        compression: Compression,
+        subject: &str,
+    ) -> Result<File, PrepareError> {
+        let (store, subject) = (Arc::clone(&self.fetcher.store), subject.to_owned());
+        blocking("download", move || {
+            let plain = store.new_download()?;
+            let to = plain.file().try_clone()?;
+            if let Err(error) = decompress_into(from, compression, to, &store, &subject) {
+                return Ok(Err(error));
+            }
+            let mut file = plain.finish(None)?;
+            io::Seek::rewind(&mut file)?;
+            Ok(Ok(file))
+        })
+        .await?
+    }
+
+    /// What may be unpacked into a task's directory.
+    pub(super) fn unpack_limits(&self, dir: &Path) -> UnpackLimits {
+        limits(&self.fetcher.store, dir)
+    }
+
     /// Says what a task lacks to mount these: scopes, and dependencies.
     ///
     /// # Errors
@@ -226,23 +263,34 @@ impl Mounter {
     }
 }
 
-/// Says which of the scopes the task does not have, each after the place that needs it. Roles are expanded only if they are needed.
+/// Says which of the scopes the task does not have, each after the place that needs it.
 pub(super) async fn lacking_scopes(
     wanted: Vec<(String, String)>,
+    context: &Context,
+) -> Result<Vec<String>, PrepareError> {
+    lacking_any_scope(wanted.into_iter().map(|(place, scope)| (place, vec![scope])).collect(), context).await
+}
+
+/// Says where the task has none of the scopes. Roles are expanded only if they are needed.
+pub(super) async fn lacking_any_scope(
+    wanted: Vec<(String, Vec<String>)>,
     context: &Context,
 ) -> Result<Vec<String>, PrepareError> {
     // Tasks without a deployment have no scopes; their queue says who may create them.
     let Some(deployment) = context.deployment() else { return Ok(Vec::new()) };
     let own = deployment.task_scopes();
-    let mut lacking: Vec<_> = wanted.into_iter().filter(|(_, scope)| !satisfies(own, scope)).collect();
+    let has_none = |held: &[String], scopes: &[String]| !scopes.iter().any(|scope| satisfies(held, scope));
+    let mut lacking: Vec<_> = wanted.into_iter().filter(|(_, scopes)| has_none(own, scopes)).collect();
     if !lacking.is_empty() && own.iter().any(|scope| scope.starts_with("assume:")) {
         let expanded = deployment.expand_scopes().await.map_err(|error| {
             let text = format!("the task's scopes cannot be expanded: {}", error.message);
             PrepareError::new(PrepareFailure::Unavailable, text)
         })?;
-        lacking.retain(|(_, scope)| !satisfies(&expanded, scope));
+        lacking.retain(|(_, scopes)| has_none(&expanded, scopes));
     }
-    Ok(lacking.into_iter().map(|(place, scope)| format!("{place}: the task lacks the scope {scope}")).collect())
+    let message =
+        |(place, scopes): (String, Vec<String>)| format!("{place}: the task lacks the scope {}", scopes.join(" or "));
+    Ok(lacking.into_iter().map(message).collect())
 }
 
 /// A scope is held literally or by one that ends in `*`.

@@ -1,0 +1,201 @@
+//! Brings the image of a container to this host.
+//!
+//! A saved image comes with names of its choice, which tasks after it would take for what the registry has. So it is loaded while no
+//! name is looked up, and kept by its digest alone.
+
+use std::fs::File;
+use std::io::{self, Read as _, Seek as _};
+use std::sync::Arc;
+
+use sha2::{Digest as _, Sha256};
+use tokio::runtime::Handle;
+use tokio::sync::Mutex;
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, timeout};
+
+use journeyman_domain::id::TaskId;
+use journeyman_domain::limits::{CONTAINER_COPY_TIMEOUT, IMAGE_NAME_BYTES_MAX};
+use journeyman_platform::host::run_program;
+use journeyman_platform::unpack::Compression;
+
+use super::client::{Client, succeeded};
+use super::payload::{Image, TypedImage};
+use crate::handler::mounts::Mounter;
+use crate::handler::mounts::payload::Origin;
+use crate::handler::process::format_seconds;
+use crate::handler::{Context, PrepareError, PrepareFailure};
+
+/// The names of images that were loaded, before their digests. Both clients take it for one of this host.
+const LOADED: &str = "localhost/journeyman-image:";
+
+/// What registries and clients say of an image that is not to be had however often it is asked for.
+const MISSING: [&str; 9] = [
+    "not found",
+    "not known",
+    "manifest unknown",
+    "name unknown",
+    "does not exist",
+    "denied",
+    "unauthorized",
+    "authentication required",
+    "no matching manifest",
+];
+
+#[derive(Debug)]
+pub(super) struct Images {
+    client: Arc<Client>,
+    mounter: Mounter,
+    names: Mutex<()>,
+}
+
+/// Where an image comes from.
+#[derive(Debug)]
+pub(super) enum ImageSource {
+    Registry(String),
+    Saved { origin: Origin, compression: Option<Compression> },
+}
+
+impl ImageSource {
+    pub(super) fn parse(image: Image) -> Result<Self, String> {
+        match image {
+            Image::Name(name) | Image::Typed(TypedImage::DockerImage { name }) => {
+                let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-:/@+".contains(&byte);
+                if name.len() > IMAGE_NAME_BYTES_MAX
+                    || !name.starts_with(|first: char| first.is_ascii_alphanumeric())
+                    || !name.bytes().all(is_plain)
+                    || name.starts_with(LOADED.trim_end_matches(':'))
+                {
+                    return Err("payload/image: not the name of an image at a registry".to_owned());
+                }
+                Ok(Self::Registry(name))
+            }
+            Image::Typed(TypedImage::TaskImage { task_id, path }) => {
+                let task = TaskId::parse(&task_id).ok_or("payload/image/taskId: not the id of a task")?;
+                Ok(Self::saved(Origin::Artifact { task, name: path.clone() }, &path))
+            }
+            Image::Typed(TypedImage::IndexedImage { namespace, path }) => {
+                Ok(Self::saved(Origin::Indexed { namespace, name: path.clone() }, &path))
+            }
+        }
+    }
+
+    fn saved(origin: Origin, path: &str) -> Self {
+        let compression = match path.rsplit('.').next() {
+            Some("bz2") => Some(Compression::Bz2),
+            Some("gz" | "tgz") => Some(Compression::Gz),
+            Some("lz4") => Some(Compression::Lz4),
+            Some("xz") => Some(Compression::Xz),
+            Some("zst") => Some(Compression::Zst),
+            Some(_) | None => None,
+        };
+        Self::Saved { origin, compression }
+    }
+}
+
+impl Images {
+    pub(super) fn new(client: Arc<Client>, mounter: Mounter) -> Self {
+        Self { client, mounter, names: Mutex::default() }
+    }
+
+    /// Returns the id of the image.
+    pub(super) async fn bring(
+        self: &Arc<Self>,
+        image: &ImageSource,
+        context: &Context,
+    ) -> Result<String, PrepareError> {
+        match image {
+            ImageSource::Registry(name) => self.pull(name, context).await,
+            ImageSource::Saved { origin, compression } => self.load(origin, *compression, context).await,
+        }
+    }
+
+    async fn pull(&self, name: &str, context: &Context) -> Result<String, PrepareError> {
+        if let Some(id) = self.find(name, context).await {
+            context.log().write_note(&format!("image {name}: {id}, pulled before"));
+            return Ok(id);
+        }
+        context.set_progress(&format!("pulling image {name}"));
+        let started = Instant::now();
+        // Time is bounded by `maxRunTime`.
+        let pulled = run_program::run(self.client.command(&["pull", "-q", name], Some(context.scope())), &[]).await;
+        succeeded(pulled).map_err(|why| {
+            let lower = why.to_ascii_lowercase();
+            let is_missing = MISSING.iter().any(|said| lower.contains(said)) || lower.contains("invalid reference");
+            let reason = if is_missing { PrepareFailure::Malformed } else { PrepareFailure::Unavailable };
+            PrepareError::new(reason, format!("payload/image: cannot pull {name}: {why}"))
+        })?;
+        let id = self.find(name, context).await.ok_or_else(|| {
+            PrepareError::new(PrepareFailure::Unavailable, format!("payload/image: {name} was pulled and is gone"))
+        })?;
+        context.log().write_note(&format!("image {name}: {id}, pulled in {}", format_seconds(started.elapsed())));
+        Ok(id)
+    }
+
+    async fn find(&self, name: &str, context: &Context) -> Option<String> {
+        let _no_other_name = self.names.lock().await;
+        self.client.ask(&["image", "inspect", "-f", "{{.Id}}", name], Some(context.scope())).await.ok()
+    }
+
+    async fn load(
+        self: &Arc<Self>,
+        origin: &Origin,
+        compression: Option<Compression>,
+        context: &Context,
+    ) -> Result<String, PrepareError> {
+        let saved = self.mounter.fetch(origin, context).await?;
+        let hashed = spawn_blocking(move || digest(saved)).await.map_err(io::Error::other).flatten();
+        let (saved, digest) = hashed.map_err(|error| PrepareError::from_io("image", &error))?;
+        let kept = format!("{LOADED}{digest}");
+        if let Some(id) = self.find(&kept, context).await {
+            context.log().write_note(&format!("image {origin}: {id}, loaded before"));
+            return Ok(id);
+        }
+        context.set_progress(&format!("loading image {origin}"));
+        let started = Instant::now();
+        let plain = match compression {
+            Some(compression) => {
+                self.mounter.decompressed(saved, compression, &format!("payload/image: {origin}")).await?
+            }
+            None => saved,
+        };
+        // On a thread of its own: a claim that ends meanwhile would leave the names of the image behind.
+        let (images, runtime) = (Arc::clone(self), Handle::current());
+        let loading = spawn_blocking(move || {
+            runtime.block_on(timeout(CONTAINER_COPY_TIMEOUT, async { images.load_as(plain, &kept).await }))
+        });
+        let loaded = loading.await.map_err(|error| error.to_string());
+        let loaded = loaded.and_then(|loaded| loaded.map_err(|_| "takes too long".to_owned())).flatten();
+        let id = loaded
+            .map_err(|why| PrepareError::malformed(vec![format!("payload/image: cannot load {origin}: {why}")]))?;
+        context.log().write_note(&format!("image {origin}: {id}, loaded in {}", format_seconds(started.elapsed())));
+        Ok(id)
+    }
+
+    /// Loads a saved image under one name instead of its own, and returns its id.
+    async fn load_as(&self, saved: File, kept: &str) -> Result<String, String> {
+        let _no_other_name = self.names.lock().await;
+        let said = succeeded(run_program::run_on_file(self.client.command(&["load", "-q"], None), saved).await)?;
+        let of_line = |line: &str| Some(line.strip_prefix("Loaded image")?.split_once(": ")?.1.trim().to_owned());
+        let names: Vec<String> = said.lines().filter_map(of_line).collect();
+        let first = names.first().ok_or_else(|| format!("no image in it, the client prints {said:?}"))?;
+        let id = self.client.ask(&["image", "inspect", "-f", "{{.Id}}", first], None).await?;
+        self.client.ask(&["tag", &id, kept], None).await?;
+        for name in names.iter().filter(|name| !name.contains("sha256:") && *name != kept) {
+            self.client.ask(&["rmi", name], None).await?;
+        }
+        Ok(id)
+    }
+}
+
+/// Blocks.
+fn digest(mut file: File) -> io::Result<(File, String)> {
+    let (mut digest, mut buffer) = (Sha256::new(), vec![0; 1 << 20]);
+    loop {
+        match file.read(&mut buffer)? {
+            0 => break,
+            count => digest.update(&buffer[..count]),
+        }
+    }
+    file.rewind()?;
+    Ok((file, hex::encode(digest.finalize())))
+}

@@ -1,0 +1,355 @@
+//! Payloads that name an image, in the format of docker-worker: each runs as a container of docker or podman.
+//!
+//! The client runs in the claim's scope and copies the container's output to the task's log. A container outlives its client, so the
+//! scope has it removed as well, and the next start removes what has the label of this worker.
+
+mod client;
+pub mod config;
+mod environment;
+mod image;
+mod options;
+pub mod payload;
+mod run;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::time::{Instant, timeout};
+
+use journeyman_platform::committed_schema;
+use journeyman_platform::settings::Environment;
+
+use crate::task::ContentEncoding;
+
+use super::artifact::ArtifactDeclaration;
+use super::command::{
+    LogNames, OnExitStatus, PayloadArtifact, PayloadArtifactType, check_log_names, hide_secrets, is_wanted,
+    resolve_run_time, validate_artifacts,
+};
+use super::config::{CommandHandler, RunTime};
+use super::context::PublishedLogs;
+use super::environment::{PROXY_VARIABLE, identity};
+use super::mounts::Mounter;
+use super::mounts::payload::{Mount, MountKind};
+use super::task_proxy::{Credentials, TaskProxy};
+use super::{Context, DynHandler, EndedWork, HandlerFuture, PayloadHandler, PrepareError, Preparing, Sidecar, erase};
+use client::Client;
+use config::ContainersConfig;
+use environment::ContainerEnvironment;
+use image::{ImageSource, Images};
+use payload::{ContainerArtifactType, ContainerPayload, path_error};
+
+/// Runs payloads as containers.
+#[derive(Debug)]
+pub struct Containers {
+    client: Arc<Client>,
+    images: Arc<Images>,
+    mounter: Mounter,
+    config: ContainersConfig,
+    max_run_time: RunTime,
+    termination_grace: Duration,
+    redact_env: Vec<String>,
+}
+
+#[derive(Debug)]
+pub struct PreparedContainer {
+    /// `None` if there was no time left to bring it.
+    image: Option<String>,
+    /// Of the client's `run`.
+    options: Vec<String>,
+    command: Vec<String>,
+    environment: ContainerEnvironment,
+    copies: Vec<CopiedArtifact>,
+    artifacts: Vec<ArtifactDeclaration>,
+    on_exit_status: OnExitStatus,
+    run_time: Duration,
+    started: Instant,
+    /// Ends with the container.
+    proxy: Option<TaskProxy>,
+}
+
+/// What is copied out of a container.
+#[derive(Debug)]
+struct CopiedArtifact {
+    artifact: String,
+    from: String,
+    /// Below the task directory.
+    to: String,
+}
+
+/// The directories of this host that a container has.
+#[derive(Debug, Default)]
+struct Directories {
+    caches: Vec<Mount>,
+    /// Below the task directory, and in the container.
+    mounted: Vec<(String, String)>,
+    volumes: Vec<String>,
+}
+
+impl Containers {
+    /// Runs containers beside the commands of a handler. `redact_env` names variables whose values are redacted.
+    ///
+    /// # Errors
+    ///
+    /// The client is not there.
+    pub fn new(
+        config: ContainersConfig,
+        handler: &CommandHandler,
+        redact_env: Vec<String>,
+        worker: &Environment,
+        mounter: Mounter,
+    ) -> io::Result<Self> {
+        let client = Arc::new(Client::new(&config, worker, mounter.work_dir())?);
+        let images = Arc::new(Images::new(Arc::clone(&client), mounter.clone()));
+        let (max_run_time, termination_grace) = (handler.max_run_time, handler.termination_grace.0);
+        Ok(Self { client, images, mounter, config, max_run_time, termination_grace, redact_env })
+    }
+
+    async fn prepare_image(
+        &self,
+        image: &ImageSource,
+        directories: &Directories,
+        context: &Context,
+    ) -> Result<String, PrepareError> {
+        self.mounter.place(&directories.caches, context).await?;
+        let (root, own) = (context.workdir().to_owned(), directories.volumes.clone());
+        let mounted: Vec<PathBuf> = directories.mounted.iter().map(|(dir, _)| root.join(dir)).collect();
+        let made = tokio::task::spawn_blocking(move || {
+            own.iter().try_for_each(|dir| std::fs::create_dir(root.join(dir)))?;
+            // Users of the image write there; those of the host do not get through the task directory.
+            let everyone = rustix::fs::Mode::from_raw_mode(0o777);
+            mounted.iter().try_for_each(|dir| rustix::fs::chmod(dir, everyone).map_err(io::Error::from))
+        });
+        let made = made.await.map_err(io::Error::other).flatten();
+        made.map_err(|error| PrepareError::from_io("the directories of the container", &error))?;
+        let id = self.images.bring(image, context).await?;
+        context.set_progress("");
+        Ok(id)
+    }
+}
+
+impl PayloadHandler for Containers {
+    type Payload = ContainerPayload;
+    type Prepared = PreparedContainer;
+
+    fn payload_schema(&self) -> Value {
+        committed_schema::parse(include_str!("container.schema.json"))
+    }
+
+    async fn prepare(&self, payload: ContainerPayload, context: &Context) -> Result<PreparedContainer, PrepareError> {
+        let mut violations = options::unsupported(&payload, &self.config);
+        let run_time = resolve_run_time(self.max_run_time.0, Some(payload.max_run_time), &mut violations);
+        if payload.command.iter().any(|argument| argument.contains('\0')) {
+            violations.push("payload/command: an argument contains a NUL byte".to_owned());
+        }
+        let mut options = options::of_capabilities(&payload, &self.config, &mut violations);
+        violations.extend(options::missing_scopes(&payload, context).await?);
+        let image = ImageSource::parse(payload.image).map_err(|why| violations.push(why)).ok();
+        let mut directories = directories_of(payload.cache, &mut violations);
+        let publishes = payload.features.get("artifacts") != Some(&Value::Bool(false));
+        let wanted = if publishes { payload.artifacts } else { BTreeMap::new() };
+        let (copies, artifacts) = artifacts_of(wanted, &mut directories, context, &mut violations);
+        let logs = log_names(payload.log);
+        check_log_names(&logs, &artifacts, &mut violations);
+        let mut variables = payload.env;
+        variables.extend(identity(context));
+        hide_secrets(&variables, &self.redact_env, context);
+        let wants_proxy = is_wanted(&payload.features, "taskclusterProxy");
+        if wants_proxy {
+            variables.remove(PROXY_VARIABLE);
+        }
+        let mut environment = ContainerEnvironment::of(variables, &mut violations);
+        let (Some(image), true) = (image, violations.is_empty()) else {
+            return Err(PrepareError::malformed(violations));
+        };
+        context.set_published_logs(published_logs(&payload.features, logs));
+        let mut proxy = None;
+        if wants_proxy {
+            let started = TaskProxy::start(self.mounter.client(), Credentials::Hidden, context).await?;
+            environment.set(PROXY_VARIABLE, started.url());
+            proxy = Some(started);
+        }
+        for (dir, target) in &directories.mounted {
+            options
+                .extend(["--mount".to_owned(), mount_option(&context.workdir().join(dir).to_string_lossy(), target)]);
+        }
+        let started = Instant::now();
+        // A task whose image takes too long is a task that runs too long; no container is started.
+        let image = timeout(run_time, self.prepare_image(&image, &directories, context)).await.ok().transpose()?;
+        let (command, on_exit_status) = (payload.command, payload.on_exit_status);
+        Ok(PreparedContainer {
+            image,
+            options,
+            command,
+            environment,
+            copies,
+            artifacts,
+            on_exit_status,
+            run_time,
+            started,
+            proxy,
+        })
+    }
+
+    async fn execute(&self, prepared: PreparedContainer, context: &Context) -> Result<(), super::ExecuteError> {
+        self.execute_container(prepared, context).await
+    }
+}
+
+/// The log itself is stored under the name with `_backing`.
+fn log_names(name: Option<String>) -> LogNames {
+    let backing = name.as_ref().map(|name| match name.rsplit_once('.') {
+        Some((start, end)) if !end.contains('/') => format!("{start}_backing.{end}"),
+        Some(_) | None => format!("{name}_backing"),
+    });
+    LogNames { live: name, backing }
+}
+
+fn published_logs(features: &serde_json::Map<String, Value>, names: LogNames) -> PublishedLogs {
+    let is_declined = |name| features.get(name) == Some(&Value::Bool(false));
+    let is_stored = !is_declined("bulkLog") && !is_declined("artifacts");
+    let PublishedLogs { live, backing, .. } = PublishedLogs::default();
+    PublishedLogs {
+        live: names.live.or(live).filter(|_| is_stored && !is_declined("localLiveLog")),
+        backing: names.backing.or(backing).filter(|_| is_stored),
+        encoding: ContentEncoding::Gzip,
+    }
+}
+
+/// A value of a comma-separated list, so that paths may have commas.
+fn mount_option(source: &str, target: &str) -> String {
+    let quoted = |key: &str, value: &str| format!("\"{key}={}\"", value.replace('"', "\"\""));
+    format!("type=bind,{},{}", quoted("source", source), quoted("target", target))
+}
+
+fn directories_of(caches: BTreeMap<String, String>, violations: &mut Vec<String>) -> Directories {
+    let mut directories = Directories::default();
+    for (number, (name, path)) in caches.into_iter().enumerate() {
+        if let Some(why) = path_error(&path) {
+            violations.push(format!("payload/cache/{name}: {why}"));
+        }
+        if name.is_empty() {
+            violations.push("payload/cache: a cache needs a name".to_owned());
+        }
+        let dir = format!("cache{number}");
+        directories.caches.push(Mount { path: dir.clone().into(), kind: MountKind::Cache { name, preload: None } });
+        directories.mounted.push((dir, path));
+    }
+    directories
+}
+
+/// Each artifact lies in a directory of its own below that of the task.
+fn artifacts_of(
+    wanted: BTreeMap<String, payload::ContainerArtifact>,
+    directories: &mut Directories,
+    context: &Context,
+    violations: &mut Vec<String>,
+) -> (Vec<CopiedArtifact>, Vec<ArtifactDeclaration>) {
+    let (mut copies, mut artifacts) = (Vec::new(), Vec::new());
+    for (number, (name, artifact)) in wanted.into_iter().enumerate() {
+        let from = artifact.path.trim_end_matches('/').to_owned();
+        if let Some(why) = path_error(&from) {
+            violations.push(format!("payload/artifacts/{name}/path: {why}"));
+        }
+        let base = from.rsplit('/').next().unwrap_or_default();
+        let (kind, path) = match artifact.kind {
+            ContainerArtifactType::File => (PayloadArtifactType::File, format!("artifact{number}/{base}")),
+            ContainerArtifactType::Directory => (PayloadArtifactType::Directory, format!("artifact{number}/{base}")),
+            ContainerArtifactType::Volume => (PayloadArtifactType::Directory, format!("volume{number}")),
+        };
+        if artifact.kind == ContainerArtifactType::Volume {
+            directories.volumes.push(path.clone());
+            directories.mounted.push((path.clone(), from));
+        } else {
+            copies.push(CopiedArtifact { artifact: name.clone(), from, to: format!("artifact{number}") });
+        }
+        artifacts.push(PayloadArtifact {
+            kind,
+            path,
+            name: Some(name),
+            expires: artifact.expires,
+            content_type: None,
+            content_encoding: None,
+            // As docker-worker: a task succeeds without its artifacts.
+            optional: true,
+        });
+    }
+    (copies, validate_artifacts(artifacts, context, violations))
+}
+
+/// Runs payloads that name an image as containers, and others by the commands.
+struct ByImage {
+    commands: Arc<dyn DynHandler>,
+    containers: Option<(Arc<dyn DynHandler>, Arc<Client>)>,
+    section: String,
+}
+
+/// Adds containers to the commands of the handler `name`. Without them, a payload that names an image is told what is missing.
+pub fn with_containers(
+    commands: Arc<dyn DynHandler>,
+    containers: Option<Containers>,
+    name: &str,
+) -> Arc<dyn DynHandler> {
+    let containers = containers.map(|containers| {
+        let client = Arc::clone(&containers.client);
+        (erase(containers), client)
+    });
+    Arc::new(ByImage { commands, containers, section: format!("[handler.{name}.containers]") })
+}
+
+impl DynHandler for ByImage {
+    fn describe(&self) -> String {
+        let containers = self.containers.as_ref().map_or("", |_| ", and containers");
+        format!("{}{containers}", self.commands.describe())
+    }
+
+    fn schema(&self) -> Value {
+        let commands = self.commands.schema();
+        let Some((containers, _)) = &self.containers else { return commands };
+        // With an address, references in a schema stay within it.
+        let of = |name: &str, mut schema: Value| {
+            schema["$id"] = format!("https://journeyman.invalid/{name}.json").into();
+            schema
+        };
+        json!({
+            "if": { "required": ["image"] },
+            "then": of("container", containers.schema()),
+            "else": of("command", commands),
+        })
+    }
+
+    fn prepare<'a>(&'a self, payload: &'a Value, context: &'a Context) -> Preparing<'a> {
+        if payload.get("image").is_none() {
+            return self.commands.prepare(payload, context);
+        }
+        match &self.containers {
+            Some((containers, _)) => containers.prepare(payload, context),
+            None => Box::pin(async {
+                let text =
+                    format!("payload/image: this worker runs no containers, for which it needs {}", self.section);
+                Err(PrepareError::malformed(vec![text]))
+            }),
+        }
+    }
+
+    fn prepare_task<'a>(&'a self, context: &'a Context) -> Preparing<'a> {
+        self.prepare(context.task().definition.payload(), context)
+    }
+
+    fn discard<'a>(&'a self, work: &'a EndedWork) -> Option<HandlerFuture<'a, Result<(), String>>> {
+        self.commands.discard(work)
+    }
+
+    fn sidecar(&self) -> Option<Sidecar> {
+        self.commands.sidecar()
+    }
+
+    fn end_leftovers(&self) -> Option<HandlerFuture<'_, Result<usize, String>>> {
+        let (_, client) = self.containers.as_ref()?;
+        Some(Box::pin(async { client.remove_all().await.map_err(|why| format!("{}: {why}", self.section)) }))
+    }
+}
