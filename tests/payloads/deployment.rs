@@ -50,6 +50,7 @@ pub(crate) struct Deployment {
     root_url: String,
     pub(crate) api: Api,
     pub(crate) limits: CacheLimits,
+    pub(crate) status_poll_interval: Option<Duration>,
     tasks: JoinSet<()>,
 }
 
@@ -76,6 +77,7 @@ impl Deployment {
             root_url: String::new(),
             api: queue.api.clone(),
             limits: CacheLimits { downloads_bytes_max: 1 << 30, free_bytes_min: 0 },
+            status_poll_interval: None,
             tasks: JoinSet::new(),
             queue,
             folder,
@@ -137,6 +139,7 @@ impl Deployment {
             work_dir: self.work_dir(),
             termination_grace: Duration::from_secs(2),
             poll_interval: Duration::from_millis(50),
+            status_poll_interval: self.status_poll_interval,
             ..WorkerConfig::default()
         };
         let env = BTreeMap::from([("TASKCLUSTER_ROOT_URL".to_owned(), self.root_url.clone())]);
