@@ -73,13 +73,14 @@ async fn run_worker(arguments: &WorkerRunnerArgs, environment: &Environment, lin
     close_inherited_fds_on_exec();
     replace_credentials(&built.apis, &runner_config.credentials())?;
     let control = built.worker.control();
+    let signals = ExitSignals::listen()?;
     // A pool that does not need the worker ends it at once, which the runner has to be told.
     wait_for_welcome(lines).await;
     built.pools.join(&control).await?;
     let messages = handle_messages(lines, built.apis, control.clone());
     // The runner reports alerts, and removes the worker.
     let background = async { match tokio::join!(messages, built.pools.run(&control, None)).1 {} };
-    Box::pin(worker::serve(built.worker, &config, environment, ExitSignals::listen()?, None, background)).await
+    Box::pin(worker::serve(built.worker, &config, environment, signals, None, background)).await
 }
 
 /// Waits for `welcome`, before which nothing else may be sent.

@@ -96,7 +96,7 @@ fn log_artifacts_are_redacted_and_others_are_stored_unchanged() {
     configure(&host, "token", "azure");
     let worker = Server::start(&mut host.journeyman(&["worker", "--log-format", "json"]));
     let script = "echo with $MY_TOKEN >build.log; echo with $MY_TOKEN >data.txt; echo without >other.log";
-    let artifact = |path: &str| serde_json::json!({ "type": "file", "path": path });
+    let artifact = |path: &str| serde_json::json!({ "type": "file", "path": path, "contentEncoding": "identity" });
     let payload = serde_json::json!({
         "command": [["sh", "-c", script]], "maxRunTime": 60, "env": { "MY_TOKEN": "artifact-canary-61" },
         "artifacts": [artifact("build.log"), artifact("data.txt"), artifact("other.log")],

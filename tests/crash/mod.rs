@@ -1,6 +1,7 @@
 //! Kills the worker and the queue with SIGKILL, repeatedly, at lines of their logs and at crash points: no task is lost, each ends
 //! with one accepted outcome, and nothing outlives its run.
 
+mod caches;
 mod checker;
 mod points;
 mod process;

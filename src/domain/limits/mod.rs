@@ -300,5 +300,7 @@ pub const PROXY_CONNECTIONS_MAX: usize = 64;
 pub const PROXY_BEWIT_BYTES_MAX: usize = 64 << 10;
 /// How long a URL that a task's proxy has signed is valid, as with generic-worker.
 pub const BEWIT_LIFETIME: Duration = Duration::from_secs(3600);
+/// How long a task waits for a user while the files of the task before it are removed.
+pub const USER_WAIT_MAX: Duration = Duration::from_secs(60);
 /// How deep directories may be nested that are given to another user.
 pub const USER_TREE_DEPTH_MAX: usize = 256;

@@ -271,7 +271,6 @@ impl PayloadHandler for Command {
             context.set_signing_key(key);
         }
         let monitors_resources = is_wanted(&payload.features, "resourceMonitor");
-        context.set_published_logs(published_logs(&payload.features, payload.logs));
         let mut proxy = None;
         if is_wanted(&payload.features, "taskclusterProxy") {
             let started = TaskProxy::start(self.mounter.client(), Credentials::Hidden, context).await?;
@@ -288,6 +287,7 @@ impl PayloadHandler for Command {
                 return Err(PrepareError::malformed(vec![format!("payload/command/0: {error}")]));
             }
         }
+        context.set_published_logs(published_logs(&payload.features, payload.logs));
         let CommandPayload { command: commands, on_exit_status, .. } = payload;
         Ok(PreparedCommands {
             commands,

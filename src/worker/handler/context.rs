@@ -1,5 +1,6 @@
 //! The context of a running task: its definition, task directory, log, artifacts, replies and cancellation.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -94,6 +95,8 @@ struct ContextInner {
     published_logs: OnceLock<PublishedLogs>,
     progress: Mutex<Option<String>>,
     signing_key: OnceLock<SigningKey>,
+    /// What the task has until its files are removed.
+    held: OnceLock<Box<dyn Any + Send + Sync>>,
     caches: Mutex<Vec<HeldCache>>,
     /// Processes that have started and have not exited by themselves.
     unfinished_processes: AtomicUsize,
@@ -190,6 +193,7 @@ impl Context {
             published_logs: OnceLock::new(),
             progress: Mutex::default(),
             signing_key: OnceLock::new(),
+            held: OnceLock::new(),
             caches: Mutex::default(),
             unfinished_processes: AtomicUsize::default(),
             leaves_work: AtomicBool::default(),
@@ -329,6 +333,11 @@ impl Context {
 
     pub(super) fn proxy_url(&self) -> Option<&str> {
         self.proxy_url.as_deref()
+    }
+
+    /// Drops what the task needs for itself once its files are removed.
+    pub(super) fn hold_until_removed(&self, held: impl Any + Send + Sync) {
+        drop(self.inner.held.set(Box::new(held)));
     }
 
     /// Runs the task's processes as this user.

@@ -1,14 +1,18 @@
 //! Runs the tasks of a handler as users of the host, one task at a time for each user.
 //!
-//! A user is cleaned before a task gets it: that ends what a worker that was killed has left, and keeps a user whose processes
-//! cannot be killed from every later task.
+//! A task has its user until its files are removed. A user is cleaned before a task gets it: that ends what a worker that was killed
+//! has left, and keeps a user whose processes cannot be killed from every later task.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use serde_json::Value;
+use tokio::sync::Notify;
 use tokio::task::spawn_blocking;
+use tokio::time::timeout;
 
+use journeyman_domain::limits::USER_WAIT_MAX;
 use journeyman_platform::host::task_user::TaskUser;
 
 use super::{
@@ -17,7 +21,14 @@ use super::{
 
 /// The users that no task has. Clones share them.
 #[derive(Debug, Clone)]
-pub struct UserPool(Arc<Mutex<Vec<TaskUser>>>);
+pub struct UserPool(Arc<FreeUsers>);
+
+#[derive(Debug)]
+struct FreeUsers {
+    /// That which is free for the longest time comes first.
+    users: Mutex<VecDeque<TaskUser>>,
+    freed: Notify,
+}
 
 /// A user of one task; dropping it gives it to the next.
 struct UserLease {
@@ -27,18 +38,23 @@ struct UserLease {
 
 impl Drop for UserLease {
     fn drop(&mut self) {
-        self.pool.0.lock().push(self.user.clone());
+        self.pool.0.users.lock().push_back(self.user.clone());
+        self.pool.0.freed.notify_one();
     }
 }
 
 impl UserPool {
     pub fn new(users: Vec<TaskUser>) -> Self {
-        Self(Arc::new(Mutex::new(users)))
+        Self(Arc::new(FreeUsers { users: Mutex::new(users.into()), freed: Notify::new() }))
     }
 
+    /// The files of the task before may still be being removed.
     async fn take(&self) -> Result<UserLease, PrepareError> {
         loop {
-            let Some(user) = self.0.lock().pop() else {
+            let Some(user) = self.0.users.lock().pop_front() else {
+                if timeout(USER_WAIT_MAX, self.0.freed.notified()).await.is_ok() {
+                    continue;
+                }
                 let text = "no user of `host.task_users` is free; are there processes that cannot be killed?";
                 return Err(PrepareError::new(PrepareFailure::HostFault, text));
             };
@@ -63,26 +79,28 @@ pub fn with_users(handler: Arc<dyn DynHandler>, users: UserPool) -> Arc<dyn DynH
 }
 
 impl UserHandler {
-    async fn take_user(&self, context: &Context) -> Result<(UserLease, Context), PrepareError> {
+    async fn take_user(&self, context: &Context) -> Result<(TaskUser, Context), PrepareError> {
         let lease = self.users.take().await?;
         let (user, workdir) = (lease.user.clone(), context.workdir().to_owned());
-        let given = spawn_blocking(move || user.give_task_dir(&workdir)).await.map_err(std::io::Error::other).flatten();
+        context.hold_until_removed(lease);
+        let own = user.clone();
+        let given = spawn_blocking(move || own.give_task_dir(&workdir)).await.map_err(std::io::Error::other).flatten();
         given.map_err(|error| PrepareError::from_io("the task's directory cannot be given to its user", &error))?;
-        context.log().write_note(&format!("the task runs as user {}", lease.user.name()));
-        let context = context.clone().with_user(lease.user.clone());
-        Ok((lease, context))
+        context.log().write_note(&format!("the task runs as user {}", user.name()));
+        let context = context.clone().with_user(user.clone());
+        Ok((user, context))
     }
 }
 
-/// Keeps the user until the payload has ended, and ends what it has left behind.
-fn keep_user(prepared: PreparedPayload, lease: UserLease) -> PreparedPayload {
+/// Ends what the payload has left behind.
+fn run_as(prepared: PreparedPayload, user: TaskUser) -> PreparedPayload {
     Box::new(move |context| {
         Box::pin(async move {
-            let context = context.clone().with_user(lease.user.clone());
+            let context = context.clone().with_user(user.clone());
             let ended = prepared(&context).await;
-            if let Err(error) = lease.user.clean().await {
+            if let Err(error) = user.clean().await {
                 // It is tried again before the next task gets the user.
-                tracing::warn!(user = lease.user.name(), %error, "what a task left behind cannot be removed");
+                tracing::warn!(user = user.name(), %error, "what a task left behind cannot be removed");
             }
             ended
         })
@@ -100,15 +118,15 @@ impl DynHandler for UserHandler {
 
     fn prepare<'a>(&'a self, payload: &'a Value, context: &'a Context) -> Preparing<'a> {
         Box::pin(async move {
-            let (lease, context) = self.take_user(context).await?;
-            Ok(keep_user(self.handler.prepare(payload, &context).await?, lease))
+            let (user, context) = self.take_user(context).await?;
+            Ok(run_as(self.handler.prepare(payload, &context).await?, user))
         })
     }
 
     fn prepare_task<'a>(&'a self, context: &'a Context) -> Preparing<'a> {
         Box::pin(async move {
-            let (lease, context) = self.take_user(context).await?;
-            Ok(keep_user(self.handler.prepare_task(&context).await?, lease))
+            let (user, context) = self.take_user(context).await?;
+            Ok(run_as(self.handler.prepare_task(&context).await?, user))
         })
     }
 
