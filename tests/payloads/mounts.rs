@@ -76,6 +76,15 @@ async fn an_artifact_of_a_dependency_is_mounted_and_one_of_another_task_is_not()
     let depends = |definition: &mut Value| definition["dependencies"] = json!([made.as_str()]);
     let log = deployment.run_one("cat in", mount("public/out"), depends).await.completed();
     assert!(log.contains("\nmade\n") && log.contains(&format!("artifact public/out of {made}: ")), "{log}");
+    let content = json!({ "taskId": made.as_str(), "artifact": "public/out", "sha256": digest(b"made\n") });
+    for is_tampered in [false, true] {
+        for entry in std::fs::read_dir(deployment.work_dir().join("caches/downloads")).expect("it exists") {
+            std::fs::write(entry.expect("an entry").path(), "tampered").expect("written");
+        }
+        let keys = json!({ "mounts": [{ "file": "in", "content": content }] });
+        let log = deployment.run_one("cat in", keys, depends).await.completed();
+        assert!(log.contains("\nmade\n"), "{is_tampered}: {log}");
+    }
     let log = deployment.run_one("cat in", mount("public/out"), nothing).await.exception("malformed-payload");
     assert!(log.contains(&format!("payload/mounts/0: `dependencies` of the task lacks {made}")), "{log}");
     let log = deployment.run_one("cat in", mount("public/other"), depends).await.exception("malformed-payload");
@@ -166,8 +175,14 @@ async fn content_is_downloaded_once_while_it_is_the_same() {
     let by_digest = json!({ "mounts": [{ "file": "f", "content": { "url": url, "sha256": digest(b"version 2") } }] });
     deployment.run_one("cat f", by_digest.clone(), nothing).await.completed();
     files.lock().ranges.clear();
-    deployment.run_one("cat f", by_digest, nothing).await.completed();
+    deployment.run_one("cat f", by_digest.clone(), nothing).await.completed();
     assert_eq!(files.lock().ranges.len(), 0);
+    // Content that was changed on the disk is downloaded again.
+    for entry in std::fs::read_dir(deployment.work_dir().join("caches/downloads")).expect("it exists") {
+        std::fs::write(entry.expect("an entry").path(), "tampered").expect("written");
+    }
+    let log = deployment.run_one("cat f", by_digest, nothing).await.completed();
+    assert!(log.contains("version 2") && files.lock().ranges.len() == 1, "{log}");
 }
 
 #[tokio::test]

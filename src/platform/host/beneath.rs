@@ -50,7 +50,7 @@ pub fn open_dir(root: &Path, path: &Path, missing: Missing<'_>) -> io::Result<Ow
 ///
 /// # Errors
 ///
-/// As [`open_dir`]; `EINVAL` if the path names the root.
+/// The same as for [`open_dir`]; `EINVAL` if the path names the root.
 pub fn open_parent<'a>(root: &Path, path: &'a Path, missing: Missing<'_>) -> io::Result<(OwnedFd, &'a Path)> {
     let name = path.file_name().ok_or(Errno::INVAL)?;
     let parent = path.parent().unwrap_or_else(|| Path::new(""));

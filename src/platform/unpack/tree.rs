@@ -12,9 +12,9 @@ use rustix::io::Errno;
 use super::UnpackLimits;
 use super::decoders::{BUFFER_BYTES, Fault, broken, refused};
 
-/// As PATH_MAX of Linux.
+/// Linux's `PATH_MAX`.
 pub(super) const NAME_BYTES_MAX: usize = 4095;
-/// As NAME_MAX of Linux.
+/// Linux's `NAME_MAX`.
 const COMPONENT_BYTES_MAX: usize = 255;
 const DEPTH_MAX: usize = 128;
 /// The names of all directories are kept until their modes are set.

@@ -50,11 +50,11 @@ pub struct Worker {
     pub max_tasks: u32,
     /// Drain and exit after this time; `0s` is never.
     pub max_uptime: OptionalSpan,
-    /// Whose exit codes `worker`, `bridge` and `run` have: their own, or those of Taskcluster's generic-worker.
+    /// The exit codes of `worker`, `bridge` and `run`: their own, or those of Taskcluster's generic-worker.
     pub exit_codes: ExitCodes,
 }
 
-/// Whose exit codes a worker has.
+/// The exit codes of a worker.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]

@@ -173,7 +173,7 @@ async fn forward(State(proxy): State<Proxy>, request: Request) -> Response {
 
 const ENDPOINT: HeaderName = HeaderName::from_static("x-taskcluster-endpoint");
 
-/// Signs the URL in the body for GET requests of anybody who is given it.
+/// Signs the URL in the body for GET requests of its bearer.
 async fn sign_url(State(proxy): State<Proxy>, request: Request) -> Response {
     let root = proxy.deployment.root_url();
     let body = to_bytes(request.into_body(), PROXY_BEWIT_BYTES_MAX).await.unwrap_or_default();

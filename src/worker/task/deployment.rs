@@ -48,7 +48,7 @@ pub trait Deployment: Send + Sync {
     /// a fresh nonce. `None` if the URL cannot be signed.
     fn sign(&self, method: &str, url: &Url) -> Option<HeaderValue>;
 
-    /// A URL that anybody may GET as the task, for `lifetime`.
+    /// The URL with a signature of its own: its bearer may GET it as the task, for `lifetime`.
     fn sign_url(&self, url: &Url, lifetime: Duration) -> Option<Url>;
 
     /// The credentials of the run, as of its last reclaim.

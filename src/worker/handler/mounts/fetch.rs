@@ -122,10 +122,9 @@ impl Fetcher {
         context: &Context,
     ) -> Result<File, PrepareError> {
         let _one_at_a_time = self.store.exclusive(&origin.to_string()).await;
-        let digest_key = sha256.map(|digest| format!("sha256:{digest}"));
-        if let (Origin::Url(_), Some(key)) = (origin, &digest_key)
-            && let Some(file) = self.find(key).await?
-            && let Ok(file) = self.verified(file, key, sha256, origin).await
+        if let (Origin::Url(_), Some(key)) = (origin, sha256.map(digest_key))
+            && let Some(file) = self.find(&key).await?
+            && let Ok(file) = self.verified(file, &key, sha256, origin).await
         {
             context.log().write_note(&format!("{origin}: downloaded before"));
             return Ok(file);
@@ -137,7 +136,7 @@ impl Fetcher {
         let started = Instant::now();
         let attempt = loop {
             let before = partial.bytes;
-            match self.attempt(origin, digest_key.as_deref(), &mut partial, context).await {
+            match self.attempt(origin, sha256, &mut partial, context).await {
                 Ok(attempt) => break attempt,
                 Err(FetchError::Final(error)) => return Err(error),
                 Err(FetchError::Retry { after, why }) => {
@@ -156,8 +155,6 @@ impl Fetcher {
         };
         match attempt {
             Attempt::Cached(file) => {
-                let key = digest_key.unwrap_or_default();
-                let file = self.verified(file, &key, sha256, origin).await?;
                 context.log().write_note(&format!("{origin}: downloaded before"));
                 Ok(file)
             }
@@ -183,7 +180,7 @@ impl Fetcher {
         blocking("cached download", move || store.find_download(&key)).await
     }
 
-    /// Cached content with a digest is read again: what runs as the worker's user may have changed it.
+    /// Cached content with a digest is read again, because what runs as the worker's user may have changed it, and removed if it has.
     async fn verified(
         &self,
         file: File,
@@ -204,15 +201,17 @@ impl Fetcher {
     async fn attempt(
         &self,
         origin: &Origin,
-        digest_key: Option<&str>,
+        sha256: Option<&str>,
         partial: &mut Partial,
         context: &Context,
     ) -> Result<Attempt, FetchError> {
         let response = self.request(origin, partial, context).await?;
         let validator = validator(response.headers());
-        let key = digest_key.map(str::to_owned).or_else(|| validator.as_ref().map(|text| format!("{origin} {text}")));
+        let by_validator = || validator.as_ref().map(|text| format!("{origin} {text}"));
+        let key = sha256.map(digest_key).or_else(by_validator);
         if let Some(key) = &key
             && let Some(file) = self.find(key).await?
+            && let Ok(file) = self.verified(file, key, sha256, origin).await
         {
             return Ok(Attempt::Cached(file));
         }
@@ -335,6 +334,10 @@ impl Fetcher {
         }
         Err(malformed(origin, &format!("more than {DOWNLOAD_HOPS_MAX} redirects")).into())
     }
+}
+
+fn digest_key(sha256: &str) -> String {
+    format!("sha256:{sha256}")
 }
 
 fn check_status(origin: &Origin, response: Response, partial: &Partial) -> Result<Response, FetchError> {
