@@ -137,4 +137,8 @@ impl DynHandler for UserHandler {
     fn sidecar(&self) -> Option<Sidecar> {
         self.handler.sidecar()
     }
+
+    fn end_leftovers(&self) -> Option<HandlerFuture<'_, Result<usize, String>>> {
+        self.handler.end_leftovers()
+    }
 }
