@@ -294,8 +294,10 @@ async fn a_worker_does_not_start_where_it_cannot_remove_containers() {
 fn start_worker(deployment: &Deployment, tool: &Tool, root_url: &str) -> Process {
     let folder = deployment.folder.path();
     let list = |words: &[String]| json!(words).to_string();
+    // Only root can run commands as other users.
+    let users = if rustix::process::geteuid().is_root() { "[\"man\"]" } else { "[]" };
     let text = format!(
-        "[source.ci]\nkind = \"taskcluster\"\nroot_url = \"{root_url}\"\ntask_queue = \"{TASK_QUEUE}\"\ndialect = \"claim-work\"\n\
+        "[host]\ntask_users = {users}\n[source.ci]\nkind = \"taskcluster\"\nroot_url = \"{root_url}\"\ntask_queue = \"{TASK_QUEUE}\"\ndialect = \"claim-work\"\n\
          client_id = \"{CLIENT_ID}\"\naccess_token_file = \"token\"\nhandler = \"d\"\n\
          [handler.d]\nkind = \"command\"\n[handler.d.containers]\nprogram = \"{}\"\noptions = {}\n",
         tool.0[0],
@@ -306,7 +308,8 @@ fn start_worker(deployment: &Deployment, tool: &Tool, root_url: &str) -> Process
     std::fs::write(&token, TOKEN).expect("written");
     std::fs::set_permissions(&token, std::fs::Permissions::from_mode(0o600)).expect("changed");
     let variables = Tool::variables();
-    let variables: Vec<(&str, &str)> = variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    let variables = variables.iter().map(|(name, value)| (*name, value.as_str()));
+    let variables: Vec<_> = variables.chain([("JOURNEYMAN__WORKER__CAPACITY", "1")]).collect();
     Process::of(command("worker", folder, &config, &variables))
 }
 

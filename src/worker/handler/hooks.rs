@@ -3,18 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::handler::config::Hooks;
 use journeyman_domain::outcome::Outcome;
 
 use super::environment::{self, Variables};
+use super::layer::{Inner, Layer, layered};
 use super::process::{EndCause, Launch, ProcessStatus, RunLimits, RunningProcess, format_seconds};
-use super::{
-    Context, DynHandler, EndedWork, ExecuteError, ExecuteFailure, HandlerFuture, PreparedPayload, Preparing, Sidecar,
-    use_absolute_program,
-};
+use super::{Context, DynHandler, ExecuteError, ExecuteFailure, PreparedPayload, Preparing, use_absolute_program};
 
 /// Between SIGTERM and SIGKILL.
 const TERMINATION_GRACE: Duration = Duration::from_secs(1);
@@ -24,12 +21,6 @@ enum Hook {
     PreTask,
     PostTask,
     Error,
-}
-
-/// A handler whose payloads run between hooks.
-struct HookedHandler {
-    handler: Arc<dyn DynHandler>,
-    hooks: Arc<HookRunner>,
 }
 
 struct HookRunner {
@@ -45,28 +36,20 @@ pub fn with_hooks(handler: Arc<dyn DynHandler>, mut config: Hooks, env: Variable
         return handler;
     }
     programs.iter_mut().for_each(|program| use_absolute_program(program));
-    Arc::new(HookedHandler { handler, hooks: Arc::new(HookRunner { config, env }) })
+    layered(handler, Arc::new(HookRunner { config, env }))
 }
 
-impl DynHandler for HookedHandler {
-    fn describe(&self) -> String {
-        self.handler.describe()
-    }
-
-    fn schema(&self) -> Value {
-        self.handler.schema()
-    }
-
-    fn prepare<'a>(&'a self, payload: &'a Value, context: &'a Context) -> Preparing<'a> {
+impl Layer for Arc<HookRunner> {
+    fn prepare<'a>(&'a self, inner: Inner<'a>, context: &'a Context) -> Preparing<'a> {
         Box::pin(async move {
-            let prepared = match self.handler.prepare(payload, context).await {
+            let prepared = match inner.prepare(context).await {
                 Ok(prepared) => prepared,
                 Err(error) => {
-                    self.hooks.after(Hook::Error, error.reason.outcome(), context).await;
+                    self.after(Hook::Error, error.reason.outcome(), context).await;
                     return Err(error);
                 }
             };
-            let hooks = Arc::clone(&self.hooks);
+            let hooks = Arc::clone(self);
             let execute: PreparedPayload = Box::new(move |context| {
                 Box::pin(async move {
                     let result = match hooks.before(context).await {
@@ -83,18 +66,6 @@ impl DynHandler for HookedHandler {
             });
             Ok(execute)
         })
-    }
-
-    fn discard<'a>(&'a self, work: &'a EndedWork) -> Option<HandlerFuture<'a, Result<(), String>>> {
-        self.handler.discard(work)
-    }
-
-    fn sidecar(&self) -> Option<Sidecar> {
-        self.handler.sidecar()
-    }
-
-    fn end_leftovers(&self) -> Option<HandlerFuture<'_, Result<usize, String>>> {
-        self.handler.end_leftovers()
     }
 }
 

@@ -27,6 +27,7 @@ pub mod hooks;
 pub mod http;
 #[doc(hidden)]
 pub mod kubernetes;
+mod layer;
 pub mod log;
 mod log_file;
 #[doc(hidden)]

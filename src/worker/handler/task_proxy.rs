@@ -34,8 +34,9 @@ use journeyman_platform::host::containment::ProcessScope;
 use journeyman_platform::http::client::root_cause;
 use journeyman_platform::http::{Limits, serve};
 
+use super::layer::{Inner, Layer, layered};
 use super::log::TaskLog;
-use super::{Context, DynHandler, EndedWork, HandlerFuture, PrepareError, PreparedPayload, Preparing, Sidecar};
+use super::{Context, DynHandler, PrepareError, PreparedPayload, Preparing};
 
 /// Headers about one connection, which the next one has its own of.
 const HOP_HEADERS: [HeaderName; 7] = [CONNECTION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, HOST, AUTHORIZATION];
@@ -204,31 +205,19 @@ fn end_to_end(headers: &HeaderMap) -> HeaderMap {
     kept.map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
-/// A handler whose payloads may call the deployment, and ask for the credentials of the run.
-struct CallingHandler {
-    handler: Arc<dyn DynHandler>,
-    client: Client,
-}
+struct ProxyOfCredentials(Client);
 
-/// Starts a proxy for each task of a handler.
+/// Starts a proxy for each task of a handler, which also answers with the credentials of the run.
 pub fn with_task_credentials(handler: Arc<dyn DynHandler>, client: Client) -> Arc<dyn DynHandler> {
-    Arc::new(CallingHandler { handler, client })
+    layered(handler, ProxyOfCredentials(client))
 }
 
-impl DynHandler for CallingHandler {
-    fn describe(&self) -> String {
-        self.handler.describe()
-    }
-
-    fn schema(&self) -> Value {
-        self.handler.schema()
-    }
-
-    fn prepare<'a>(&'a self, payload: &'a Value, context: &'a Context) -> Preparing<'a> {
+impl Layer for ProxyOfCredentials {
+    fn prepare<'a>(&'a self, inner: Inner<'a>, context: &'a Context) -> Preparing<'a> {
         Box::pin(async move {
-            let proxy = TaskProxy::start(self.client.clone(), Credentials::Shown, context).await?;
+            let proxy = TaskProxy::start(self.0.clone(), Credentials::Shown, context).await?;
             let context = context.clone().with_proxy(proxy.url());
-            let prepared = self.handler.prepare(payload, &context).await?;
+            let prepared = inner.prepare(&context).await?;
             let execute: PreparedPayload = Box::new(move |context| {
                 Box::pin(async move {
                     let context = context.clone().with_proxy(proxy.url());
@@ -237,17 +226,5 @@ impl DynHandler for CallingHandler {
             });
             Ok(execute)
         })
-    }
-
-    fn discard<'a>(&'a self, work: &'a EndedWork) -> Option<HandlerFuture<'a, Result<(), String>>> {
-        self.handler.discard(work)
-    }
-
-    fn sidecar(&self) -> Option<Sidecar> {
-        self.handler.sidecar()
-    }
-
-    fn end_leftovers(&self) -> Option<HandlerFuture<'_, Result<usize, String>>> {
-        self.handler.end_leftovers()
     }
 }

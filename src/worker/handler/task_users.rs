@@ -4,10 +4,10 @@
 //! has left, and keeps a user whose processes cannot be killed from every later task.
 
 use std::collections::VecDeque;
+use std::io;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use serde_json::Value;
 use tokio::sync::Notify;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
@@ -15,9 +15,8 @@ use tokio::time::timeout;
 use journeyman_domain::limits::USER_WAIT_MAX;
 use journeyman_platform::host::task_user::TaskUser;
 
-use super::{
-    Context, DynHandler, EndedWork, HandlerFuture, PrepareError, PrepareFailure, PreparedPayload, Preparing, Sidecar,
-};
+use super::layer::{Inner, Layer, layered};
+use super::{Context, DynHandler, PrepareError, PrepareFailure, PreparedPayload, Preparing};
 
 /// The users that no task has. Clones share them.
 #[derive(Debug, Clone)]
@@ -68,28 +67,9 @@ impl UserPool {
     }
 }
 
-struct UserHandler {
-    handler: Arc<dyn DynHandler>,
-    users: UserPool,
-}
-
 /// Runs the payloads of a handler as users of a pool.
 pub fn with_users(handler: Arc<dyn DynHandler>, users: UserPool) -> Arc<dyn DynHandler> {
-    Arc::new(UserHandler { handler, users })
-}
-
-impl UserHandler {
-    async fn take_user(&self, context: &Context) -> Result<(TaskUser, Context), PrepareError> {
-        let lease = self.users.take().await?;
-        let (user, workdir) = (lease.user.clone(), context.workdir().to_owned());
-        context.hold_until_removed(lease);
-        let own = user.clone();
-        let given = spawn_blocking(move || own.give_task_dir(&workdir)).await.map_err(std::io::Error::other).flatten();
-        given.map_err(|error| PrepareError::from_io("the task's directory cannot be given to its user", &error))?;
-        context.log().write_note(&format!("the task runs as user {}", user.name()));
-        let context = context.clone().with_user(user.clone());
-        Ok((user, context))
-    }
+    layered(handler, users)
 }
 
 /// Ends what the payload has left behind.
@@ -107,38 +87,18 @@ fn run_as(prepared: PreparedPayload, user: TaskUser) -> PreparedPayload {
     })
 }
 
-impl DynHandler for UserHandler {
-    fn describe(&self) -> String {
-        self.handler.describe()
-    }
-
-    fn schema(&self) -> Value {
-        self.handler.schema()
-    }
-
-    fn prepare<'a>(&'a self, payload: &'a Value, context: &'a Context) -> Preparing<'a> {
+impl Layer for UserPool {
+    fn prepare<'a>(&'a self, inner: Inner<'a>, context: &'a Context) -> Preparing<'a> {
         Box::pin(async move {
-            let (user, context) = self.take_user(context).await?;
-            Ok(run_as(self.handler.prepare(payload, &context).await?, user))
+            let lease = self.take().await?;
+            let (user, workdir) = (lease.user.clone(), context.workdir().to_owned());
+            context.hold_until_removed(lease);
+            let own = user.clone();
+            let given = spawn_blocking(move || own.give_task_dir(&workdir)).await.map_err(io::Error::other).flatten();
+            given.map_err(|error| PrepareError::from_io("the task's directory cannot be given to its user", &error))?;
+            context.log().write_note(&format!("the task runs as user {}", user.name()));
+            let context = context.clone().with_user(user.clone());
+            Ok(run_as(inner.prepare(&context).await?, user))
         })
-    }
-
-    fn prepare_task<'a>(&'a self, context: &'a Context) -> Preparing<'a> {
-        Box::pin(async move {
-            let (user, context) = self.take_user(context).await?;
-            Ok(run_as(self.handler.prepare_task(&context).await?, user))
-        })
-    }
-
-    fn discard<'a>(&'a self, work: &'a EndedWork) -> Option<HandlerFuture<'a, Result<(), String>>> {
-        self.handler.discard(work)
-    }
-
-    fn sidecar(&self) -> Option<Sidecar> {
-        self.handler.sidecar()
-    }
-
-    fn end_leftovers(&self) -> Option<HandlerFuture<'_, Result<usize, String>>> {
-        self.handler.end_leftovers()
     }
 }

@@ -336,10 +336,6 @@ impl DynHandler for ByImage {
         }
     }
 
-    fn prepare_task<'a>(&'a self, context: &'a Context) -> Preparing<'a> {
-        self.prepare(context.task().definition.payload(), context)
-    }
-
     fn discard<'a>(&'a self, work: &'a EndedWork) -> Option<HandlerFuture<'a, Result<(), String>>> {
         self.commands.discard(work)
     }

@@ -3,16 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::Value;
 use tokio::time::timeout;
 
-use super::super::{Context, DynHandler, EndedWork, HandlerFuture, PrepareError, PrepareFailure, Preparing, Sidecar};
+use super::super::layer::{Inner, Layer, layered};
+use super::super::{Context, DynHandler, PrepareError, PrepareFailure, Preparing};
 use super::Mounter;
 use super::payload::Mount;
 
-/// A handler whose tasks find mounts in their directories.
-struct MountingHandler {
-    handler: Arc<dyn DynHandler>,
+struct ConfiguredMounts {
     mounter: Mounter,
     mounts: Vec<Mount>,
     time_max: Duration,
@@ -28,46 +26,19 @@ pub fn with_mounts(
     if mounts.is_empty() {
         return handler;
     }
-    Arc::new(MountingHandler { handler, mounter: mounter.clone(), mounts, time_max })
+    layered(handler, ConfiguredMounts { mounter: mounter.clone(), mounts, time_max })
 }
 
-impl DynHandler for MountingHandler {
-    fn describe(&self) -> String {
-        self.handler.describe()
-    }
-
-    fn schema(&self) -> Value {
-        self.handler.schema()
-    }
-
-    fn prepare<'a>(&'a self, payload: &'a Value, context: &'a Context) -> Preparing<'a> {
+impl Layer for ConfiguredMounts {
+    fn prepare<'a>(&'a self, inner: Inner<'a>, context: &'a Context) -> Preparing<'a> {
         Box::pin(async move {
             self.place(context).await?;
-            self.handler.prepare(payload, context).await
+            inner.prepare(context).await
         })
-    }
-
-    fn prepare_task<'a>(&'a self, context: &'a Context) -> Preparing<'a> {
-        Box::pin(async move {
-            self.place(context).await?;
-            self.handler.prepare_task(context).await
-        })
-    }
-
-    fn discard<'a>(&'a self, work: &'a EndedWork) -> Option<HandlerFuture<'a, Result<(), String>>> {
-        self.handler.discard(work)
-    }
-
-    fn sidecar(&self) -> Option<Sidecar> {
-        self.handler.sidecar()
-    }
-
-    fn end_leftovers(&self) -> Option<HandlerFuture<'_, Result<usize, String>>> {
-        self.handler.end_leftovers()
     }
 }
 
-impl MountingHandler {
+impl ConfiguredMounts {
     /// Content that the operator has configured is not the payload's fault.
     async fn place(&self, context: &Context) -> Result<(), PrepareError> {
         let too_slow = || {
