@@ -6,7 +6,6 @@ use tokio::process::Command;
 use super::exit::{Exit, ExitResult, Failure};
 use super::output;
 use journeyman_platform::host::run_program;
-use journeyman_platform::host::task_user::TaskUser;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum SetupCommand {
@@ -24,10 +23,13 @@ pub(super) struct SetupUsersArgs {
     prefix: String,
 }
 
+/// The exit status of `useradd` for a user that is there.
+const USER_EXISTS: i32 = 9;
+
 pub(super) async fn run(command: SetupCommand) -> ExitResult {
     let SetupCommand::Users(SetupUsersArgs { count, prefix }) = command;
     let names: Vec<String> = (1..=count).map(|number| format!("{prefix}{number}")).collect();
-    for name in names.iter().filter(|name| TaskUser::find(name).is_err()) {
+    for name in &names {
         let mut command = Command::new("useradd");
         // Without a home and a password: their home is the directory of each task.
         command.args([
@@ -42,6 +44,9 @@ pub(super) async fn run(command: SetupCommand) -> ExitResult {
         ]);
         let created = run_program::run(command, b"").await;
         let output = created.map_err(|error| Failure::from_error(Exit::HostUnusable, &error))?;
+        if output.status.code() == Some(USER_EXISTS) {
+            continue;
+        }
         if !output.status.success() {
             let text = format!("cannot create user {name}: {}; are you root?", output.first_error());
             return Err(Failure::new(Exit::HostUnusable, text));

@@ -11,7 +11,7 @@ use super::worker_pool::WorkerPools;
 use super::{amqp_setup, screwdriver_setup, taskcluster_setup, termination_watch, zookeeper_setup};
 use crate::config::schema::{Config, Source};
 use journeyman_platform::host::caches::{CacheLimits, CacheStore};
-use journeyman_platform::host::containment::{ContainmentConfig, ResourceLimits};
+use journeyman_platform::host::containment::{ContainmentConfig, ResourceLimits, install_shim};
 use journeyman_platform::host::program_path::find_program;
 use journeyman_platform::host::resources;
 use journeyman_platform::host::task_user::TaskUser;
@@ -162,7 +162,8 @@ fn find_users(config: &Config) -> Result<Option<UserPool>, Failure> {
     if !rustix::process::geteuid().is_root() {
         return Err(unusable("only a worker that runs as root can run tasks as other users".to_owned()));
     }
-    let users = names.iter().map(|name| TaskUser::find(name).map_err(|error| unusable(error.to_string())));
+    let shim = install_shim(&config.worker.work_dir.0).map_err(|error| unusable(format!("the exec shim: {error}")))?;
+    let users = names.iter().map(|name| TaskUser::find(name, &shim).map_err(|error| unusable(error.to_string())));
     Ok(Some(UserPool::new(users.collect::<Result<_, _>>()?)))
 }
 
@@ -197,6 +198,7 @@ pub(super) fn build_handler(
             let section = CommandHandler { termination_grace, ..section };
             let key = signing_key(name, &section, environment)?;
             let containers = build_containers(config, name, &section, environment, mounter)?;
+            let containers = containers.map(|containers| containers.signed_by(key.clone()));
             let commands = command::Command::new(section, redact_env, environment, mounter.clone()).signed_by(key);
             with_containers(handler::erase(commands), containers, name)
         }

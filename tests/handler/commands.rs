@@ -212,7 +212,7 @@ async fn b3_an_artifact_that_expires_before_it_may_be_stored_is_rejected() {
     let mut payload = sh(&["true"]);
     let artifact = |expires: &str| json!({"type": "file", "path": "a", "name": expires, "expires": expires});
     payload["artifacts"] =
-        json!([artifact("2001-01-01T00:00:00Z"), artifact("2029-12-01T00:00:00Z"), artifact("2029-11-30T23:59:59Z"),]);
+        json!([artifact("2001-01-01T00:00:00Z"), artifact("2029-11-30T23:59:59Z"), artifact("2029-11-30T23:59:58Z"),]);
     let sentences = refused(payload).await;
     assert_eq!(sentences.len(), 2, "{sentences:#?}");
     for (number, sentence) in [0, 2].into_iter().zip(&sentences) {

@@ -3,12 +3,11 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use journeyman::handler::chain_of_trust::SigningKey;
-use journeyman::handler::task_users::{UserPool, with_users};
-use journeyman_platform::host::task_user::TaskUser;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use crate::payloads::deployment::Deployment;
+use crate::payloads::users::as_users;
 use crate::support::needs;
 
 /// Verifies as scriptworker does when it has downloaded the two files.
@@ -41,26 +40,24 @@ fn verified(python: &str, seed: &str, list: &[u8], signature: &[u8]) -> Result<(
     if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).into_owned()) }
 }
 
+const SEED: [u8; 32] = [7; 32];
+
+pub(super) fn signing_key() -> SigningKey {
+    SigningKey::parse(&STANDARD.encode(SEED)).expect("a key")
+}
+
 #[tokio::test]
 async fn scriptworker_verifies_the_chain_of_trust_of_a_task() {
     let Some(python) = needs("JOURNEYMAN_TEST_PAYLOADS_PYTHON") else { return };
     let deployment = Deployment::start().await;
-    let seed = STANDARD.encode([7; 32]);
-    let key = SigningKey::parse(&seed).expect("a key");
+    let seed = STANDARD.encode(SEED);
     let signed = json!({
         "features": { "chainOfTrust": true },
         "artifacts": [{ "type": "file", "path": "f", "name": "public/f" }, { "type": "directory", "path": "d", "name": "public/d" }],
     });
     let as_worker = deployment.run_one("true", signed.clone(), |_| {}).await.exception("malformed-payload");
     assert!(as_worker.contains("this worker has no key for it"), "{as_worker}");
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("NOT TESTED: only root can run tasks as users that cannot read the key");
-        return;
-    }
-    let open = std::os::unix::fs::PermissionsExt::from_mode(0o711);
-    std::fs::set_permissions(deployment.folder.path(), open).expect("it is ours");
-    let users = UserPool::new(vec![TaskUser::find("gnats").or_else(|_| TaskUser::find("backup")).expect("a user")]);
-    let handler = with_users(deployment.signing_handler(key), users);
+    let Some(handler) = as_users(&deployment, deployment.signing_handler(signing_key()), &["backup"]) else { return };
     let scopes = |definition: &mut Value| definition["scopes"] = json!([]);
     let task = deployment.create("echo content >f; mkdir d; echo more >d/x", signed, scopes).await;
     deployment.run_with(handler, 1, &[&task]).await.remove(0).completed();

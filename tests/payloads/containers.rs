@@ -16,19 +16,20 @@ use journeyman_platform::settings::values::Span;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
+use crate::payloads::chain_of_trust::signing_key;
 use crate::payloads::deployment::{Deployment, Ended, TASK_QUEUE};
 use crate::support::process::{Process, command};
 use crate::support::task_queue::{CLIENT_ID, TOKEN};
 use crate::support::{named, needs, until, within};
 
-const IMAGE: &str = "localhost/jm:1";
+pub(super) const IMAGE: &str = "localhost/jm:1";
 
 /// A client with its arguments.
 #[derive(Clone)]
-struct Tool(Vec<String>);
+pub(super) struct Tool(Vec<String>);
 
 /// The clients of this machine.
-fn tools() -> Vec<Tool> {
+pub(super) fn tools() -> Vec<Tool> {
     ["JOURNEYMAN_TEST_DOCKER", "JOURNEYMAN_TEST_PODMAN"].into_iter().filter_map(Tool::of).collect()
 }
 
@@ -59,7 +60,7 @@ impl Tool {
         self.call(&["ps", "-aq", "--filter", &format!("label=journeyman.work-dir={}", work_dir.display())]).await
     }
 
-    fn config(&self) -> ContainersConfig {
+    pub(super) fn config(&self) -> ContainersConfig {
         ContainersConfig {
             program: self.0[0].clone(),
             options: self.0[1..].to_vec(),
@@ -83,13 +84,14 @@ impl Tool {
     }
 }
 
-fn handler(deployment: &Deployment, config: ContainersConfig) -> Arc<dyn DynHandler> {
+pub(super) fn handler(deployment: &Deployment, config: ContainersConfig) -> Arc<dyn DynHandler> {
     let variables = Tool::variables();
     let variables: Vec<(&str, &str)> = variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
     let environment = Environment::from_pairs(&variables);
     let section = CommandHandler { termination_grace: Span(Duration::from_secs(2)), ..Default::default() };
     let containers = Containers::new(config, &section, vec!["*TOKEN*".into()], &environment, deployment.mounter());
-    with_containers(deployment.handler(), Some(containers.expect("the client is there")), "command")
+    let containers = containers.expect("the client is there").signed_by(Some(signing_key()));
+    with_containers(deployment.handler(), Some(containers), "command")
 }
 
 fn payload(script: &str, keys: &Value) -> Value {
@@ -422,7 +424,7 @@ async fn the_proxy_of_a_task_serves_its_container() {
 }
 
 /// The image under another name, as a file.
-async fn saved(tool: &Tool, folder: &Path, name: &str) -> PathBuf {
+pub(super) async fn saved(tool: &Tool, folder: &Path, name: &str) -> PathBuf {
     let path = folder.join("image.tar");
     tool.call(&["tag", IMAGE, name]).await;
     tool.call(&["save", "-o", path.to_str().expect("text"), name]).await;
@@ -500,14 +502,7 @@ async fn what_is_not_allowed_or_not_supported_is_named() {
     let config = ContainersConfig { allow: vec![Permission::Privileged, Permission::AllowPtrace], ..tool.config() };
     let handler = handler(&deployment, config);
     for (keys, said) in [
-        (
-            json!({ "features": { "chainOfTrust": true } }),
-            "payload/features/chainOfTrust: this worker signs no certificates",
-        ),
-        (
-            json!({ "features": { "interactive": true } }),
-            "payload/features/interactive: this worker has no interactive",
-        ),
+        (json!({ "features": { "interactive": true } }), "payload/features/interactive: not supported by this worker"),
         (json!({ "features": { "dind": true } }), "payload/features/dind: not supported"),
         (json!({ "capabilities": { "privileged": true } }), "lacks the scope docker-worker:capability:privileged"),
         (json!({ "features": { "allowPtrace": true } }), "lacks the scope docker-worker:feature:allowPtrace"),
@@ -528,8 +523,11 @@ async fn what_is_not_allowed_or_not_supported_is_named() {
         let log = run(&deployment, &handler, "true", keys).await.exception("malformed-payload");
         assert!(log.contains(said), "{said}: {log}");
     }
-    let keys = json!({ "features": { "allowPtrace": true, "dind": false, "chainOfTrust": false } });
-    run_scoped(&deployment, &handler, "true", keys, &["docker-worker:feature:*"]).await.completed();
+    let keys = json!({ "features": { "allowPtrace": true, "dind": false, "chainOfTrust": true } });
+    let task = create(&deployment, "true", keys, &["docker-worker:feature:*"]).await;
+    deployment.run_with(handler, 1, &[&task]).await.remove(0).completed();
+    let list = deployment.queue.content(&task, 0, "public/chain-of-trust.json").await;
+    assert!(String::from_utf8_lossy(&list).contains("public/logs/certified.log"));
 }
 
 #[tokio::test]

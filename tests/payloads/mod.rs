@@ -7,5 +7,6 @@ mod files;
 mod mounts;
 mod proxy;
 mod switches;
+mod table;
 mod taskgraph;
 mod users;

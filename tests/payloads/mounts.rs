@@ -311,6 +311,32 @@ async fn a_file_is_not_placed_through_a_link_that_a_cache_brings() {
 }
 
 #[tokio::test]
+async fn a_file_takes_the_place_of_a_pipe_that_a_cache_brings() {
+    let deployment = Deployment::start().await;
+    let scope = || scoped(&["generic-worker:cache:c"]);
+    let made = deployment.run_one("mkfifo c/f", json!({ "mounts": [cache("c", "c")] }), scope()).await;
+    made.completed();
+    let mounts = json!({ "mounts": [cache("c", "c"), { "file": "c/f", "content": { "raw": "content" } }] });
+    let log = deployment.run_one("cat c/f", mounts, scope()).await.completed();
+    assert!(log.contains("content"), "{log}");
+}
+
+#[tokio::test]
+async fn a_download_that_is_larger_than_the_cache_removes_nothing_of_it() {
+    let (mut deployment, files, url) = with_files(b"small", Some("\"1\"")).await;
+    deployment.limits.downloads_bytes_max = 1000;
+    let mount = |path: &str| json!({ "mounts": [{ "file": "f", "content": { "url": format!("{url}{path}") } }] });
+    deployment.run_one("true", mount("small"), |_| {}).await.completed();
+    *files.lock() = Files { content: vec![0; 2000], etag: Some("\"2\""), ..Files::default() };
+    let log = deployment.run_one("true", mount("large"), |_| {}).await;
+    assert_eq!(log.states, ["exception/resource-unavailable"], "{}", log.log);
+    assert!(log.log.contains("`host.download_cache`"), "{}", log.log);
+    *files.lock() = Files { content: b"small".to_vec(), etag: Some("\"1\""), ..Files::default() };
+    let log = deployment.run_one("true", mount("small"), |_| {}).await.completed();
+    assert!(log.contains("downloaded before"), "{log}");
+}
+
+#[tokio::test]
 async fn mounts_count_against_the_run_time() {
     let mut deployment = Deployment::start().await;
     let router = axum::Router::new().fallback(|| async { std::future::pending::<()>().await });

@@ -133,14 +133,6 @@ while os.path.exists({gate:?}): time.sleep(0.05)
 }
 
 #[tokio::test]
-async fn another_interface_is_refused_by_name() {
-    let deployment = Deployment::start().await;
-    let keys = json!({ "features": { "taskclusterProxy": true }, "taskclusterProxyInterface": "docker-bridge" });
-    let log = deployment.run_one("true", keys, |_| {}).await.exception("malformed-payload");
-    assert!(log.contains("payload/taskclusterProxyInterface: another interface than localhost"), "{log}");
-}
-
-#[tokio::test]
 async fn a_program_asks_for_the_credentials_of_its_run() {
     let deployment = Deployment::start().await;
     let path = deployment.folder.path().join("handler");

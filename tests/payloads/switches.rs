@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::payloads::deployment::Deployment;
 
 /// The content of an artifact as it is stored, and how it says it is encoded.
-async fn stored(deployment: &Deployment, task: &str, name: &str) -> (Vec<u8>, Option<String>) {
+pub(super) async fn stored(deployment: &Deployment, task: &str, name: &str) -> (Vec<u8>, Option<String>) {
     let root = deployment.queue.service.root_url();
     let url = format!("{root}/api/queue/v1/task/{task}/artifacts/{}", urlencoding::encode(name));
     let client = reqwest::Client::builder().no_proxy().build().expect("a client");

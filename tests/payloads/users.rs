@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use journeyman::handler::DynHandler;
 use journeyman::handler::task_users::{UserPool, with_users};
+use journeyman_platform::host::containment::install_shim;
 use journeyman_platform::host::task_user::TaskUser;
 use serde_json::{Value, json};
 
@@ -11,7 +12,11 @@ use crate::payloads::deployment::{Deployment, TASK_QUEUE};
 use crate::support::until;
 
 /// Users that every Debian has and that own nothing; a handler whose tasks run as them.
-fn as_users(deployment: &Deployment, names: &[&str]) -> Option<Arc<dyn DynHandler>> {
+pub(super) fn as_users(
+    deployment: &Deployment,
+    handler: Arc<dyn DynHandler>,
+    names: &[&str],
+) -> Option<Arc<dyn DynHandler>> {
     if !rustix::process::geteuid().is_root() {
         eprintln!("NOT TESTED: only root can run tasks as other users");
         return None;
@@ -19,8 +24,9 @@ fn as_users(deployment: &Deployment, names: &[&str]) -> Option<Arc<dyn DynHandle
     // Their directories are below this one.
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o711);
     std::fs::set_permissions(deployment.folder.path(), open).expect("it is ours");
-    let users = names.iter().map(|name| TaskUser::find(name).expect("it is there"));
-    Some(with_users(deployment.handler(), UserPool::new(users.collect())))
+    let shim = install_shim(deployment.folder.path()).expect("it is ours");
+    let users = names.iter().map(|name| TaskUser::find(name, &shim).expect("it is there"));
+    Some(with_users(handler, UserPool::new(users.collect())))
 }
 
 fn scoped(scopes: &[&str]) -> impl FnOnce(&mut Value) + use<> {
@@ -31,7 +37,7 @@ fn scoped(scopes: &[&str]) -> impl FnOnce(&mut Value) + use<> {
 #[tokio::test]
 async fn a_task_runs_as_its_user_in_a_directory_that_nobody_else_can_read() {
     let deployment = Deployment::start().await;
-    let Some(handler) = as_users(&deployment, &["games"]) else { return };
+    let Some(handler) = as_users(&deployment, deployment.handler(), &["games"]) else { return };
     let keys = json!({ "mounts": [
         { "file": "in/f", "content": { "raw": "mine" } },
         { "cacheName": "c", "directory": "d" },
@@ -46,10 +52,21 @@ async fn a_task_runs_as_its_user_in_a_directory_that_nobody_else_can_read() {
     assert!(log.contains("Permission denied"), "{log}");
 }
 
+/// What becomes the user runs as root, where a library that a payload names would be loaded.
+#[tokio::test]
+async fn variables_of_a_payload_reach_nothing_that_runs_as_root() {
+    let deployment = Deployment::start().await;
+    let Some(handler) = as_users(&deployment, deployment.handler(), &["www-data"]) else { return };
+    let keys = json!({ "env": { "LD_DEBUG": "files", "OF_TASK": "here" } });
+    let task = deployment.create("echo $OF_TASK; readlink /proc/self/exe", keys, scoped(&[])).await;
+    let log = deployment.run_with(handler, 1, &[&task]).await.remove(0).completed();
+    assert!(log.contains("\nhere\n") && log.contains("calling init:") && !log.contains("setpriv"), "{log}");
+}
+
 #[tokio::test]
 async fn processes_and_files_of_a_task_are_gone_before_the_next() {
     let deployment = Deployment::start().await;
-    let Some(handler) = as_users(&deployment, &["lp"]) else { return };
+    let Some(handler) = as_users(&deployment, deployment.handler(), &["lp"]) else { return };
     let leave = "touch /tmp/journeyman-left-$TASK_ID; mkdir -p /dev/shm/journeyman-left/x; setsid -f sleep 600; pgrep -u lp -c .";
     let look = "ls -d /tmp/journeyman-left-* /dev/shm/journeyman-left; pgrep -r R,S,D -u lp -x sleep; echo looked";
     let tasks = [deployment.create(leave, json!({}), |_| {}).await, deployment.create(look, json!({}), |_| {}).await];
@@ -66,14 +83,14 @@ async fn processes_and_files_of_a_task_are_gone_before_the_next() {
 #[tokio::test]
 async fn a_cache_passes_from_one_user_to_the_next_and_no_file_of_others_with_it() {
     let deployment = Deployment::start().await;
-    let Some(first) = as_users(&deployment, &["news"]) else { return };
+    let Some(first) = as_users(&deployment, deployment.handler(), &["news"]) else { return };
     let keys = json!({ "mounts": [{ "cacheName": "c", "directory": "d" }] });
     let with_scope = || scoped(&["generic-worker:cache:c"]);
     let task =
         deployment.create("mkdir d/a; echo one >d/a/f; ln -s /etc/shadow d/link", keys.clone(), with_scope()).await;
     deployment.run_with(first, 1, &[&task]).await.remove(0).completed();
     let shadow = || std::os::unix::fs::MetadataExt::uid(&std::fs::metadata("/etc/shadow").expect("it is there"));
-    let second = as_users(&deployment, &["uucp"]).expect("root");
+    let second = as_users(&deployment, deployment.handler(), &["uucp"]).expect("root");
     let script = "echo two >>d/a/f; cat d/a/f; stat -c %U d d/a d/a/f d/link";
     let task = deployment.create(script, keys, with_scope()).await;
     let log = deployment.run_with(second, 1, &[&task]).await.remove(0).completed();
@@ -84,7 +101,7 @@ async fn a_cache_passes_from_one_user_to_the_next_and_no_file_of_others_with_it(
 #[tokio::test]
 async fn groups_and_the_workers_own_user_need_their_scopes() {
     let deployment = Deployment::start().await;
-    let Some(handler) = as_users(&deployment, &["irc"]) else { return };
+    let Some(handler) = as_users(&deployment, deployment.handler(), &["irc"]) else { return };
     let group = format!("generic-worker:os-group:{TASK_QUEUE}/video");
     let own = format!("generic-worker:run-task-as-current-user:{TASK_QUEUE}");
     let as_worker = json!({ "features": { "runTaskAsCurrentUser": true } });
@@ -109,7 +126,7 @@ async fn groups_and_the_workers_own_user_need_their_scopes() {
 #[tokio::test]
 async fn tasks_at_the_same_time_cannot_read_or_signal_each_other() {
     let deployment = Deployment::start().await;
-    let Some(handler) = as_users(&deployment, &["mail", "proxy"]) else { return };
+    let Some(handler) = as_users(&deployment, deployment.handler(), &["mail", "proxy"]) else { return };
     let gate = deployment.folder.path().join("gate");
     std::fs::create_dir(&gate).expect("created");
     std::fs::set_permissions(&gate, std::os::unix::fs::PermissionsExt::from_mode(0o777)).expect("it is ours");

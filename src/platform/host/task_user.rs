@@ -1,9 +1,10 @@
 //! Users of this host that tasks run as: what they own, their processes, and what they leave.
 
+use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nix::unistd::{Group, User};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, Uid};
@@ -23,13 +24,16 @@ pub struct TaskUser {
     name: String,
     uid: Uid,
     gid: Gid,
+    shim: PathBuf,
 }
 
 impl TaskUser {
+    /// Its programs are started by a shim from [`install_shim`](super::containment::install_shim).
+    ///
     /// # Errors
     ///
     /// There is no such user, it is the superuser, or the host's list of users cannot be read.
-    pub fn find(name: &str) -> io::Result<Self> {
+    pub fn find(name: &str, shim: &Path) -> io::Result<Self> {
         let other = |what: &str| io::Error::other(format!("user {name}: {what}"));
         let user = User::from_name(name).map_err(|errno| other(&errno.to_string()))?;
         let user = user.ok_or_else(|| other("there is no such user; `journeyman setup users` creates some"))?;
@@ -37,21 +41,22 @@ impl TaskUser {
             return Err(other("tasks must not run as the superuser"));
         }
         let (uid, gid) = (Uid::from_raw(user.uid.as_raw()), Gid::from_raw(user.gid.as_raw()));
-        Ok(Self { name: name.to_owned(), uid, gid })
+        Ok(Self { name: name.to_owned(), uid, gid, shim: shim.to_owned() })
     }
 
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The command line that becomes this user, in these further groups, and then the program.
-    pub fn command_line(&self, groups: &[Gid], program: &Path) -> Vec<std::ffi::OsString> {
+    /// The command line that becomes this user, in these further groups, and then the shim. It runs as root at first, where variables
+    /// of a payload could load a library.
+    pub(super) fn command_line(&self, groups: &[Gid]) -> Vec<OsString> {
         let groups: Vec<_> = groups.iter().map(|group| group.as_raw().to_string()).collect();
         let groups =
             if groups.is_empty() { "--clear-groups".to_owned() } else { format!("--groups={}", groups.join(",")) };
         let (uid, gid) = (self.uid.as_raw(), self.gid.as_raw());
         let arguments = [SETPRIV.into(), format!("--reuid={uid}"), format!("--regid={gid}"), groups, "--".into()];
-        arguments.into_iter().map(Into::into).chain([program.into()]).collect()
+        arguments.into_iter().map(Into::into).chain([self.shim.clone().into()]).collect()
     }
 
     /// Gives an open file or directory to the user, without what is in it.
@@ -91,7 +96,11 @@ impl TaskUser {
             if stat.st_uid != owner {
                 continue;
             }
-            if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+            let kind = FileType::from_raw_mode(stat.st_mode);
+            if !matches!(kind, FileType::Directory | FileType::RegularFile | FileType::Symlink) {
+                continue;
+            }
+            if kind == FileType::Directory {
                 let below = depth.checked_sub(1).ok_or_else(|| io::Error::other("directories are nested too deep"))?;
                 let inner = rustix::fs::openat(dir, name, DIRECTORY, Mode::empty())?;
                 self.give_below(inner.as_fd(), owner, below)?;
@@ -110,9 +119,9 @@ impl TaskUser {
         let ended = async {
             while self.clone().blocking(|user| user.has_processes()).await? {
                 // The kernel sends it to all at once, so that no process escapes by forking.
-                let [program, arguments @ ..] = &self.command_line(&[], Path::new("/bin/sh"))[..] else { break };
+                let [program, arguments @ .., _] = &self.command_line(&[])[..] else { break };
                 let mut command = tokio::process::Command::new(program);
-                command.args(arguments).args(["-c", "kill -KILL -1"]);
+                command.args(arguments).args(["/bin/sh", "-c", "kill -KILL -1"]);
                 run_program::run(command, b"").await?;
                 tokio::time::sleep(PROCESS_POLL_INTERVAL).await;
             }

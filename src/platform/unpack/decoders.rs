@@ -82,8 +82,12 @@ impl<'a> Gate<'a> {
         Decoded { from, gate: self }
     }
 
-    pub(super) fn file_decoder(&self, file: File, compression: Compression) -> Box<dyn Read + '_> {
-        self.decoder(Box::new(BufReader::with_capacity(BUFFER_BYTES, self.encoded(file))), compression)
+    pub(super) fn file_decoder(&self, file: File, compression: Option<Compression>) -> Box<dyn Read + '_> {
+        let from = Box::new(BufReader::with_capacity(BUFFER_BYTES, self.encoded(file)));
+        match compression {
+            Some(compression) => self.decoder(from, compression),
+            None => from,
+        }
     }
 
     pub(super) fn decoder<'g>(&'g self, from: Box<dyn BufRead + 'g>, compression: Compression) -> Box<dyn Read + 'g> {

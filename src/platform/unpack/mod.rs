@@ -102,10 +102,10 @@ pub fn unpack(
     unpacked.map_err(|fault| gate.explain(fault, &name))
 }
 
-/// Decompresses a single file, and returns its size.
+/// Copies a single file, decompressed if it is compressed, and returns its size.
 pub fn decompress(
     from: File,
-    compression: Compression,
+    compression: Option<Compression>,
     to: &mut File,
     limits: &UnpackLimits,
     canceled: &dyn Fn() -> bool,
@@ -113,7 +113,8 @@ pub fn decompress(
     let gate = Gate::new(canceled);
     let mut budget = Budget::new(limits);
     let copied = copy(&mut gate.decoded(gate.file_decoder(from, compression)), to, &mut budget);
-    copied.and_then(|bytes| gate.check_not_empty().map(|()| bytes)).map_err(|fault| gate.explain(fault, b""))
+    let check = |bytes| if compression.is_some() { gate.check_not_empty().map(|()| bytes) } else { Ok(bytes) };
+    copied.and_then(check).map_err(|fault| gate.explain(fault, b""))
 }
 
 fn unpack_tar(
@@ -123,11 +124,7 @@ fn unpack_tar(
     gate: &Gate<'_>,
     name: &mut Vec<u8>,
 ) -> Result<(), Fault> {
-    let decoder = match compression {
-        Some(compression) => gate.file_decoder(archive, compression),
-        None => Box::new(BufReader::with_capacity(BUFFER_BYTES, gate.encoded(archive))),
-    };
-    let mut archive = tar::Archive::new(gate.decoded(decoder));
+    let mut archive = tar::Archive::new(gate.decoded(gate.file_decoder(archive, compression)));
     let mut entries = archive.entries().map_err(broken)?;
     loop {
         // The tar crate reads long names and pax records whole, whatever their size.

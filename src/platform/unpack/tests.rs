@@ -199,7 +199,7 @@ fn sample_zip() -> Vec<u8> {
 
 fn decompress_all(bytes: &[u8], compression: Compression) -> Result<Vec<u8>, UnpackError> {
     let mut to = tempfile::tempfile().unwrap();
-    let size = decompress(file(bytes), compression, &mut to, &LIMITS, GO_ON)?;
+    let size = decompress(file(bytes), Some(compression), &mut to, &LIMITS, GO_ON)?;
     let mut decompressed = Vec::new();
     to.rewind().unwrap();
     to.read_to_end(&mut decompressed).unwrap();

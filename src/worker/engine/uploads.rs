@@ -51,7 +51,7 @@ impl Uploader {
     pub(super) async fn upload_all(self, task: TaskView) -> UploadStatus {
         let retry_until = self.clock.now().plus(UPLOAD_RETRY_MAX);
         let digests = Digests::default();
-        let mut settled = if task.has_artifacts() {
+        let settled = if task.has_artifacts() {
             let status = self.upload_artifacts(&task, &digests, retry_until).await;
             // On failure the end of the claim tries again, and logs it.
             task.off_thread(Context::remove_folder).await.ok();
@@ -67,18 +67,24 @@ impl Uploader {
                 task.write_note("its artifacts could not all be stored, so the task is not completed");
             }
         }
-        let log = finish_log(&task).await;
-        if task.signing_key().is_some() {
-            settled = settled.max(self.certify(&task, log.clone(), &digests, retry_until).await);
-        }
+        // A task that asks for a chain of trust is not completed without it.
+        let is_signed = task.signing_key().is_some();
+        let mut certified = if is_signed { UploadStatus::UploadFailed } else { UploadStatus::Complete };
+        let finishing = async {
+            let log = finish_log(&task).await;
+            if is_signed {
+                certified = self.certify(&task, log.clone(), &digests, retry_until).await;
+            }
+            self.upload_log(&task, log, retry_until).await;
+        };
         tokio::select! {
             biased;
-            () = self.upload_log(&task, log, retry_until) => {}
+            () = finishing => {}
             () = self.report_due() => {
                 tracing::warn!(claim.run = %task.task().run, "the task is reported without its log: its lease ends soon");
             }
         }
-        settled
+        settled.max(certified)
     }
 
     /// Resolves when the lease ends so soon that the log has to wait no longer.

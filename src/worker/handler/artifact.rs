@@ -56,8 +56,8 @@ pub struct ArtifactDeclaration {
     pub expires: Option<String>,
     /// The task may or may not succeed without it.
     pub optionality: Optionality,
-    /// How its files are stored.
-    pub encoding: ContentEncoding,
+    /// How its files are stored; `None` leaves it to the extension of each.
+    pub encoding: Option<ContentEncoding>,
 }
 
 impl ArtifactDeclaration {
@@ -68,7 +68,13 @@ impl ArtifactDeclaration {
             // The names of its files add a slash.
             name.truncate(name.trim_end_matches('/').len());
         }
-        Self { name, kind, expires: None, optionality: Optionality::default(), encoding: ContentEncoding::Identity }
+        Self {
+            name,
+            kind,
+            expires: None,
+            optionality: Optionality::default(),
+            encoding: Some(ContentEncoding::Identity),
+        }
     }
 }
 
@@ -234,13 +240,24 @@ pub(super) fn guess_content_type(path: &Path) -> String {
     guess.to_string()
 }
 
+/// Content that is compressed already is stored as it is, as with generic-worker.
+pub(super) fn default_encoding(path: &Path) -> ContentEncoding {
+    const COMPRESSED: &str = " 7z bz2 deb dmg flv gif gz jpeg jpg npz png swf tbz tgz webp whl woff woff2 xz zip zst ";
+    let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
+    let is_compressed = !extension.is_empty() && COMPRESSED.contains(&format!(" {extension} "));
+    if is_compressed { ContentEncoding::Identity } else { ContentEncoding::Gzip }
+}
+
+/// Times of payloads are rounded differently, and generic-worker allows the same.
+const EXPIRY_TOLERANCE: jiff::SignedDuration = jiff::SignedDuration::from_secs(1);
+
 /// Says why an artifact that is stored by this time cannot have this `expires`.
 pub fn expiry_error(expires: &str, definition: &serde_json::Value, stored_by: jiff::Timestamp) -> Option<String> {
     let expires = expires.parse::<jiff::Timestamp>().ok()?;
-    if time_of(definition, "expires").is_some_and(|task| expires > task) {
+    if time_of(definition, "expires").is_some_and(|task| expires.duration_since(task) > EXPIRY_TOLERANCE) {
         Some("it is later than the task's own expires".to_owned())
-    } else if expires < stored_by {
-        Some(format!("it is before {stored_by:.0}, until when the artifact may be stored"))
+    } else if stored_by.duration_since(expires) > EXPIRY_TOLERANCE {
+        Some(format!("it is before {stored_by}, until when the artifact may be stored"))
     } else {
         None
     }

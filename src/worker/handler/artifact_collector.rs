@@ -57,7 +57,7 @@ struct PendingPath {
     content_type: Option<String>,
     expires: Option<String>,
     optionality: Optionality,
-    encoding: ContentEncoding,
+    encoding: Option<ContentEncoding>,
 }
 
 impl From<ArtifactDeclaration> for PendingPath {
@@ -136,6 +136,7 @@ impl ArtifactCollector {
         }
         let PendingPath { name, path, content_type, expires, optionality, encoding, .. } = entry;
         let content_type = content_type.unwrap_or_else(|| artifact::guess_content_type(&path));
+        let encoding = encoding.unwrap_or_else(|| artifact::default_encoding(&path));
         let body = ArtifactBody::File { file: file.into(), bytes, content_type, encoding };
         CollectedArtifact::Found(Artifact { name, expires, body }, optionality)
     }

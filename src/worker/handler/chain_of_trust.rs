@@ -18,6 +18,7 @@ pub(crate) const LIST_NAME: &str = "public/chain-of-trust.json";
 pub(crate) const SIGNATURE_NAME: &str = "public/chain-of-trust.json.sig";
 /// The log as it is in the list: that of the task may have lines about the upload.
 pub(crate) const LOG_NAME: &str = "public/logs/certified.log";
+pub(super) const NAMES: [&str; 3] = [LIST_NAME, SIGNATURE_NAME, LOG_NAME];
 
 /// The key that signs. Clones share it.
 #[derive(Debug, Clone)]

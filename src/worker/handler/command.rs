@@ -4,11 +4,11 @@
 //! limits all commands together. A missing program of the first command makes the payload malformed. A missing program of
 //! a later command makes the task fail, because an earlier command may have created it.
 //!
-//! Of what this handler lacks, such as mounts and most features, a payload may say that it does not want it: `false`, `[]`.
+//! Of what this handler lacks, such as the feature `interactive`, a payload may say that it does not want it: `false`, `[]`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::fs::Gid;
@@ -29,19 +29,19 @@ use journeyman_platform::{committed_schema, redact};
 use super::artifact::{
     ArtifactDeclaration, ArtifactKind, Artifacts, Optionality, expiry_error, time_of, validate_name,
 };
-use super::chain_of_trust::SigningKey;
+use super::chain_of_trust::{self, SigningKey};
 use super::context::PublishedLogs;
 use super::environment::{self, Variables};
 use super::log::{self, AddSecretError};
 use super::mounts::payload::{Mount, PayloadMount};
 use super::mounts::{Mounter, in_mib, lacking_scopes};
-use super::process::{Launch, ProcessEnd, ProcessStatus, RunLimits, format_seconds};
+use super::process::{Launch, RunLimits, format_seconds};
 use super::program_messages::{ProgramRun, run_command};
 use super::task_proxy::{Credentials, TaskProxy};
 use super::{Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError};
 
 /// The feature that signs artifacts.
-const CHAIN_OF_TRUST: &str = "chainOfTrust";
+pub(super) const CHAIN_OF_TRUST: &str = "chainOfTrust";
 /// The feature that runs commands as the worker's user.
 const AS_WORKER: &str = "runTaskAsCurrentUser";
 
@@ -196,20 +196,33 @@ impl Command {
     pub fn signed_by(self, key: Option<SigningKey>) -> Self {
         Self { signing_key: key, ..self }
     }
+}
 
-    /// Says why artifacts are not signed: who can read the key can sign anything.
-    fn unsigned_reason(&self, user: &PayloadUser, context: &Context) -> Option<&'static str> {
-        match (user, context.user(), context.deployment()) {
-            _ if self.signing_key.is_none() => {
-                Some("this worker has no key for it; see `chain_of_trust_key` of the handler")
-            }
-            (PayloadUser::Worker, ..) | (_, None, _) => {
-                Some("the task would run as the worker's own user, which can read the key; see `host.task_users`")
-            }
-            (PayloadUser::Task { .. }, Some(_), None) => Some("the task's queue belongs to no deployment"),
-            (PayloadUser::Task { .. }, Some(_), Some(_)) => None,
+/// Who can read the key can sign anything.
+fn readable_key_reason(user: &PayloadUser, context: &Context) -> Option<&'static str> {
+    let is_worker = matches!(user, PayloadUser::Worker) || context.user().is_none();
+    is_worker.then_some("the task would run as the worker's own user, which can read the key; see `host.task_users`")
+}
+
+/// Has the artifacts of a task signed, or says why they cannot be.
+pub(super) fn sign_artifacts(
+    key: Option<&SigningKey>,
+    artifacts: &[ArtifactDeclaration],
+    context: &Context,
+) -> Option<String> {
+    let names = chain_of_trust::NAMES;
+    let why = match key {
+        None => "this worker has no key for it; see `chain_of_trust_key` of the handler".to_owned(),
+        Some(_) if context.deployment().is_none() => "the task's queue belongs to no deployment".to_owned(),
+        Some(_) if artifacts.iter().any(|artifact| names.contains(&artifact.name.as_str())) => {
+            format!("it makes artifacts of the names {}", names.join(", "))
         }
-    }
+        Some(key) => {
+            context.set_signing_key(key.clone());
+            return None;
+        }
+    };
+    Some(format!("payload/features/{CHAIN_OF_TRUST}: {why}"))
 }
 
 pub(super) fn resolve_run_time(max: Duration, seconds: Option<u32>, violations: &mut Vec<String>) -> Duration {
@@ -254,21 +267,23 @@ impl PayloadHandler for Command {
         let mounts = parse_mounts(payload.mounts, &mut violations);
         violations.extend(self.mounter.missing_rights(&mounts, context).await?);
         let is_signed = is_wanted(&payload.features, CHAIN_OF_TRUST);
-        if let Some(why) = self.unsigned_reason(&user, context).filter(|_| is_signed) {
+        if let Some(why) = readable_key_reason(&user, context).filter(|_| is_signed && self.signing_key.is_some()) {
             violations.push(format!("payload/features/{CHAIN_OF_TRUST}: {why}"));
         }
-        check_log_names(&payload.logs, &artifacts, &mut violations);
+        let features = &payload.features;
+        let (has_live, has_backing) = (!is_declined(features, "liveLog"), !is_declined(features, "backingLog"));
+        violations.extend(payload.logs.publish(has_live, has_backing, &artifacts, context));
         let mut env = environment::for_payload(&self.env, payload.env, context);
         if context.results().is_some() {
             let request = &context.task().definition.json()["extra"]["request"];
             env.insert(REQUEST_VARIABLE.to_owned(), request.to_string());
         }
         hide_secrets(&env, &self.redact_env, context);
+        if is_signed && violations.is_empty() {
+            violations.extend(sign_artifacts(self.signing_key.as_ref(), &artifacts, context));
+        }
         if !violations.is_empty() {
             return Err(PrepareError::malformed(violations));
-        }
-        if let Some(key) = self.signing_key.clone().filter(|_| is_signed) {
-            context.set_signing_key(key);
         }
         let monitors_resources = is_wanted(&payload.features, "resourceMonitor");
         let mut proxy = None;
@@ -287,7 +302,6 @@ impl PayloadHandler for Command {
                 return Err(PrepareError::malformed(vec![format!("payload/command/0: {error}")]));
             }
         }
-        context.set_published_logs(published_logs(&payload.features, payload.logs));
         let CommandPayload { command: commands, on_exit_status, .. } = payload;
         Ok(PreparedCommands {
             commands,
@@ -333,15 +347,9 @@ impl Command {
                 return Err(ExecuteError::failed(format!("command {number}: stopped after {time_limit}")));
             }
             let run = self.run_one(number, argv, prepared, remaining, context).await?;
-            if let ProcessStatus::Code(code) = run.end.status
-                && prepared.on_exit_status.purge_caches.contains(&code.into())
-            {
-                context.abandon_caches();
-                context
-                    .log()
-                    .write_note(&format!("caches are not kept: exit status {code} is in onExitStatus.purgeCaches"));
-            }
-            execute_result(number, &run.end, prepared)?;
+            run.end.outcome(&format!("command {number}"), &time_limit(prepared), |code, message| {
+                prepared.on_exit_status.result(code, message, context)
+            })?;
             run.report.check_reply(&format!("command {number}"))?;
         }
         Ok(())
@@ -405,7 +413,9 @@ impl PayloadUser {
         let mut groups = Vec::new();
         for (number, name) in payload.os_groups.iter().enumerate() {
             let place = format!("payload/osGroups/{number}");
-            match find_group(name) {
+            let wanted_group = name.clone();
+            let found = tokio::task::spawn_blocking(move || find_group(&wanted_group));
+            match found.await.map_err(io::Error::other).flatten() {
                 _ if context.user().is_none() => {
                     violations.push(format!("{place}: tasks have no users of their own here; see `host.task_users`"));
                 }
@@ -430,14 +440,20 @@ fn time_limit(prepared: &PreparedCommands) -> String {
     format!("maxRunTime, {} s", prepared.run_time.as_secs())
 }
 
-fn execute_result(number: usize, end: &ProcessEnd, prepared: &PreparedCommands) -> Result<(), ExecuteError> {
-    end.outcome(&format!("command {number}"), &time_limit(prepared), |code, message| match code {
-        0 => Ok(()),
-        code if prepared.on_exit_status.retry.contains(&code.into()) => {
-            Err(ExecuteError::new(ExecuteFailure::Intermittent, format!("{message}, listed in onExitStatus.retry")))
+impl OnExitStatus {
+    /// What the last exit status means. After one that purges them, the task's caches are not kept.
+    pub(super) fn result(&self, code: i32, message: String, context: &Context) -> Result<(), ExecuteError> {
+        if self.purge_caches.contains(&code.into()) {
+            context.abandon_caches();
+            let text = format!("caches are not kept: exit status {code} is in onExitStatus.purgeCaches");
+            context.log().write_note(&text);
         }
-        _ => Err(ExecuteError::failed(message)),
-    })
+        if self.retry.contains(&code.into()) && code != 0 {
+            let text = format!("{message}, listed in onExitStatus.retry");
+            return Err(ExecuteError::new(ExecuteFailure::Intermittent, text));
+        }
+        if code == 0 { Ok(()) } else { Err(ExecuteError::failed(message)) }
+    }
 }
 
 /// Who made the file of a program.
@@ -464,27 +480,9 @@ fn start_error(number: usize, error: &io::Error, program: Program) -> ExecuteErr
     }
 }
 
-/// Both are wanted unless the payload says otherwise.
-fn published_logs(features: &Map<String, Value>, names: LogNames) -> PublishedLogs {
-    let wanted = |feature, name: Option<String>, default: &str| {
-        let is_declined = features.get(feature) == Some(&Value::Bool(false));
-        (!is_declined).then(|| name.unwrap_or_else(|| default.to_owned()))
-    };
-    PublishedLogs {
-        live: wanted("liveLog", names.live, log::LIVE_NAME),
-        backing: wanted("backingLog", names.backing, log::BACKING_NAME),
-        encoding: ContentEncoding::Gzip,
-    }
-}
-
-/// Content that is compressed already is stored as it is, as with generic-worker.
-fn default_encoding(path: &str) -> ContentEncoding {
-    const COMPRESSED: [&str; 20] = [
-        "7z", "bz2", "deb", "dmg", "flv", "gif", "gz", "jpeg", "jpg", "png", "swf", "tbz", "tgz", "webp", "whl",
-        "woff", "woff2", "xz", "zip", "zst",
-    ];
-    let extension = Path::new(path).extension().and_then(|extension| extension.to_str()).unwrap_or_default();
-    if COMPRESSED.contains(&extension) { ContentEncoding::Identity } else { ContentEncoding::Gzip }
+/// Whether a payload has set a feature to false that is wanted otherwise.
+pub(super) fn is_declined(features: &Map<String, Value>, name: &str) -> bool {
+    features.get(name) == Some(&Value::Bool(false))
 }
 
 async fn describe_usage(context: &Context) -> String {
@@ -512,32 +510,48 @@ pub(super) fn is_wanted(features: &Map<String, Value>, name: &str) -> bool {
 
 /// What a payload asks for and this handler lacks.
 fn unsupported(payload: &CommandPayload) -> Vec<String> {
-    let mut lacking = Vec::new();
     let here = ["liveLog", "backingLog", "taskclusterProxy", "resourceMonitor", CHAIN_OF_TRUST, AS_WORKER];
-    for (name, value) in payload.features.iter().filter(|(name, _)| !here.contains(&name.as_str())) {
-        find_wanted(format!("payload/features/{name}"), value, &mut lacking);
-    }
+    let mut lacking = unsupported_features(&payload.features, &here);
+    let mut capabilities = Vec::new();
     for (name, value) in &payload.capabilities {
-        find_wanted(format!("payload/capabilities/{name}"), value, &mut lacking);
+        find_wanted(format!("payload/capabilities/{name}"), value, &mut capabilities);
     }
-    if payload.taskcluster_proxy_interface.as_ref().is_some_and(|interface| interface != "localhost") {
-        lacking.push("payload/taskclusterProxyInterface: another interface than localhost".to_owned());
+    lacking.extend(capabilities.into_iter().map(|what| format!("{what}: not supported by this worker")));
+    let is_elsewhere = match payload.taskcluster_proxy_interface.as_deref() {
+        None | Some("localhost") => false,
+        Some("docker-bridge") => is_wanted(&payload.features, "taskclusterProxy"),
+        Some(_) => true,
+    };
+    if is_elsewhere {
+        lacking.push("payload/taskclusterProxyInterface: this worker supports localhost only".to_owned());
     }
-    lacking.into_iter().map(|what| format!("{what}: not supported by this worker{}", reason(&what))).collect()
+    lacking
+}
+
+/// What a payload asks for of features other than those that are here.
+pub(super) fn unsupported_features(features: &Map<String, Value>, here: &[&str]) -> Vec<String> {
+    let unsupported = |(name, value): (&String, &Value)| match value.as_bool() {
+        Some(true) if !here.contains(&name.as_str()) => {
+            Some(format!("payload/features/{name}: not supported by this worker{}", reason(name)))
+        }
+        Some(_) => None,
+        None => Some(format!("payload/features/{name}: use true or false")),
+    };
+    features.iter().filter_map(unsupported).collect()
 }
 
 /// Why a feature is not to be had here.
-fn reason(what: &str) -> &'static str {
-    match what.rsplit('/').next() {
-        Some("interactive") => ", which opens no shells to tasks",
-        Some("loopbackVideo" | "loopbackAudio") => ", which lends no devices to tasks",
-        Some("runAsAdministrator" | "hideCmdWindow" | "rdpInfo") => ", because it is a feature of Windows",
-        Some(_) | None => "",
+fn reason(feature: &str) -> &'static str {
+    match feature {
+        "interactive" => ", which opens no shells to tasks",
+        "loopbackVideo" | "loopbackAudio" => ", which lends no devices to tasks",
+        "runAsAdministrator" | "hideCmdWindow" => ", because it is a feature of Windows",
+        _ => "",
     }
 }
 
 /// Finds what is neither false nor empty.
-pub(super) fn find_wanted(path: String, value: &Value, wanted: &mut Vec<String>) {
+fn find_wanted(path: String, value: &Value, wanted: &mut Vec<String>) {
     match value {
         Value::Null | Value::Bool(false) => {}
         Value::Array(list) if list.is_empty() => {}
@@ -548,18 +562,38 @@ pub(super) fn find_wanted(path: String, value: &Value, wanted: &mut Vec<String>)
     }
 }
 
-pub(super) fn check_log_names(names: &LogNames, artifacts: &[ArtifactDeclaration], violations: &mut Vec<String>) {
-    for (key, name) in [("live", &names.live), ("backing", &names.backing)] {
-        let Some(name) = name else { continue };
-        let is_default = name == log::LIVE_NAME || name == log::BACKING_NAME;
-        if let Some(error) = validate_name(name).err().filter(|_| !is_default) {
-            violations.push(format!("payload/logs/{key}: {error}"));
-        } else if artifacts.iter().any(|artifact| artifact.name == *name) {
-            violations.push(format!("payload/logs/{key}: an artifact has this name too"));
+impl LogNames {
+    /// Has the logs published under these names, unless they are not to be had.
+    pub(super) fn publish(
+        self,
+        has_live: bool,
+        has_backing: bool,
+        artifacts: &[ArtifactDeclaration],
+        context: &Context,
+    ) -> Vec<String> {
+        let mut violations = Vec::new();
+        let (live, backing) = (self.live.as_deref(), self.backing.as_deref());
+        for (key, name) in [("live", live), ("backing", backing)] {
+            let Some(name) = name else { continue };
+            let is_default = name == log::LIVE_NAME || name == log::BACKING_NAME;
+            if let Some(error) = validate_name(name).err().filter(|_| !is_default) {
+                violations.push(format!("payload/logs/{key}: {error}"));
+            } else if artifacts.iter().any(|artifact| artifact.name == name) {
+                violations.push(format!("payload/logs/{key}: an artifact has this name too"));
+            }
         }
-    }
-    if names.live.is_some() && names.live == names.backing {
-        violations.push("payload/logs: both artifacts have one name".to_owned());
+        if live.unwrap_or(log::LIVE_NAME) == backing.unwrap_or(log::BACKING_NAME) {
+            violations.push("payload/logs: both artifacts have one name".to_owned());
+        }
+        if violations.is_empty() {
+            let PublishedLogs { live, backing, .. } = PublishedLogs::default();
+            context.set_published_logs(PublishedLogs {
+                live: self.live.or(live).filter(|_| has_live),
+                backing: self.backing.or(backing).filter(|_| has_backing),
+                encoding: ContentEncoding::Gzip,
+            });
+        }
+        violations
     }
 }
 
@@ -585,31 +619,37 @@ pub(super) fn validate_artifacts(
     let stored_by = time_of(definition, "deadline").unwrap_or_else(jiff::Timestamp::now);
     let mut declarations = Vec::new();
     for (number, artifact) in artifacts.into_iter().enumerate() {
-        let declaration = to_declaration(artifact);
+        let mut declaration = to_declaration(artifact);
         if let Err(error) = trial.declare(declaration.clone()) {
             violations.push(format!("payload/artifacts/{number}: {error}"));
         } else if let Some(why) = declaration.expires.as_ref().and_then(|at| expiry_error(at, definition, stored_by)) {
             violations.push(format!("payload/artifacts/{number}/expires: {why}"));
         }
+        // The queue allows no later time than the task's.
+        let task = time_of(definition, "expires");
+        declaration.expires =
+            declaration.expires.filter(|at| task.is_none_or(|task| at.parse().is_ok_and(|at| task >= at)));
         declarations.push(declaration);
     }
     declarations
 }
 
 fn to_declaration(artifact: PayloadArtifact) -> ArtifactDeclaration {
-    let path = PathBuf::from(&artifact.path);
-    let kind = match artifact.kind {
-        PayloadArtifactType::File => ArtifactKind::File { path, content_type: artifact.content_type },
-        PayloadArtifactType::Directory => ArtifactKind::Directory { path, content_type: artifact.content_type },
+    let PayloadArtifact { kind, path, name, expires, content_type, content_encoding, optional } = artifact;
+    let path = PathBuf::from(path);
+    // Without `./` and a slash at the end.
+    let plain = || path.iter().filter(|part| *part != ".").collect::<PathBuf>().to_string_lossy().into_owned();
+    let name = name.unwrap_or_else(plain);
+    let kind = match kind {
+        PayloadArtifactType::File => ArtifactKind::File { path, content_type },
+        PayloadArtifactType::Directory => ArtifactKind::Directory { path, content_type },
     };
-    let encoding = match artifact.content_encoding {
-        Some(PayloadEncoding::Identity) => ContentEncoding::Identity,
-        Some(PayloadEncoding::Gzip) => ContentEncoding::Gzip,
-        None => default_encoding(&artifact.path),
-    };
-    let name = artifact.name.unwrap_or(artifact.path);
-    let optionality = if artifact.optional { Optionality::Optional } else { Optionality::Required };
-    ArtifactDeclaration { name, kind, expires: artifact.expires, optionality, encoding }
+    let encoding = content_encoding.map(|encoding| match encoding {
+        PayloadEncoding::Identity => ContentEncoding::Identity,
+        PayloadEncoding::Gzip => ContentEncoding::Gzip,
+    });
+    let optionality = if optional { Optionality::Optional } else { Optionality::Required };
+    ArtifactDeclaration { expires, optionality, encoding, ..ArtifactDeclaration::new(name, kind) }
 }
 
 #[cfg(test)]

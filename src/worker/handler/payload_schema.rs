@@ -3,6 +3,8 @@
 //! References to other documents are not followed. A violation never quotes the payload, which may contain secrets while
 //! the task's log may be public.
 
+use jsonschema::ValidationError;
+use jsonschema::error::ValidationErrorKind;
 use serde_json::Value;
 
 use journeyman_domain::limits::{VIOLATION_BYTES_MAX, VIOLATIONS_MAX};
@@ -14,6 +16,15 @@ use super::{PrepareError, PrepareFailure};
 pub struct PayloadSchema {
     schema: Value,
     validator: Result<jsonschema::Validator, String>,
+}
+
+/// Of alternatives, says what is wrong with each.
+fn describe(error: &ValidationError<'_>) -> String {
+    let (ValidationErrorKind::AnyOf { context } | ValidationErrorKind::OneOfNotValid { context }) = error.kind() else {
+        return format!("payload{}: {}", error.instance_path().as_str(), error.masked());
+    };
+    let alternatives: Vec<String> = context.iter().flatten().map(describe).collect();
+    alternatives.join("; or ")
 }
 
 impl PayloadSchema {
@@ -36,9 +47,8 @@ impl PayloadSchema {
         let validator = self.validator.as_ref().map_err(|error| {
             PrepareError::new(PrepareFailure::Internal, format!("invalid payload schema of this handler: {error}"))
         })?;
-        let describe = |error: jsonschema::ValidationError<'_>| {
-            let path = error.instance_path().as_str();
-            let mut violation = printable(&format!("payload{path}: {}", error.masked()));
+        let describe = |error: ValidationError<'_>| {
+            let mut violation = printable(&describe(&error));
             truncate_at_char(&mut violation, VIOLATION_BYTES_MAX);
             violation
         };

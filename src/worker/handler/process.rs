@@ -8,7 +8,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -398,22 +398,16 @@ fn build_command(
         .argv
         .split_first()
         .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the argument vector is empty"))?;
-    let mut path = find_program(program, launch.env, launch.workdir)?;
-    let mut leading = Vec::new();
-    if let Some((user, groups)) = launch.user {
-        let line = user.command_line(groups, &path);
-        let (first, rest) = line.split_first().ok_or(Errno::INVAL)?;
-        (path, leading) = (PathBuf::from(first), rest.to_vec());
-    }
+    let path = find_program(program, launch.env, launch.workdir)?;
     let cookie = launch.scope.cookie().map(|cookie| (COOKIE_VARIABLE, cookie));
-    let (mut command, shim) = match entry.launch_method(&path, program)? {
+    let (mut command, shim) = match entry.launch_method(&path, program, launch.user)? {
         LaunchMethod::Direct => {
             let mut command = Command::new(path);
             command.arg0(program).stdout(writer.try_clone()?).stderr(writer);
             command.env_clear().envs(launch.env);
             (command, None)
         }
-        LaunchMethod::ViaShim { shim, arguments } => {
+        LaunchMethod::ViaShim { program, arguments } => {
             // Sent over a socket: the dynamic loader would apply the payload's environment to the shim itself.
             let is_cookie = |(name, _): &(&str, &str)| cookie.is_some() && *name == COOKIE_VARIABLE;
             let variables = launch.env.iter().map(|(name, value)| (name.as_str(), value.as_str()));
@@ -421,12 +415,12 @@ fn build_command(
             let (socket, shim_socket) = UnixStream::pair()?;
             let shim_socket = shim_socket.into_std()?;
             shim_socket.set_nonblocking(false)?;
-            let mut command = Command::new(shim);
+            let mut command = Command::new(program);
             command.env_clear().arg0(SHIM_NAME).args(arguments).stdout(writer).stderr(OwnedFd::from(shim_socket));
             (command, Some(ExecShim { socket, environment }))
         }
     };
-    command.current_dir(launch.workdir).args(leading).args(arguments).envs(cookie);
+    command.current_dir(launch.workdir).args(arguments).envs(cookie);
     command.process_group(0).kill_on_drop(true).stdin(launch.input);
     if let Some(parent_fd) = launch.message_channel {
         let mapping = FdMapping { parent_fd, child_fd: 3 };

@@ -22,7 +22,7 @@ use tokio::process::ChildStdin;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::task::{ContentEncoding, Reply, ReplyStatus};
+use crate::task::{Reply, ReplyStatus};
 use journeyman_domain::limits::{
     PROCESS_OUTPUT_DRAIN, PROGRAM_IGNORED_NOTES_MAX, PROGRAM_LINE_BYTES_MAX, PROGRAM_REASONS_MAX,
     STAGED_CHECK_IN_SECONDS_MAX, STAGED_HANDLE_BYTES_MAX,
@@ -382,10 +382,7 @@ impl MessageReader<'_> {
             }
         };
         let optionality = if optional { Optionality::Optional } else { Optionality::Required };
-        declare_artifact(
-            ArtifactDeclaration { name, kind, expires, optionality, encoding: ContentEncoding::Identity },
-            context,
-        )
+        declare_artifact(ArtifactDeclaration { expires, optionality, ..ArtifactDeclaration::new(name, kind) }, context)
     }
 
     async fn pause(&self, path: &Path) -> Result<(), String> {

@@ -67,6 +67,8 @@ struct TaskListener {
     address: SocketAddr,
     scope: ProcessScope,
     log: TaskLog,
+    /// The log has one line about it, however many there are.
+    has_refused: bool,
 }
 
 impl TaskProxy {
@@ -98,7 +100,7 @@ impl TaskProxy {
             connection_age_max: None,
         };
         let (scope, log) = (context.scope().clone(), context.log().clone());
-        let listener = TaskListener { listener, address, scope, log };
+        let listener = TaskListener { listener, address, scope, log, has_refused: false };
         let mut server = JoinSet::new();
         server.spawn(serve(listener, router, limits, SocketAddr::ip));
         Ok(Self { url: format!("http://{address}"), _server: server })
@@ -120,6 +122,7 @@ impl Listener for TaskListener {
             let is_own = spawn_blocking(move || scope.holds_connection(peer, local));
             match is_own.await.map_err(io::Error::other).flatten() {
                 Ok(true) => return (stream, peer),
+                Ok(false) if std::mem::replace(&mut self.has_refused, true) => {}
                 Ok(false) => self.log.write_note("the task's proxy refused a process that is not of this task"),
                 Err(error) => {
                     self.log.write_note(&format!("the task's proxy cannot tell whose a connection is: {error}"))

@@ -8,7 +8,7 @@ use std::io;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
@@ -20,50 +20,51 @@ use super::{Context, DynHandler, PrepareError, PrepareFailure, PreparedPayload, 
 
 /// The users that no task has. Clones share them.
 #[derive(Debug, Clone)]
-pub struct UserPool(Arc<FreeUsers>);
-
-#[derive(Debug)]
-struct FreeUsers {
-    /// That which is free for the longest time comes first.
-    users: Mutex<VecDeque<TaskUser>>,
-    freed: Notify,
+pub struct UserPool {
+    free: Arc<Semaphore>,
+    /// The one that is free for the longest time comes first.
+    users: Arc<Mutex<VecDeque<TaskUser>>>,
 }
 
 /// A user of one task; dropping it gives it to the next.
 struct UserLease {
     user: TaskUser,
     pool: UserPool,
+    _permit: OwnedSemaphorePermit,
 }
 
 impl Drop for UserLease {
     fn drop(&mut self) {
-        self.pool.0.users.lock().push_back(self.user.clone());
-        self.pool.0.freed.notify_one();
+        self.pool.users.lock().push_back(self.user.clone());
     }
 }
 
 impl UserPool {
     pub fn new(users: Vec<TaskUser>) -> Self {
-        Self(Arc::new(FreeUsers { users: Mutex::new(users.into()), freed: Notify::new() }))
+        Self { free: Arc::new(Semaphore::new(users.len())), users: Arc::new(Mutex::new(users.into())) }
+    }
+
+    async fn next(&self) -> Option<UserLease> {
+        let permit = Arc::clone(&self.free).acquire_owned().await.ok()?;
+        let user = self.users.lock().pop_front()?;
+        Some(UserLease { user, pool: self.clone(), _permit: permit })
     }
 
     /// The files of the task before may still be being removed.
     async fn take(&self) -> Result<UserLease, PrepareError> {
-        loop {
-            let Some(user) = self.0.users.lock().pop_front() else {
-                if timeout(USER_WAIT_MAX, self.0.freed.notified()).await.is_ok() {
-                    continue;
-                }
-                let text = "no user of `host.task_users` is free; are there processes that cannot be killed?";
-                return Err(PrepareError::new(PrepareFailure::HostFault, text));
-            };
-            match user.clean().await {
-                Ok(()) => return Ok(UserLease { user, pool: self.clone() }),
+        // Given back at the end, so that each is tried once.
+        let mut unclean = Vec::new();
+        while let Ok(Some(lease)) = timeout(USER_WAIT_MAX, self.next()).await {
+            match lease.user.clean().await {
+                Ok(()) => return Ok(lease),
                 Err(error) => {
-                    tracing::error!(user = user.name(), %error, "a user cannot be cleaned; no task gets it until the worker starts again");
+                    tracing::error!(user = lease.user.name(), %error, "a user cannot be cleaned, so this task does not get it");
+                    unclean.push(lease);
                 }
             }
         }
+        let text = "no user of `host.task_users` is free; are there processes that cannot be killed?";
+        Err(PrepareError::new(PrepareFailure::HostFault, text))
     }
 }
 

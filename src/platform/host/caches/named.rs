@@ -102,7 +102,8 @@ impl HeldCache {
         }
         let dir = self.store.dir(NAMED_DIR)?;
         rustix::fs::utimensat(&parent, name, &USED_NOW, rustix::fs::AtFlags::SYMLINK_NOFOLLOW)?;
-        Ok(rustix::fs::renameat_with(&parent, name, CWD, dir.join(&self.entry), RenameFlags::NOREPLACE)?)
+        rustix::fs::renameat_with(&parent, name, CWD, dir.join(&self.entry), RenameFlags::NOREPLACE)?;
+        self.store.make_room(0)
     }
 
     /// Where the task finds it, below its directory.

@@ -41,7 +41,7 @@ pub use dir_size::{disk_usage, is_larger_than, wait_larger_than};
 pub use exec_shim::ShimError;
 pub use kill_recorded::kill_recorded_processes;
 pub use process_scope::{LaunchMethod, LimitExceeded, ProcessScope, Removal, ScopeUsage, ScopedProcess};
-pub use shim_launch::{SHIM_BUILT, SHIM_NAME, encode_environment, shim};
+pub use shim_launch::{SHIM_BUILT, SHIM_NAME, encode_environment, install_shim, shim};
 pub use worker_cgroups::{WorkerCgroups, command_prefix, prepare_entry};
 
 /// Identifies the processes of a payload.

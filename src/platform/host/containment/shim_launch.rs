@@ -64,6 +64,21 @@ pub(super) fn shim_path() -> io::Result<&'static Path> {
     copy.as_deref().map_err(|error| io::Error::other(error.as_str()))
 }
 
+/// Writes the exec shim into a directory, for users that do not reach the copy in memory.
+///
+/// # Errors
+///
+/// The directory cannot be created or written.
+pub fn install_shim(dir: &Path) -> io::Result<PathBuf> {
+    std::fs::create_dir_all(dir)?;
+    let mut file = tempfile::NamedTempFile::new_in(dir)?;
+    file.write_all(SHIM_BINARY)?;
+    rustix::fs::fchmod(&file, rustix::fs::Mode::from_raw_mode(0o755))?;
+    let path = std::path::absolute(dir)?.join("exec-shim");
+    file.persist(&path)?;
+    Ok(path)
+}
+
 fn fd_path(file: &File) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }

@@ -18,36 +18,8 @@ use super::config::ContainersConfig;
 use crate::handler::environment::Variables;
 
 /// Beginnings of variables that steer the client or what it is linked to. The client has those of the worker, never those of a payload.
-const CLIENT_VARIABLES: [&str; 28] = [
-    "PATH",
-    "HOME",
-    "USER",
-    "TMPDIR",
-    "DOCKER",
-    "CONTAINER",
-    "_CONTAINER",
-    "PODMAN",
-    "BUILDAH",
-    "STORAGE_",
-    "REGISTR",
-    "XDG_",
-    "DBUS_",
-    "SSL_",
-    "HTTP_PROXY",
-    "HTTPS_PROXY",
-    "NO_PROXY",
-    "ALL_PROXY",
-    "GODEBUG",
-    "LD_",
-    "GLIBC_",
-    "GCONV_",
-    "MALLOC_",
-    "LOCPATH",
-    "NLSPATH",
-    "RES_",
-    "HOSTALIASES",
-    "NOTIFY_SOCKET",
-];
+const CLIENT_VARIABLES: &str = "PATH HOME USER TMPDIR DOCKER CONTAINER _CONTAINER PODMAN BUILDAH STORAGE_ REGISTR XDG_ DBUS_ SSL_ \
+    HTTP_PROXY HTTPS_PROXY NO_PROXY ALL_PROXY GODEBUG LD_ GLIBC_ GCONV_ MALLOC_ LOCPATH NLSPATH RES_ HOSTALIASES NOTIFY_SOCKET";
 
 /// Says which worker a container is of.
 const LABEL: &str = "journeyman.work-dir";
@@ -138,5 +110,5 @@ pub(super) fn succeeded(output: io::Result<ProgramOutput>) -> Result<String, Str
 
 pub(super) fn steers_client(name: &str) -> bool {
     let name = name.to_ascii_uppercase();
-    CLIENT_VARIABLES.iter().any(|start| name.starts_with(start))
+    CLIENT_VARIABLES.split_whitespace().any(|start| name.starts_with(start))
 }

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::Path;
+use std::path::PathBuf;
 
 use journeyman_platform::host::containment::COOKIE_VARIABLE;
 
@@ -47,10 +47,14 @@ impl ContainerEnvironment {
     }
 
     /// Writes the file, and returns the options of the client's `run`.
-    pub(super) fn write(&self, file: &Path) -> io::Result<Vec<String>> {
-        let mut opened = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(file)?;
-        opened.write_all(self.file.as_bytes())?;
+    pub(super) async fn write(&self, file: PathBuf) -> io::Result<Vec<String>> {
         let mut options = vec!["--env-file".to_owned(), file.to_string_lossy().into_owned()];
+        let text = self.file.clone();
+        let written = tokio::task::spawn_blocking(move || {
+            let mut opened = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(file)?;
+            opened.write_all(text.as_bytes())
+        });
+        written.await.map_err(io::Error::other).flatten()?;
         for name in self.copied.keys().map(String::as_str).chain([COOKIE_VARIABLE]) {
             options.extend(["-e".to_owned(), name.to_owned()]);
         }

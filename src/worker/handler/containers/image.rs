@@ -1,15 +1,13 @@
 //! Brings the image of a container to this host.
 //!
-//! A saved image comes with names of its choice, which tasks after it would take for what the registry has. So it is loaded while no
-//! name is looked up, and kept by its digest alone.
+//! A saved image comes with names of its choice, which tasks after it would take for what the registry has. So they are removed once it is
+//! loaded, and it is kept by its digest.
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _};
 use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
-use tokio::runtime::Handle;
-use tokio::sync::Mutex;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout};
 
@@ -29,23 +27,21 @@ use crate::handler::{Context, PrepareError, PrepareFailure};
 const LOADED: &str = "localhost/journeyman-image:";
 
 /// What registries and clients say of an image that is not to be had however often it is asked for.
-const MISSING: [&str; 9] = [
-    "not found",
-    "not known",
-    "manifest unknown",
-    "name unknown",
-    "does not exist",
-    "denied",
-    "unauthorized",
-    "authentication required",
-    "no matching manifest",
-];
+const MISSING: &str = "not found|not known|manifest unknown|name unknown|does not exist|access to the resource is denied|unauthorized|\
+    authentication required|no matching manifest|invalid reference";
+
+/// What clients say if the file is not the reason that it cannot be loaded.
+const OF_HOST: &str = "no space left|cannot connect|connection refused|permission denied|timeout|no answer";
+
+fn says_any(said: &str, reasons: &str) -> bool {
+    let said = said.to_ascii_lowercase();
+    reasons.split('|').any(|reason| said.contains(reason))
+}
 
 #[derive(Debug)]
 pub(super) struct Images {
     client: Arc<Client>,
     mounter: Mounter,
-    names: Mutex<()>,
 }
 
 /// Where an image comes from.
@@ -94,15 +90,11 @@ impl ImageSource {
 
 impl Images {
     pub(super) fn new(client: Arc<Client>, mounter: Mounter) -> Self {
-        Self { client, mounter, names: Mutex::default() }
+        Self { client, mounter }
     }
 
     /// Returns the id of the image.
-    pub(super) async fn bring(
-        self: &Arc<Self>,
-        image: &ImageSource,
-        context: &Context,
-    ) -> Result<String, PrepareError> {
+    pub(super) async fn bring(&self, image: &ImageSource, context: &Context) -> Result<String, PrepareError> {
         match image {
             ImageSource::Registry(name) => self.pull(name, context).await,
             ImageSource::Saved { origin, compression } => self.load(origin, *compression, context).await,
@@ -119,8 +111,7 @@ impl Images {
         // Time is bounded by `maxRunTime`.
         let pulled = run_program::run(self.client.command(&["pull", "-q", name], Some(context.scope())), &[]).await;
         succeeded(pulled).map_err(|why| {
-            let lower = why.to_ascii_lowercase();
-            let is_missing = MISSING.iter().any(|said| lower.contains(said)) || lower.contains("invalid reference");
+            let is_missing = says_any(&why, MISSING);
             let reason = if is_missing { PrepareFailure::Malformed } else { PrepareFailure::Unavailable };
             PrepareError::new(reason, format!("payload/image: cannot pull {name}: {why}"))
         })?;
@@ -132,12 +123,11 @@ impl Images {
     }
 
     async fn find(&self, name: &str, context: &Context) -> Option<String> {
-        let _no_other_name = self.names.lock().await;
         self.client.ask(&["image", "inspect", "-f", "{{.Id}}", name], Some(context.scope())).await.ok()
     }
 
     async fn load(
-        self: &Arc<Self>,
+        &self,
         origin: &Origin,
         compression: Option<Compression>,
         context: &Context,
@@ -158,30 +148,26 @@ impl Images {
             }
             None => saved,
         };
-        // On a thread of its own: a claim that ends meanwhile would leave the names of the image behind.
-        let (images, runtime) = (Arc::clone(self), Handle::current());
-        let loading = spawn_blocking(move || {
-            runtime.block_on(timeout(CONTAINER_COPY_TIMEOUT, async { images.load_as(plain, &kept).await }))
-        });
-        let loaded = loading.await.map_err(|error| error.to_string());
-        let loaded = loaded.and_then(|loaded| loaded.map_err(|_| "takes too long".to_owned())).flatten();
-        let id = loaded
-            .map_err(|why| PrepareError::malformed(vec![format!("payload/image: cannot load {origin}: {why}")]))?;
+        let loaded = timeout(CONTAINER_COPY_TIMEOUT, self.load_as(plain, &kept, context)).await;
+        let id = loaded.unwrap_or_else(|_| Err("no answer".to_owned())).map_err(|why| {
+            let reason = if says_any(&why, OF_HOST) { PrepareFailure::Unavailable } else { PrepareFailure::Malformed };
+            PrepareError::new(reason, format!("payload/image: cannot load {origin}: {why}"))
+        })?;
         context.log().write_note(&format!("image {origin}: {id}, loaded in {}", format_seconds(started.elapsed())));
         Ok(id)
     }
 
-    /// Loads a saved image under one name instead of its own, and returns its id.
-    async fn load_as(&self, saved: File, kept: &str) -> Result<String, String> {
-        let _no_other_name = self.names.lock().await;
-        let said = succeeded(run_program::run_on_file(self.client.command(&["load", "-q"], None), saved).await)?;
+    /// Loads a saved image, and keeps it under one name instead of its own. Returns its id.
+    async fn load_as(&self, saved: File, kept: &str, context: &Context) -> Result<String, String> {
+        let scope = Some(context.scope());
+        let said = succeeded(run_program::run_on_file(self.client.command(&["load", "-q"], scope), saved).await)?;
         let of_line = |line: &str| Some(line.strip_prefix("Loaded image")?.split_once(": ")?.1.trim().to_owned());
         let names: Vec<String> = said.lines().filter_map(of_line).collect();
         let first = names.first().ok_or_else(|| format!("no image in it, the client prints {said:?}"))?;
-        let id = self.client.ask(&["image", "inspect", "-f", "{{.Id}}", first], None).await?;
-        self.client.ask(&["tag", &id, kept], None).await?;
+        let id = self.client.ask(&["image", "inspect", "-f", "{{.Id}}", first], scope).await?;
+        self.client.ask(&["tag", &id, kept], scope).await?;
         for name in names.iter().filter(|name| !name.contains("sha256:") && *name != kept) {
-            self.client.ask(&["rmi", name], None).await?;
+            self.client.ask(&["rmi", name], scope).await?;
         }
         Ok(id)
     }

@@ -23,15 +23,13 @@ use tokio::time::{Instant, timeout};
 use journeyman_platform::committed_schema;
 use journeyman_platform::settings::Environment;
 
-use crate::task::ContentEncoding;
-
 use super::artifact::ArtifactDeclaration;
+use super::chain_of_trust::SigningKey;
 use super::command::{
-    LogNames, OnExitStatus, PayloadArtifact, PayloadArtifactType, check_log_names, hide_secrets, is_wanted,
-    resolve_run_time, validate_artifacts,
+    CHAIN_OF_TRUST, LogNames, OnExitStatus, PayloadArtifact, PayloadArtifactType, hide_secrets, is_declined, is_wanted,
+    resolve_run_time, sign_artifacts, validate_artifacts,
 };
 use super::config::{CommandHandler, RunTime};
-use super::context::PublishedLogs;
 use super::environment::{PROXY_VARIABLE, identity};
 use super::mounts::Mounter;
 use super::mounts::payload::{Mount, MountKind};
@@ -47,12 +45,13 @@ use payload::{ContainerArtifactType, ContainerPayload, path_error};
 #[derive(Debug)]
 pub struct Containers {
     client: Arc<Client>,
-    images: Arc<Images>,
+    images: Images,
     mounter: Mounter,
     config: ContainersConfig,
     max_run_time: RunTime,
     termination_grace: Duration,
     redact_env: Vec<String>,
+    signing_key: Option<SigningKey>,
 }
 
 #[derive(Debug)]
@@ -69,7 +68,7 @@ pub struct PreparedContainer {
     run_time: Duration,
     started: Instant,
     /// Ends with the container.
-    proxy: Option<TaskProxy>,
+    _proxy: Option<TaskProxy>,
 }
 
 /// What is copied out of a container.
@@ -103,10 +102,17 @@ impl Containers {
         worker: &Environment,
         mounter: Mounter,
     ) -> io::Result<Self> {
+        let mounter = mounter.for_containers();
         let client = Arc::new(Client::new(&config, worker, mounter.work_dir())?);
-        let images = Arc::new(Images::new(Arc::clone(&client), mounter.clone()));
+        let images = Images::new(Arc::clone(&client), mounter.clone());
         let (max_run_time, termination_grace) = (handler.max_run_time, handler.termination_grace.0);
-        Ok(Self { client, images, mounter, config, max_run_time, termination_grace, redact_env })
+        Ok(Self { client, images, mounter, config, max_run_time, termination_grace, redact_env, signing_key: None })
+    }
+
+    /// Signs the artifacts of tasks that ask for a chain of trust. Containers do not reach the key.
+    #[must_use]
+    pub fn signed_by(self, key: Option<SigningKey>) -> Self {
+        Self { signing_key: key, ..self }
     }
 
     async fn prepare_image(
@@ -150,11 +156,13 @@ impl PayloadHandler for Containers {
         violations.extend(options::missing_scopes(&payload, context).await?);
         let image = ImageSource::parse(payload.image).map_err(|why| violations.push(why)).ok();
         let mut directories = directories_of(payload.cache, &mut violations);
-        let publishes = payload.features.get("artifacts") != Some(&Value::Bool(false));
+        let publishes = !is_declined(&payload.features, "artifacts");
         let wanted = if publishes { payload.artifacts } else { BTreeMap::new() };
         let (copies, artifacts) = artifacts_of(wanted, &mut directories, context, &mut violations);
-        let logs = log_names(payload.log);
-        check_log_names(&logs, &artifacts, &mut violations);
+        let is_declined = |name| is_declined(&payload.features, name);
+        let has_backing = publishes && !is_declined("bulkLog");
+        let has_live = has_backing && !is_declined("localLiveLog");
+        violations.extend(log_names(payload.log).publish(has_live, has_backing, &artifacts, context));
         let mut variables = payload.env;
         variables.extend(identity(context));
         hide_secrets(&variables, &self.redact_env, context);
@@ -163,10 +171,12 @@ impl PayloadHandler for Containers {
             variables.remove(PROXY_VARIABLE);
         }
         let mut environment = ContainerEnvironment::of(variables, &mut violations);
+        if is_wanted(&payload.features, CHAIN_OF_TRUST) && violations.is_empty() {
+            violations.extend(sign_artifacts(self.signing_key.as_ref(), &artifacts, context));
+        }
         let (Some(image), true) = (image, violations.is_empty()) else {
             return Err(PrepareError::malformed(violations));
         };
-        context.set_published_logs(published_logs(&payload.features, logs));
         let mut proxy = None;
         if wants_proxy {
             let started = TaskProxy::start(self.mounter.client(), Credentials::Hidden, context).await?;
@@ -191,7 +201,7 @@ impl PayloadHandler for Containers {
             on_exit_status,
             run_time,
             started,
-            proxy,
+            _proxy: proxy,
         })
     }
 
@@ -207,17 +217,6 @@ fn log_names(name: Option<String>) -> LogNames {
         Some(_) | None => format!("{name}_backing"),
     });
     LogNames { live: name, backing }
-}
-
-fn published_logs(features: &serde_json::Map<String, Value>, names: LogNames) -> PublishedLogs {
-    let is_declined = |name| features.get(name) == Some(&Value::Bool(false));
-    let is_stored = !is_declined("bulkLog") && !is_declined("artifacts");
-    let PublishedLogs { live, backing, .. } = PublishedLogs::default();
-    PublishedLogs {
-        live: names.live.or(live).filter(|_| is_stored && !is_declined("localLiveLog")),
-        backing: names.backing.or(backing).filter(|_| is_stored),
-        encoding: ContentEncoding::Gzip,
-    }
 }
 
 /// A value of a comma-separated list, so that paths may have commas.

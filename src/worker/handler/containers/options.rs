@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::config::{ContainersConfig, HOST_NETWORK, Permission};
 use super::payload::ContainerPayload;
-use crate::handler::command::{find_wanted, is_wanted};
+use crate::handler::command::{is_wanted, unsupported_features};
 use crate::handler::mounts::lacking_any_scope;
 use crate::handler::{Context, PrepareError};
 
@@ -14,26 +14,11 @@ const DEVICES: [(&str, Permission, [&str; 2]); 3] = [
     ("loopbackAudio", Permission::LoopbackAudio, ["--device", "/dev/snd"]),
 ];
 
-const FEATURES: [&str; 5] = ["taskclusterProxy", "allowPtrace", "artifacts", "bulkLog", "localLiveLog"];
+const FEATURES: [&str; 6] = ["taskclusterProxy", "allowPtrace", "artifacts", "bulkLog", "localLiveLog", "chainOfTrust"];
 
 /// What this handler lacks.
 pub(super) fn unsupported(payload: &ContainerPayload, config: &ContainersConfig) -> Vec<String> {
-    let mut found = Vec::new();
-    for (name, value) in payload.features.iter().filter(|(name, _)| !FEATURES.contains(&name.as_str())) {
-        let mut wanted = Vec::new();
-        find_wanted(format!("payload/features/{name}"), value, &mut wanted);
-        let why = match name.as_str() {
-            "chainOfTrust" => "this worker signs no certificates of containers",
-            "interactive" => "this worker has no interactive sessions",
-            _ => "not supported by this worker",
-        };
-        found.extend(wanted.into_iter().map(|place| format!("{place}: {why}")));
-    }
-    for name in FEATURES {
-        if payload.features.get(name).is_some_and(|value| !value.is_boolean()) {
-            found.push(format!("payload/features/{name}: use true or false"));
-        }
-    }
+    let mut found = unsupported_features(&payload.features, &FEATURES);
     for name in wanted_devices(payload).filter(|name| !DEVICES.iter().any(|(device, ..)| device == name)) {
         found.push(format!("payload/capabilities/devices/{name}: not supported by this worker"));
     }

@@ -11,8 +11,8 @@ use journeyman_platform::unpack::{self, ArchiveFormat};
 
 use super::client::succeeded;
 use super::{Containers, CopiedArtifact, PreparedContainer};
-use crate::handler::process::{EndCause, Launch, ProcessEnd, ProcessStatus, RunLimits, RunningProcess, format_seconds};
-use crate::handler::{Context, ExecuteError, ExecuteFailure};
+use crate::handler::process::{EndCause, Launch, ProcessEnd, RunLimits, RunningProcess, format_seconds};
+use crate::handler::{Context, ExecuteError};
 
 /// As docker-worker: browsers need more than the 64 MiB of the clients.
 const SHARED_MEMORY_BYTES: &str = "1800000000";
@@ -67,7 +67,7 @@ impl Containers {
             Some(_) | None => return Err(ExecuteError::failed(format!("container: stopped after {time_limit}"))),
         };
         let file = context.workdir().join("env.list");
-        let variables = prepared.environment.write(&file);
+        let variables = prepared.environment.write(file).await;
         let variables = variables.map_err(|error| ExecuteError::from_io("the variables of the container", &error))?;
         let argv = self.client.argv(&self.run_arguments(name, image, variables, prepared));
         let mut env = self.client.env.clone();
@@ -85,23 +85,12 @@ impl Containers {
             self.kill(name, context).await;
         }
         context.log().write_note(&format!("container: {}, after {}", end.status, format_seconds(started.elapsed())));
-        if let ProcessStatus::Code(code) = end.status
-            && prepared.on_exit_status.purge_caches.contains(&i64::from(code))
-        {
-            context.abandon_caches();
-            let text = format!("caches are not kept: exit status {code} is in onExitStatus.purgeCaches");
-            context.log().write_note(&text);
-        }
         end.outcome("container", &time_limit, |code, message| match (state, code) {
             (State::NeverStarted, _) => {
                 Err(ExecuteError::failed(format!("{message}: it could not be started; the lines above say why")))
             }
             (State::Unknown, _) => Err(ExecuteError::internal(format!("{message}: its client ended before it"))),
-            (State::Exited, 0) => Ok(()),
-            (State::Exited, code) if prepared.on_exit_status.retry.contains(&i64::from(code)) => {
-                Err(ExecuteError::new(ExecuteFailure::Intermittent, format!("{message}, listed in onExitStatus.retry")))
-            }
-            (State::Exited, _) => Err(ExecuteError::failed(message)),
+            (State::Exited, code) => prepared.on_exit_status.result(code, message, context),
         })
     }
 
@@ -129,7 +118,6 @@ impl Containers {
             ("--stop-timeout", Some("0")),
             ("--network", Some(&*self.config.network)),
             ("--add-host", Some("localhost.localdomain:127.0.0.1")),
-            ("--add-host", prepared.proxy.is_some().then_some("taskcluster:127.0.0.1")),
             ("--shm-size", shared),
             ("--memory", memory.as_deref()),
             ("--memory-swap", memory.as_deref()),
@@ -204,7 +192,7 @@ impl Containers {
     async fn copy_out(&self, name: &str, copy: &CopiedArtifact, context: &Context) {
         let CopiedArtifact { artifact, from, to } = copy;
         let dir = context.workdir().join(to);
-        if let Err(error) = std::fs::create_dir(&dir) {
+        if let Err(error) = tokio::fs::create_dir(&dir).await {
             return context.log().write_note(&format!("artifact {artifact}: {error}"));
         }
         let mut limits = self.mounter.unpack_limits(&dir);

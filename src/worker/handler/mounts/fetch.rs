@@ -235,7 +235,7 @@ impl Fetcher {
         context: &Context,
     ) -> Result<(), FetchError> {
         let total = response.content_length().map(|left| left.saturating_add(partial.bytes));
-        self.make_room(response.content_length().unwrap_or_default()).await?;
+        self.make_room(total.unwrap_or_default(), response.content_length().unwrap_or_default()).await?;
         let file = partial.download.file().try_clone().map_err(|error| PrepareError::from_io("download", &error))?;
         let mut file = BufWriter::with_capacity(DOWNLOAD_WRITE_BYTES, tokio::fs::File::from_std(file));
         let (started, resumed_at) = (Instant::now(), partial.bytes);
@@ -257,7 +257,7 @@ impl Fetcher {
             partial.bytes += chunk.len() as u64;
             if total.is_none() && partial.bytes - room_at >= DOWNLOAD_ROOM_BYTES {
                 room_at = partial.bytes;
-                self.make_room(DOWNLOAD_ROOM_BYTES).await?;
+                self.make_room(partial.bytes, DOWNLOAD_ROOM_BYTES).await?;
             }
             if noted_at.elapsed() >= DOWNLOAD_PROGRESS_INTERVAL {
                 noted_at = Instant::now();
@@ -277,7 +277,12 @@ impl Fetcher {
         }
     }
 
-    async fn make_room(&self, bytes: u64) -> Result<(), PrepareError> {
+    async fn make_room(&self, total: u64, bytes: u64) -> Result<(), PrepareError> {
+        let max = self.store.limits().downloads_bytes_max;
+        if total > max {
+            let text = format!("download: {} or more, and `host.download_cache` is {}", in_mib(total), in_mib(max));
+            return Err(PrepareError::new(PrepareFailure::Unavailable, text));
+        }
         let store = Arc::clone(&self.store);
         let room =
             tokio::task::spawn_blocking(move || store.make_room(bytes)).await.map_err(io::Error::other).flatten();

@@ -15,7 +15,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use tokio::time::timeout;
 
@@ -35,6 +35,8 @@ use payload::{Content, Mount, MountKind, Origin};
 #[derive(Debug, Clone)]
 pub struct Mounter {
     fetcher: Fetcher,
+    /// Before the names of caches.
+    prefix: &'static str,
 }
 
 /// Stops blocking work of a future that is dropped.
@@ -52,7 +54,12 @@ impl Mounter {
     ///
     /// This host has no usable TLS configuration.
     pub fn new(store: Arc<CacheStore>) -> reqwest::Result<Self> {
-        Ok(Self { fetcher: Fetcher::new(store)? })
+        Ok(Self { fetcher: Fetcher::new(store)?, prefix: "" })
+    }
+
+    /// With caches of their own for containers, in which their root may have left files that make other tasks root.
+    pub(super) fn for_containers(self) -> Self {
+        Self { prefix: "containers/", ..self }
     }
 
     /// The client that downloads, for other calls of tasks.
@@ -164,17 +171,9 @@ impl Mounter {
         let (store, stop) = (Arc::clone(&self.fetcher.store), StopOnDrop::default());
         let (stopped, user) = (Arc::clone(&stop.0), context.user().cloned());
         blocking_placed(&path.clone(), move || {
-            let to = create_file(&root, &path, user.as_deref())?;
-            match compression {
-                Some(compression) => unpack_result(
-                    &path,
-                    unpack::decompress(from, compression, &mut { to }, &limits(&store, &root), &|| {
-                        stopped.load(Ordering::Relaxed)
-                    })
-                    .map(drop),
-                ),
-                None => io::copy(&mut { from }, &mut { to }).map(|_| Ok(())),
-            }
+            let mut to = create_file(&root, &path, user.as_deref())?;
+            let (limits, canceled) = (limits(&store, &root), || stopped.load(Ordering::Relaxed));
+            unpack_result(&path, unpack::decompress(from, compression, &mut to, &limits, &canceled).map(drop))
         })
         .await
     }
@@ -214,7 +213,7 @@ impl Mounter {
         context: &Context,
     ) -> Result<(), PrepareError> {
         let (store, root) = (Arc::clone(&self.fetcher.store), context.workdir().to_owned());
-        let (wanted, target, user) = (name.to_owned(), path.to_owned(), context.user().cloned());
+        let (wanted, target, user) = (format!("{}{name}", self.prefix), path.to_owned(), context.user().cloned());
         let taking = move || match store.take_named(&wanted, &root, &target, user.as_deref()) {
             Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::EXIST | Errno::NOTEMPTY)) => {
                 let text = format!("mount at {}: there is something already", target.display());
@@ -253,7 +252,7 @@ impl Mounter {
             else {
                 continue;
             };
-            let (store, wanted) = (Arc::clone(&self.fetcher.store), name.clone());
+            let (store, wanted) = (Arc::clone(&self.fetcher.store), format!("{}{name}", self.prefix));
             let purged = blocking("cache", move || store.purge_named(&wanted, before)).await?;
             if purged > 0 {
                 context.log().write_note(&format!("cache {name}: purged, as requested"));
@@ -300,7 +299,12 @@ fn satisfies(held: &[String], wanted: &str) -> bool {
 
 fn create_file(root: &Path, path: &Path, user: Option<&TaskUser>) -> io::Result<File> {
     let (parent, name): (OwnedFd, _) = beneath::open_parent(root, path, Missing::Create(user))?;
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    // What an earlier task has put there, such as a pipe that nobody reads, is not opened.
+    match rustix::fs::unlinkat(&parent, name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
     let mode = Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::ROTH;
     let file = rustix::fs::openat(parent.as_fd(), name, flags, mode)?;
     user.map_or(Ok(()), |user| user.give(&file))?;
@@ -332,7 +336,7 @@ fn decompress_into(
     subject: &str,
 ) -> Result<(), PrepareError> {
     let limits = limits(store, store.path());
-    match unpack::decompress(from, compression, &mut to, &limits, &|| false) {
+    match unpack::decompress(from, Some(compression), &mut to, &limits, &|| false) {
         Ok(_) => Ok(()),
         Err(UnpackError::Host { source, .. }) => Err(PrepareError::from_io(subject, &source)),
         Err(error) => Err(PrepareError::malformed(vec![format!("{subject}: {error}")])),

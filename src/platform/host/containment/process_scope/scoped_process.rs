@@ -2,12 +2,14 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use rustix::fs::Gid;
 use rustix::process::{Pid, Signal};
 use tokio::time::timeout;
 
 use super::super::super::process::{self, PROCESS_POLL_INTERVAL};
+use super::super::super::task_user::TaskUser;
 use super::super::children::{self, OrphanScan};
 use super::super::{exec_shim, shim_launch};
 use super::{Backend, LimitExceeded, ProcessScope, ScopeInner};
@@ -37,9 +39,9 @@ impl Drop for ScopedProcess {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LaunchMethod {
     Direct,
-    /// Start `shim` instead, with `arguments` before those of the program.
+    /// Start another program, which becomes the exec shim, with `arguments` before those of the payload.
     ViaShim {
-        shim: &'static Path,
+        program: PathBuf,
         arguments: Vec<OsString>,
     },
 }
@@ -49,13 +51,34 @@ impl ScopedProcess {
         &self.scope.inner
     }
 
-    pub fn launch_method(&self, program: &Path, argv0: &str) -> io::Result<LaunchMethod> {
-        Ok(match self.inner().backend() {
-            Backend::ProcessGroup | Backend::Subreaper => LaunchMethod::Direct,
-            Backend::Cgroup(group) => LaunchMethod::ViaShim {
-                shim: shim_launch::shim_path()?,
-                arguments: vec![exec_shim::PAYLOAD.into(), group.procs_path().into(), program.into(), argv0.into()],
-            },
+    /// How to start a program, as another user in further groups if there is one.
+    pub fn launch_method(
+        &self,
+        program: &Path,
+        argv0: &str,
+        user: Option<(&TaskUser, &[Gid])>,
+    ) -> io::Result<LaunchMethod> {
+        let procs = match self.inner().backend() {
+            Backend::ProcessGroup | Backend::Subreaper => None,
+            Backend::Cgroup(group) => Some(group.procs_path()),
+        };
+        let payload =
+            |procs: &Path| -> [OsString; 4] { [exec_shim::PAYLOAD.into(), procs.into(), program.into(), argv0.into()] };
+        Ok(match (procs, user) {
+            (None, None) => LaunchMethod::Direct,
+            (Some(procs), None) => {
+                LaunchMethod::ViaShim { program: shim_launch::shim_path()?.into(), arguments: payload(&procs).into() }
+            }
+            // The shim that becomes the payload runs as the user, and is in the group by then.
+            (procs, Some((user, groups))) => {
+                let mut line = user.command_line(groups);
+                line.extend(payload(Path::new("/dev/null")));
+                if let Some(procs) = procs {
+                    let enter = [shim_launch::shim_path()?.into(), exec_shim::EXEC.into(), procs.into()];
+                    line.splice(0..0, enter);
+                }
+                LaunchMethod::ViaShim { program: line.remove(0).into(), arguments: line }
+            }
         })
     }
 
