@@ -42,18 +42,6 @@ pub async fn run_on_file(mut command: Command, input: File) -> io::Result<Progra
     run_to_end(command, &[]).await
 }
 
-/// As [`run`], without input, and with output of any size for `consume`, which may block and need not read to the end.
-pub async fn run_piped<T: Send + 'static>(
-    mut command: Command,
-    consume: impl FnOnce(File) -> T + Send + 'static,
-) -> io::Result<(ProgramOutput, T)> {
-    let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-    command.stdin(Stdio::null()).stdout(writer);
-    let consumed = tokio::task::spawn_blocking(move || consume(reader.into()));
-    let output = run_to_end(command, &[]).await?;
-    Ok((output, consumed.await.map_err(io::Error::other)?))
-}
-
 async fn run_to_end(mut command: Command, input: &[u8]) -> io::Result<ProgramOutput> {
     let program = command.as_std().get_program().to_string_lossy().into_owned();
     command.process_group(0).stderr(Stdio::piped());

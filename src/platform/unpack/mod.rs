@@ -27,9 +27,6 @@ const ZIP_END_BYTES_MAX: u64 = 64 * 1024 + 22;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub enum ArchiveFormat {
-    /// What `docker cp` writes. Links and special files in it are left out, because artifacts are regular files.
-    #[serde(skip)]
-    Tar,
     #[serde(rename = "zip")]
     Zip,
     #[serde(rename = "tar.bz2")]
@@ -82,7 +79,7 @@ pub fn unpack(
     canceled: &dyn Fn() -> bool,
 ) -> Result<(), UnpackError> {
     let compression = match format {
-        ArchiveFormat::Tar | ArchiveFormat::Zip => None,
+        ArchiveFormat::Zip => None,
         ArchiveFormat::TarBz2 => Some(Compression::Bz2),
         ArchiveFormat::TarGz => Some(Compression::Gz),
         ArchiveFormat::TarLz4 => Some(Compression::Lz4),
@@ -92,10 +89,9 @@ pub fn unpack(
     let gate = Gate::new(canceled);
     let mut name = Vec::new();
     let unpacked = Tree::open(into, limits).and_then(|mut tree| {
-        if format == ArchiveFormat::Zip {
-            unpack_zip(archive, &mut tree, &gate, &mut name)?;
-        } else {
-            unpack_tar(archive, compression, &mut tree, &gate, &mut name)?;
+        match compression {
+            None => unpack_zip(archive, &mut tree, &gate, &mut name)?,
+            Some(compression) => unpack_tar(archive, compression, &mut tree, &gate, &mut name)?,
         }
         tree.finish()
     });
@@ -119,25 +115,19 @@ pub fn decompress(
 
 fn unpack_tar(
     archive: File,
-    compression: Option<Compression>,
+    compression: Compression,
     tree: &mut Tree<'_>,
     gate: &Gate<'_>,
     name: &mut Vec<u8>,
 ) -> Result<(), Fault> {
-    let mut archive = tar::Archive::new(gate.decoded(gate.file_decoder(archive, compression)));
+    let mut archive = tar::Archive::new(gate.decoded(gate.file_decoder(archive, Some(compression))));
     let mut entries = archive.entries().map_err(broken)?;
     loop {
         // The tar crate reads long names and pax records whole, whatever their size.
         gate.left.set(TAR_HEADERS_BYTES_MAX);
         let Some(entry) = entries.next() else { break };
         gate.left.set(u64::MAX);
-        let mut entry = entry.map_err(broken)?;
-        let kind = entry.header().entry_type();
-        if compression.is_none() && !(kind.is_file() || kind.is_dir() || kind.is_hard_link()) {
-            tree.count_entry()?;
-            continue;
-        }
-        place_tar_entry(&mut entry, tree, name)?;
+        place_tar_entry(&mut entry.map_err(broken)?, tree, name)?;
     }
     gate.left.set(TAR_HEADERS_BYTES_MAX);
     // What follows the last entry has the checksums of the compressed stream.

@@ -2,15 +2,13 @@
 
 use std::fs::File;
 use std::io::{self, Write as _};
-use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use sha2::{Digest as _, Sha256};
 
 use crate::task::TaskFile;
-use journeyman_domain::limits::REDACT_READ_BYTES;
+use crate::task::file::read_pieces;
 use journeyman_platform::redact::{self, RedactFilter, SecretSet};
 
 #[derive(Debug)]
@@ -55,16 +53,6 @@ pub(super) fn file_of(content: &[u8], folder: &Path) -> io::Result<(TaskFile, u6
     Ok((file.into(), content.len() as u64))
 }
 
-/// The SHA-256 of the first `bytes` of a file, in hexadecimal digits.
-pub(super) fn digest(file: &File, bytes: u64) -> io::Result<String> {
-    let mut digest = Sha256::new();
-    read_pieces(file, bytes, |piece| {
-        digest.update(piece);
-        Ok(())
-    })?;
-    Ok(hex::encode(digest.finalize()))
-}
-
 /// A compressed copy in `folder`, and its length.
 ///
 /// # Errors
@@ -76,20 +64,6 @@ pub(super) fn gzipped_copy(file: &File, bytes: u64, folder: &Path) -> io::Result
     let packed = packed.finish()?;
     let length = packed.metadata()?.len();
     Ok((packed.into(), length))
-}
-
-fn read_pieces(file: &File, bytes: u64, mut each: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
-    let (mut buffer, mut at) = (vec![0; REDACT_READ_BYTES], 0);
-    while at < bytes {
-        let wanted = usize::try_from(bytes - at).unwrap_or(REDACT_READ_BYTES).min(REDACT_READ_BYTES);
-        let read = file.read_at(buffer.get_mut(..wanted).unwrap_or_default(), at)?;
-        if read == 0 {
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file became shorter"));
-        }
-        at += read as u64;
-        each(buffer.get(..read).unwrap_or_default())?;
-    }
-    Ok(())
 }
 
 fn filter_file(
@@ -112,6 +86,10 @@ fn filter_file(
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::FileExt as _;
+
+    use journeyman_domain::limits::REDACT_READ_BYTES;
+
     use std::io::Read as _;
 
     use super::*;

@@ -16,7 +16,7 @@ use crate::handler::context::PublishedLogs;
 use crate::handler::log::{self, FinishedLog};
 use crate::source::{Artifact, ArtifactBody, CallError, Claim};
 use crate::task::ContentEncoding;
-use crate::task::file::ClosedOffThread;
+use crate::task::file::{ClosedOffThread, digest};
 use journeyman_domain::backoff::{Backoff, Policy};
 use journeyman_domain::claim::UploadStatus;
 use journeyman_domain::jitter::Jitter;
@@ -148,7 +148,7 @@ impl Uploader {
     ) -> UploadStatus {
         if let (Some(_), ArtifactBody::File { file, bytes, .. }) = (task.signing_key(), &artifact.body) {
             let (file, bytes) = (file.clone(), *bytes);
-            match task.off_thread(move |_| log_artifacts::digest(&file, bytes)).await {
+            match task.off_thread(move |_| digest(&file, bytes)).await {
                 Ok(digest) => drop(digests.0.lock().insert(artifact.name.clone(), digest)),
                 Err(error) => {
                     let text = format!("artifact {}: cannot be read for its digest: {error}", artifact.name);

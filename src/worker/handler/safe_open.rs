@@ -58,12 +58,11 @@ impl Root {
                     push_components(&mut pending, target)?;
                 }
                 FileType::Directory => opened.push(seen),
-                FileType::RegularFile
-                | FileType::Fifo
-                | FileType::Socket
-                | FileType::CharacterDevice
-                | FileType::BlockDevice
-                | FileType::Unknown => {
+                // A device may act when it is opened.
+                FileType::Fifo | FileType::Socket | FileType::CharacterDevice | FileType::BlockDevice => {
+                    return Err(Errno::NXIO.into());
+                }
+                FileType::RegularFile | FileType::Unknown => {
                     let flags = FLAGS | OFlags::NONBLOCK | OFlags::NOCTTY;
                     let is_last = pending.is_empty();
                     let opened = is_last.then(|| rustix::fs::openat(parent, &name, flags, Mode::empty()));

@@ -1,10 +1,15 @@
 //! Open files of tasks. The thread that keeps leases may hold them: it neither reads nor closes them.
 
 use std::fs::File;
+use std::io;
 use std::ops::{Deref, DerefMut};
+use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
+use sha2::{Digest as _, Sha256};
 use tokio::runtime::Handle;
+
+use journeyman_domain::limits::REDACT_READ_BYTES;
 
 /// An open file of a task. Clones share it and its offset, so use positioned reads, on a blocking thread.
 #[derive(Debug, Clone)]
@@ -22,6 +27,31 @@ impl Deref for TaskFile {
     fn deref(&self) -> &File {
         &self.0
     }
+}
+
+/// The SHA-256 of the first `bytes` of a file, in hexadecimal digits. Blocks.
+pub(crate) fn digest(file: &File, bytes: u64) -> io::Result<String> {
+    let mut digest = Sha256::new();
+    read_pieces(file, bytes, |piece| {
+        digest.update(piece);
+        Ok(())
+    })?;
+    Ok(hex::encode(digest.finalize()))
+}
+
+/// Reads the first `bytes` of a file, wherever it is positioned. Blocks.
+pub(crate) fn read_pieces(file: &File, bytes: u64, mut each: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
+    let (mut buffer, mut at) = (vec![0; REDACT_READ_BYTES], 0);
+    while at < bytes {
+        let wanted = usize::try_from(bytes - at).unwrap_or(REDACT_READ_BYTES).min(REDACT_READ_BYTES);
+        let read = file.read_at(buffer.get_mut(..wanted).unwrap_or_default(), at)?;
+        if read == 0 {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file became shorter"));
+        }
+        at += read as u64;
+        each(buffer.get(..read).unwrap_or_default())?;
+    }
+    Ok(())
 }
 
 /// Is dropped on a blocking thread of the runtime: closing the last descriptor of a removed file waits for its disk.

@@ -4,10 +4,9 @@
 //! loaded, and it is kept by its digest.
 
 use std::fs::File;
-use std::io::{self, Read as _, Seek as _};
+use std::io;
 use std::sync::Arc;
 
-use sha2::{Digest as _, Sha256};
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout};
 
@@ -22,6 +21,7 @@ use crate::handler::mounts::Mounter;
 use crate::handler::mounts::payload::Origin;
 use crate::handler::process::format_seconds;
 use crate::handler::{Context, PrepareError, PrepareFailure};
+use crate::task::file::digest;
 
 /// The names of images that were loaded, before their digests. Both clients take it for one of this host.
 const LOADED: &str = "localhost/journeyman-image:";
@@ -133,7 +133,10 @@ impl Images {
         context: &Context,
     ) -> Result<String, PrepareError> {
         let saved = self.mounter.fetch(origin, context).await?;
-        let hashed = spawn_blocking(move || digest(saved)).await.map_err(io::Error::other).flatten();
+        let hashed = spawn_blocking(move || digest(&saved, saved.metadata()?.len()).map(|digest| (saved, digest)))
+            .await
+            .map_err(io::Error::other)
+            .flatten();
         let (saved, digest) = hashed.map_err(|error| PrepareError::from_io("image", &error))?;
         let kept = format!("{LOADED}{digest}");
         if let Some(id) = self.find(&kept, context).await {
@@ -171,17 +174,4 @@ impl Images {
         }
         Ok(id)
     }
-}
-
-/// Blocks.
-fn digest(mut file: File) -> io::Result<(File, String)> {
-    let (mut digest, mut buffer) = (Sha256::new(), vec![0; 1 << 20]);
-    loop {
-        match file.read(&mut buffer)? {
-            0 => break,
-            count => digest.update(&buffer[..count]),
-        }
-    }
-    file.rewind()?;
-    Ok((file, hex::encode(digest.finalize())))
 }

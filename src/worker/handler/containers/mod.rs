@@ -147,13 +147,12 @@ impl PayloadHandler for Containers {
     }
 
     async fn prepare(&self, payload: ContainerPayload, context: &Context) -> Result<PreparedContainer, PrepareError> {
-        let mut violations = options::unsupported(&payload, &self.config);
+        let mut violations = Vec::new();
         let run_time = resolve_run_time(self.max_run_time.0, Some(payload.max_run_time), &mut violations);
         if payload.command.iter().any(|argument| argument.contains('\0')) {
             violations.push("payload/command: an argument contains a NUL byte".to_owned());
         }
-        let mut options = options::of_capabilities(&payload, &self.config, &mut violations);
-        violations.extend(options::missing_scopes(&payload, context).await?);
+        let mut options = options::for_payload(&payload, &self.config, context, &mut violations).await?;
         let image = ImageSource::parse(payload.image).map_err(|why| violations.push(why)).ok();
         let mut directories = directories_of(payload.cache, &mut violations);
         let publishes = !is_declined(&payload.features, "artifacts");

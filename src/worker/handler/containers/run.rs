@@ -1,17 +1,20 @@
 //! One container from its start until it is removed.
 
 use std::io;
-use std::path::Path;
 
 use tokio::time::{Instant, sleep, timeout};
 
-use journeyman_domain::limits::{CONTAINER_COPY_TIMEOUT, OUTSIDE_REMOVE_ATTEMPTS_MAX, OUTSIDE_REMOVE_INTERVAL};
+use journeyman_domain::limits::{
+    CONTAINER_COPY_TIMEOUT, DISK_USAGE_INTERVAL, OUTSIDE_REMOVE_ATTEMPTS_MAX, OUTSIDE_REMOVE_INTERVAL,
+};
+use journeyman_platform::host::containment::wait_larger_than;
 use journeyman_platform::host::run_program;
-use journeyman_platform::unpack::{self, ArchiveFormat};
 
 use super::client::succeeded;
+use super::options::HOST_SHARED_MEMORY;
 use super::{Containers, CopiedArtifact, PreparedContainer};
-use crate::handler::process::{EndCause, Launch, ProcessEnd, RunLimits, RunningProcess, format_seconds};
+use crate::handler::mounts::in_mib;
+use crate::handler::process::{EndCause, Launch, RunLimits, RunningProcess, format_seconds};
 use crate::handler::{Context, ExecuteError};
 
 /// As docker-worker: browsers need more than the 64 MiB of the clients.
@@ -77,8 +80,12 @@ impl Containers {
         context.scope().set_outside(self.client.removal(name));
         let started = Instant::now();
         let limits = RunLimits { run_time: Some(remaining), termination_grace: self.termination_grace };
-        let end = self.run_client(&argv, &env, name, limits, context).await;
-        let end = end.map_err(|error| ExecuteError::from_io("the client of the container", &error))?;
+        // The client passes SIGTERM on.
+        let run = async {
+            let launch = Launch { user: None, ..Launch::new(&argv, &env, context) };
+            RunningProcess::start(launch).await?.finish(limits, context).await
+        };
+        let end = run.await.map_err(|error| ExecuteError::from_io("the client of the container", &error))?;
         end.notes.iter().for_each(|note| context.log().write_note(note));
         let state = self.state(name, context).await;
         if state == State::Unknown || end.cause != EndCause::Exited {
@@ -101,11 +108,8 @@ impl Containers {
         variables: Vec<String>,
         prepared: &PreparedContainer,
     ) -> Vec<String> {
-        let shared = if prepared.options.iter().any(|option| option.starts_with("/dev/shm")) {
-            None
-        } else {
-            Some(SHARED_MEMORY_BYTES)
-        };
+        let has_own = !prepared.options.iter().any(|option| option == HOST_SHARED_MEMORY);
+        let shared = has_own.then_some(SHARED_MEMORY_BYTES);
         let limits = &self.config.limits;
         let memory = limits.memory.map(|bytes| bytes.to_string());
         let processes = limits.processes.map_or_else(|| "-1".to_owned(), |max| max.to_string());
@@ -130,33 +134,6 @@ impl Containers {
         arguments.push(image.to_owned());
         arguments.extend_from_slice(&prepared.command);
         arguments
-    }
-
-    async fn run_client(
-        &self,
-        argv: &[String],
-        env: &crate::handler::environment::Variables,
-        name: &str,
-        limits: RunLimits,
-        context: &Context,
-    ) -> io::Result<ProcessEnd> {
-        let running = RunningProcess::start(Launch { user: None, ..Launch::new(argv, env, context) }).await?;
-        let mut finish = std::pin::pin!(running.finish(limits, context));
-        // The client passes SIGTERM on. It has to see the container's end before it is killed itself, so its container has half
-        // of the grace.
-        let killing = async {
-            let grace = tokio::select! {
-                cancellation = context.canceled() => context.time_until(cancellation.deadline).min(limits.termination_grace),
-                () = sleep(limits.run_time.unwrap_or_default()) => limits.termination_grace,
-            };
-            sleep(grace / 2).await;
-            self.kill(name, context).await;
-        };
-        tokio::select! {
-            biased;
-            end = &mut finish => end,
-            () = killing => finish.await,
-        }
     }
 
     /// One that has ended cannot be killed, and its removal is what counts.
@@ -195,28 +172,19 @@ impl Containers {
         if let Err(error) = tokio::fs::create_dir(&dir).await {
             return context.log().write_note(&format!("artifact {artifact}: {error}"));
         }
-        let mut limits = self.mounter.unpack_limits(&dir);
-        limits.bytes_max = limits.bytes_max.min(context.scope().disk_limit().unwrap_or(u64::MAX));
-        let source = format!("{name}:{from}");
-        let command = self.client.command(&["cp", &source, "-"], Some(context.scope()));
-        let unpacking = move |archive| unpack::unpack(archive, ArchiveFormat::Tar, Path::new(&dir), &limits, &|| false);
-        let copying = run_program::run_piped(command, unpacking);
+        let (source, dir) = (format!("{name}:{from}"), dir.to_string_lossy());
+        let copying = run_program::run(self.client.command(&["cp", &source, &dir], Some(context.scope())), &[]);
+        let bytes_max = self.mounter.room(context.workdir()).min(context.scope().disk_limit().unwrap_or(u64::MAX));
         let copied = tokio::select! {
-            copied = timeout(CONTAINER_COPY_TIMEOUT, copying) => copied,
+            copied = timeout(CONTAINER_COPY_TIMEOUT, copying) => copied.map_err(io::Error::other).flatten(),
+            () = wait_larger_than(context.workdir().to_owned(), bytes_max, DISK_USAGE_INTERVAL) => {
+                Err(io::Error::other(format!("there is room for {}", in_mib(bytes_max))))
+            }
             _ = context.canceled() => return,
         };
-        let copied = copied.map_err(io::Error::other).flatten().map_err(|error| error.to_string());
-        let why = match copied {
-            Err(why) => why,
-            // The reason for a broken archive is what the client says.
-            Ok((output, unpacked)) => match (succeeded(Ok(output)), unpacked) {
-                (_, Err(error @ unpack::UnpackError::Entry { .. })) => error.to_string(),
-                (Err(why), _) => why,
-                (Ok(_), Err(error)) => error.to_string(),
-                (Ok(_), Ok(())) => return,
-            },
-        };
-        context.log().write_note(&format!("artifact {artifact}: {from} cannot be copied: {why}"));
+        if let Err(why) = succeeded(copied) {
+            context.log().write_note(&format!("artifact {artifact}: {from} cannot be copied: {why}"));
+        }
     }
 }
 

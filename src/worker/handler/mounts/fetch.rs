@@ -4,7 +4,7 @@
 //! whether the cached content is still the same. Only a URL with a digest needs no request.
 
 use std::fs::File;
-use std::io::{self, BufRead as _, BufReader, Seek as _};
+use std::io::{self, Seek as _};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +12,6 @@ use reqwest::header::{
     AUTHORIZATION, CONTENT_ENCODING, CONTENT_RANGE, ETAG, HeaderMap, IF_RANGE, LAST_MODIFIED, LOCATION, RANGE,
 };
 use reqwest::{Client, Response, StatusCode};
-use sha2::{Digest as _, Sha256};
 use tokio::io::{AsyncWriteExt as _, BufWriter};
 use tokio::time::{Instant, timeout};
 use url::Url;
@@ -35,6 +34,7 @@ use journeyman_platform::unpack::Compression;
 use super::super::{Context, PrepareError, PrepareFailure};
 use super::payload::{Content, Origin};
 use super::{blocking, decompress_into};
+use crate::task::file::digest;
 
 const RETRY: Policy = Policy { first: Duration::from_secs(1), max: Duration::from_secs(30) };
 
@@ -413,18 +413,7 @@ fn keep(
 }
 
 fn check_digest(file: &File, sha256: &str, subject: &str) -> io::Result<Result<(), PrepareError>> {
-    let mut file = BufReader::with_capacity(DOWNLOAD_WRITE_BYTES, rewound(file.try_clone()?)?);
-    let mut digest = Sha256::new();
-    loop {
-        let bytes = file.fill_buf()?;
-        let read = bytes.len();
-        if read == 0 {
-            break;
-        }
-        digest.update(bytes);
-        file.consume(read);
-    }
-    let found = hex::encode(digest.finalize());
+    let found = digest(file, file.metadata()?.len())?;
     if found == sha256 {
         return Ok(Ok(()));
     }

@@ -99,9 +99,9 @@ impl Mounter {
         .await?
     }
 
-    /// What may be unpacked into a task's directory.
-    pub(super) fn unpack_limits(&self, dir: &Path) -> UnpackLimits {
-        limits(&self.fetcher.store, dir)
+    /// How many bytes may be stored in a directory.
+    pub(super) fn room(&self, dir: &Path) -> u64 {
+        limits(&self.fetcher.store, dir).bytes_max
     }
 
     /// Says what a task lacks to mount these: scopes, and dependencies.
