@@ -162,7 +162,8 @@ fn find_users(config: &Config) -> Result<Option<UserPool>, Failure> {
     if !rustix::process::geteuid().is_root() {
         return Err(unusable("only a worker that runs as root can run tasks as other users".to_owned()));
     }
-    let shim = install_shim(&config.worker.work_dir.0).map_err(|error| unusable(format!("the exec shim: {error}")))?;
+    let work_dir = &config.worker.work_dir.0;
+    let shim = install_shim(work_dir).map_err(|error| unusable(format!("work_dir {}: {error}", work_dir.display())))?;
     let users = names.iter().map(|name| TaskUser::find(name, &shim).map_err(|error| unusable(error.to_string())));
     Ok(Some(UserPool::new(users.collect::<Result<_, _>>()?)))
 }

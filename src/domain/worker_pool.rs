@@ -10,7 +10,7 @@ use super::refusal::Refusal;
 use super::time::Instant;
 use super::worker::ExitReason;
 
-/// As often as worker-manager decides which workers it needs.
+/// Worker-manager decides as often which workers it needs.
 pub const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 pub const CHECK_RETRY: backoff::Policy = backoff::Policy { first: CHECK_INTERVAL, max: Duration::from_secs(300) };
 /// After a missing scope, or for a worker that worker-manager does not know: a person has to change that.
@@ -24,9 +24,9 @@ pub const RENEW_RETRY: backoff::Policy =
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PoolCall {
-    /// With the static secret.
+    /// The worker shows the static secret.
     Register,
-    /// With the credentials and the one-time secret of the last registration.
+    /// The worker shows the credentials and the one-time secret of the last registration.
     Reregister,
     CheckTermination,
 }

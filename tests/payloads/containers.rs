@@ -335,7 +335,7 @@ async fn the_next_start_removes_what_a_killed_worker_left() {
         let mut next = start_worker(&deployment, &tool, &root_url);
         next.says("removed containers that a previous worker process has left").await;
         assert_eq!(tool.containers(&work_dir).await, "");
-        // In the containment of a worker process.
+        // The worker process contains it.
         let artifacts = json!({ "public/a": { "type": "file", "path": "/tmp/a" } });
         let task = create(&deployment, "echo made | tee /tmp/a", json!({ "artifacts": artifacts }), &[]).await;
         let log = deployment.ended(&task).await.completed();

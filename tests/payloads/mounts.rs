@@ -171,7 +171,7 @@ async fn content_is_downloaded_once_while_it_is_the_same() {
     }
     let log = deployment.run_one("cat f", mounts, nothing).await.completed();
     assert!(log.contains("version 2"), "{log}");
-    // By its digest it is found without a request.
+    // The worker finds it by its digest, without a request.
     let by_digest = json!({ "mounts": [{ "file": "f", "content": { "url": url, "sha256": digest(b"version 2") } }] });
     deployment.run_one("cat f", by_digest.clone(), nothing).await.completed();
     files.lock().ranges.clear();

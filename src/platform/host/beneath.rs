@@ -57,7 +57,7 @@ pub fn open_parent<'a>(root: &Path, path: &'a Path, missing: Missing<'_>) -> io:
     Ok((open_dir(root, parent, missing)?, Path::new(name)))
 }
 
-/// Whether the entry is a directory, and no link to one.
+/// Returns whether the entry is a directory, and no link to one.
 pub fn is_dir(parent: BorrowedFd<'_>, name: &Path) -> bool {
     let stat = rustix::fs::statat(parent.as_fd(), name, AtFlags::SYMLINK_NOFOLLOW);
     stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)

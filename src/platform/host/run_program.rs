@@ -36,7 +36,7 @@ pub async fn run(mut command: Command, input: &[u8]) -> io::Result<ProgramOutput
     run_to_end(command, input).await
 }
 
-/// As [`run`], with a file as standard input.
+/// Does the same as [`run`], with a file as standard input.
 pub async fn run_on_file(mut command: Command, input: File) -> io::Result<ProgramOutput> {
     command.stdin(input).stdout(Stdio::piped());
     run_to_end(command, &[]).await

@@ -15,7 +15,7 @@ pub(crate) fn relative_path(task: &str, run: u32, name: &str) -> String {
     format!("{task}/{run}-{}", hex::encode(Sha256::digest(name.as_bytes())))
 }
 
-/// Where the content is if it is stored compressed with gzip.
+/// The path of content that is stored compressed with gzip.
 pub(crate) fn gzip_path(path: &str) -> String {
     format!("{path}.gz")
 }

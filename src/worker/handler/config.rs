@@ -72,7 +72,7 @@ pub struct CommandHandler {
     pub env_allow: Vec<String>,
     /// Maximum run time of a task, whatever it asks for, and the run time of one that asks for none.
     pub max_run_time: RunTime,
-    /// File with the ed25519 key that signs the artifacts of tasks with `features.chainOfTrust`: a seed of 32 bytes in base64, as generic-worker and scriptworker write it. Such tasks need `host.task_users`.
+    /// File with the ed25519 key that signs the artifacts of tasks with `features.chainOfTrust`: a seed of 32 bytes in base64, as generic-worker and scriptworker write it. Commands of such tasks need `host.task_users`.
     pub chain_of_trust_key: Option<SecretFile>,
     /// Content that each task finds in its directory, by path.
     pub mounts: BTreeMap<String, ConfiguredMount>,

@@ -385,7 +385,7 @@ impl Context {
         }
     }
 
-    /// Whether there are named caches that no artifact can lie in.
+    /// Returns whether there are named caches that no artifact can lie in.
     pub(crate) fn may_return_caches(&self) -> bool {
         !self.has_artifacts() && !self.inner.caches.lock().is_empty()
     }

@@ -18,7 +18,7 @@ pub struct PayloadSchema {
     validator: Result<jsonschema::Validator, String>,
 }
 
-/// Of alternatives, says what is wrong with each.
+/// Says what is wrong: with each alternative, where the schema has several.
 fn describe(error: &ValidationError<'_>) -> String {
     let (ValidationErrorKind::AnyOf { context } | ValidationErrorKind::OneOfNotValid { context }) = error.kind() else {
         return format!("payload{}: {}", error.instance_path().as_str(), error.masked());

@@ -48,7 +48,7 @@ pub(super) struct TaskProxy {
     _server: JoinSet<Infallible>,
 }
 
-/// Whether a task may ask for the credentials themselves.
+/// Says whether a task may ask for the credentials themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Credentials {
     Shown,

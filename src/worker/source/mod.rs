@@ -172,7 +172,7 @@ pub trait Claim: Send + Sync {
     /// Uploads an artifact of the run. Repeating it is safe.
     fn upload<'a>(&'a self, artifact: &'a Artifact) -> SourceFuture<'a, ()>;
 
-    /// Whether the queue stores compressed content and tells readers so.
+    /// Returns whether the queue stores compressed content and says so to readers.
     fn stores_encodings(&self) -> bool {
         false
     }

@@ -56,7 +56,7 @@ pub enum ContentEncoding {
     /// Not at all.
     #[default]
     Identity,
-    /// With gzip, where the queue stores that; readers are told so.
+    /// The queue stores it with gzip, if it can, and says so to readers.
     Gzip,
 }
 

@@ -26,7 +26,7 @@ pub struct HeldCache {
     path: PathBuf,
 }
 
-/// Whether a directory was there.
+/// Says whether a directory was there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found {
     Kept,
@@ -106,7 +106,7 @@ impl HeldCache {
         self.store.make_room(0)
     }
 
-    /// Where the task finds it, below its directory.
+    /// The path below the task's directory.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -185,7 +185,6 @@ impl Cgroup {
         self.path.is_dir().then(|| self.processes().into_iter().filter_map(process::resident_memory).sum::<u64>())
     }
 
-    /// The group and its descendants, outer before inner.
     /// The most memory that its processes had at one time, and the CPU time that they took, where the host counts them.
     pub(super) fn usage(&self) -> ScopeUsage {
         let number = |text: String| text.trim().parse().ok();
@@ -193,6 +192,7 @@ impl Cgroup {
         ScopeUsage { memory_peak: self.read("memory.peak").ok().and_then(number), cpu: cpu.map(Duration::from_micros) }
     }
 
+    /// The group and its descendants, outer before inner.
     fn with_descendants(&self) -> Vec<PathBuf> {
         let mut found = vec![self.path.clone()];
         let mut at = 0;

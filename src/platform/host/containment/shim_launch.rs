@@ -16,6 +16,7 @@ use std::fs::File;
 use std::io::{self, Write as _};
 use std::mem::ManuallyDrop;
 use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -68,9 +69,15 @@ pub(super) fn shim_path() -> io::Result<&'static Path> {
 ///
 /// # Errors
 ///
-/// The directory cannot be created or written.
+/// The directory cannot be created or written, or other users cannot enter it.
 pub fn install_shim(dir: &Path) -> io::Result<PathBuf> {
     std::fs::create_dir_all(dir)?;
+    for part in std::path::absolute(dir)?.ancestors() {
+        if part.metadata()?.permissions().mode() & 0o001 == 0 {
+            let text = format!("other users cannot enter {}; change its mode with `chmod o+x`", part.display());
+            return Err(io::Error::other(text));
+        }
+    }
     let mut file = tempfile::NamedTempFile::new_in(dir)?;
     file.write_all(SHIM_BINARY)?;
     rustix::fs::fchmod(&file, rustix::fs::Mode::from_raw_mode(0o755))?;

@@ -44,7 +44,7 @@ pub(super) struct Images {
     mounter: Mounter,
 }
 
-/// Where an image comes from.
+/// The place an image comes from.
 #[derive(Debug)]
 pub(super) enum ImageSource {
     Registry(String),

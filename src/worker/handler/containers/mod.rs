@@ -58,7 +58,7 @@ pub struct Containers {
 pub struct PreparedContainer {
     /// `None` if there was no time left to bring it.
     image: Option<String>,
-    /// Of the client's `run`.
+    /// They are those of the client's `run`.
     options: Vec<String>,
     command: Vec<String>,
     environment: ContainerEnvironment,
@@ -272,7 +272,7 @@ fn artifacts_of(
             expires: artifact.expires,
             content_type: None,
             content_encoding: None,
-            // As docker-worker: a task succeeds without its artifacts.
+            // A task succeeds without its artifacts, as with docker-worker.
             optional: true,
         });
     }
@@ -308,7 +308,7 @@ impl DynHandler for ByImage {
     fn schema(&self) -> Value {
         let commands = self.commands.schema();
         let Some((containers, _)) = &self.containers else { return commands };
-        // With an address, references in a schema stay within it.
+        // References in a schema with an address stay within it.
         let of = |name: &str, mut schema: Value| {
             schema["$id"] = format!("https://journeyman.invalid/{name}.json").into();
             schema

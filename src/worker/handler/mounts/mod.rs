@@ -191,7 +191,7 @@ impl Mounter {
         let (stopped, user) = (Arc::clone(&stop.0), context.user().cloned());
         blocking_placed(&path.clone(), move || {
             let dir = beneath::open_dir(&root, &path, Missing::Create(user.as_deref()))?;
-            // By the descriptor, so that no link is followed on the way.
+            // The descriptor leads there without following a link.
             let into = format!("/proc/self/fd/{}/.", dir.as_raw_fd());
             let unpacked = unpack::unpack(archive, format, Path::new(&into), &limits(&store, &root), &|| {
                 stopped.load(Ordering::Relaxed)
@@ -299,7 +299,7 @@ fn satisfies(held: &[String], wanted: &str) -> bool {
 
 fn create_file(root: &Path, path: &Path, user: Option<&TaskUser>) -> io::Result<File> {
     let (parent, name): (OwnedFd, _) = beneath::open_parent(root, path, Missing::Create(user))?;
-    // What an earlier task has put there, such as a pipe that nobody reads, is not opened.
+    // What an earlier task has put there, such as a pipe without a reader, is not opened.
     match rustix::fs::unlinkat(&parent, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => {}
         Err(error) => return Err(error.into()),

@@ -70,7 +70,7 @@ pub enum Content {
     Remote { origin: Origin, sha256: Option<String> },
 }
 
-/// Where content is downloaded from.
+/// The place content is downloaded from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
     Artifact { task: TaskId, name: String },
