@@ -41,7 +41,7 @@ async fn caches_of_a_killed_worker_are_never_torn_and_no_task_reads_anothers_fil
         api.create_task(&task, definition).await.expect("created");
         tasks.push(task);
     }
-    let users = r#"["bin", "list", "sync", "sys"]"#;
+    let users = r#"["bin", "daemon", "sync", "sys"]"#;
     let is_root = rustix::process::geteuid().is_root();
     let more: &[_] = if is_root { &[("JOURNEYMAN__HOST__TASK_USERS", users)] } else { &[] };
     let start = || Process::worker_with(folder.path(), queue.root_url(), "claim-work", more);

@@ -106,6 +106,37 @@ async fn an_artifact_of_a_dependency_is_mounted_and_one_of_another_task_is_not()
 }
 
 #[tokio::test]
+async fn what_is_cached_of_an_artifact_is_not_to_be_had_by_its_digest() {
+    let deployment = Deployment::start().await;
+    let private = json!([{ "type": "file", "path": "out", "name": "private/out" }]);
+    let made = deployment.create("echo made >out", json!({ "artifacts": private }), nothing).await;
+    deployment.run(&[&made]).await.remove(0).completed();
+    let sha256 = digest(b"made\n");
+    let of_task = json!({ "taskId": made.as_str(), "artifact": "private/out", "sha256": sha256 });
+    let mounts = json!([{ "file": "in", "content": of_task }]);
+    let change = |definition: &mut Value| {
+        definition["dependencies"] = json!([made.as_str()]);
+        definition["scopes"] = json!(["queue:get-artifact:private/*"]);
+    };
+    deployment.run_one("cat in", json!({ "mounts": mounts }), change).await.completed();
+    let by_digest = json!([{ "file": "in", "content": { "url": "http://127.0.0.1:1/", "sha256": sha256 } }]);
+    let keys = json!({ "mounts": by_digest, "maxRunTime": 1 });
+    let ended = deployment.run_one("cat in", keys, nothing).await;
+    assert!(!ended.log.contains("made") && !ended.log.contains("downloaded before"), "{}", ended.log);
+}
+
+#[tokio::test]
+async fn urls_that_differ_in_their_query_have_content_of_their_own() {
+    let (deployment, files, url) = with_files(b"one", Some("\"same\"")).await;
+    let mount =
+        |query: &str| json!({ "mounts": [{ "file": "f", "content": { "url": format!("{url}?file={query}") } }] });
+    deployment.run_one("cat f", mount("one"), nothing).await.completed();
+    files.lock().content = b"two".to_vec();
+    let log = deployment.run_one("cat f", mount("two"), nothing).await.completed();
+    assert!(log.contains("\ntwo") && !log.contains("file="), "{log}");
+}
+
+#[tokio::test]
 async fn an_artifact_is_found_through_the_index() {
     let deployment = Deployment::start().await;
     let artifacts = json!([{ "type": "file", "path": "out", "name": "public/out" }]);

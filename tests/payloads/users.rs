@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use journeyman::handler::DynHandler;
 use journeyman::handler::task_users::{UserPool, with_users};
 use journeyman_platform::host::containment::install_shim;
 use journeyman_platform::host::task_user::TaskUser;
 use serde_json::{Value, json};
 
-use crate::payloads::deployment::{Deployment, TASK_QUEUE};
+use crate::payloads::deployment::{Deployment, TASK_QUEUE, tar};
 use crate::support::until;
 
 /// Users that every Debian has and that own nothing; a handler whose tasks run as them.
@@ -96,6 +98,21 @@ async fn a_cache_passes_from_one_user_to_the_next_and_no_file_of_others_with_it(
     let log = deployment.run_with(second, 1, &[&task]).await.remove(0).completed();
     assert!(log.contains("\none\ntwo\nuucp\nuucp\nuucp\nuucp\n"), "{log}");
     assert_eq!(shadow(), 0);
+}
+
+#[tokio::test]
+async fn archives_in_one_directory_belong_to_the_user_whichever_came_first() {
+    let deployment = Deployment::start().await;
+    let Some(handler) = as_users(&deployment, deployment.handler(), &["list"]) else { return };
+    let archive = |files: &[(&str, &str)]| {
+        let content = json!({ "base64": STANDARD.encode(tar("-cz", files)) });
+        json!({ "directory": "d", "format": "tar.gz", "content": content })
+    };
+    let keys = json!({ "mounts": [archive(&[("d/one", "1")]), archive(&[("d/sub/two", "2"), ("d/three", "3")])] });
+    let script = "find d ! -user $USER; rm -r d && echo removed";
+    let task = deployment.create(script, keys, scoped(&[])).await;
+    let log = deployment.run_with(handler, 1, &[&task]).await.remove(0).completed();
+    assert!(log.contains("\nremoved\n") && !log.contains("\nd/"), "{log}");
 }
 
 #[tokio::test]

@@ -5,11 +5,13 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use nix::unistd::{Group, User};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, Uid};
 
 use super::process::PROCESS_POLL_INTERVAL;
+use super::worker_id_lock::WorkerIdLock;
 use super::{run_program, work_dir};
 use journeyman_domain::limits::{PROCESS_KILL_TIMEOUT, USER_TREE_DEPTH_MAX};
 
@@ -19,12 +21,14 @@ const SHARED_DIRS: [&str; 3] = ["/tmp", "/var/tmp", "/dev/shm"];
 const SETPRIV: &str = "/usr/bin/setpriv";
 
 /// A user that the processes of one task at a time run as.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct TaskUser {
     name: String,
     uid: Uid,
     gid: Gid,
     shim: PathBuf,
+    /// No other worker of this host ends its processes.
+    _lock: Arc<WorkerIdLock>,
 }
 
 impl TaskUser {
@@ -32,7 +36,7 @@ impl TaskUser {
     ///
     /// # Errors
     ///
-    /// There is no such user, it is the superuser, or the host's list of users cannot be read.
+    /// There is no such user, it is the superuser, another worker of this host has it, or the host's list of users cannot be read.
     pub fn find(name: &str, shim: &Path) -> io::Result<Self> {
         let other = |what: &str| io::Error::other(format!("user {name}: {what}"));
         let user = User::from_name(name).map_err(|errno| other(&errno.to_string()))?;
@@ -41,7 +45,10 @@ impl TaskUser {
             return Err(other("tasks must not run as the superuser"));
         }
         let (uid, gid) = (Uid::from_raw(user.uid.as_raw()), Gid::from_raw(user.gid.as_raw()));
-        Ok(Self { name: name.to_owned(), uid, gid, shim: shim.to_owned() })
+        let lock = WorkerIdLock::acquire(&format!("user {uid}")).map_err(|error| other(&error.to_string()))?;
+        let lock =
+            lock.ok_or_else(|| other("another worker of this host has it; give each worker users of its own"))?;
+        Ok(Self { name: name.to_owned(), uid, gid, shim: shim.to_owned(), _lock: Arc::new(lock) })
     }
 
     pub fn name(&self) -> &str {
@@ -62,6 +69,11 @@ impl TaskUser {
     /// Gives an open file or directory to the user, without what is in it.
     pub fn give(&self, file: impl AsFd) -> io::Result<()> {
         Ok(rustix::fs::fchown(file, Some(self.uid), Some(self.gid))?)
+    }
+
+    /// Gives an entry of a directory to the user: a link itself, a directory without what is in it.
+    pub fn give_entry(&self, parent: BorrowedFd<'_>, name: impl rustix::path::Arg) -> rustix::io::Result<()> {
+        rustix::fs::chownat(parent, name, Some(self.uid), Some(self.gid), AtFlags::SYMLINK_NOFOLLOW)
     }
 
     /// Gives a task's directory to the user, and keeps others out of it.
@@ -105,7 +117,7 @@ impl TaskUser {
                 let inner = rustix::fs::openat(dir, name, DIRECTORY, Mode::empty())?;
                 self.give_below(inner.as_fd(), owner, below)?;
             }
-            rustix::fs::chownat(dir, name, Some(self.uid), Some(self.gid), AtFlags::SYMLINK_NOFOLLOW)?;
+            self.give_entry(dir, name)?;
         }
         Ok(())
     }

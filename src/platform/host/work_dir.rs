@@ -1,15 +1,14 @@
 //! The work directory of a worker: locked while the worker runs, cleared of the previous process's task directories.
 
 use std::collections::HashMap;
-use std::ffi::OsStr;
-use std::fs::Metadata;
+use std::ffi::{CStr, OsStr};
 use std::io;
-use std::os::fd::AsRawFd as _;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::host::file_lock::FileLock;
@@ -173,15 +172,99 @@ pub fn remove_tree(dir: &Path) -> io::Result<()> {
     super::mounts::unmount_below(dir)?;
     let mut result = Ok(());
     for _ in 0..FOLDER_REMOVALS_MAX {
-        result = match std::fs::remove_dir_all(dir) {
+        result = match remove_content(dir).and_then(|()| std::fs::remove_dir(dir)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             Ok(()) | Err(_) => return Ok(()),
         };
-        if result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied) {
-            make_writable(dir.to_owned());
-        }
     }
     result
+}
+
+/// Removes what is in a directory, or a file or link in its place. Directories in directories are moved up before they are removed, so
+/// that neither the stack nor the number of descriptors grows with the depth.
+fn remove_content(dir: &Path) -> io::Result<()> {
+    let root = match open_for_removal(CWD, dir) {
+        Err(Errno::NOTDIR | Errno::LOOP) => {
+            std::fs::remove_file(dir)?;
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        opened => opened?,
+    };
+    let prefix = uuid::Uuid::new_v4().simple().to_string();
+    let mut moved = 0_u64;
+    loop {
+        let (mut has_progress, mut failed) = (false, None);
+        each_entry(&root, |name| {
+            let removed = remove_entry(root.as_fd(), name, &mut |parent, name| {
+                moved += 1;
+                rustix::fs::renameat(parent, name, &root, format!("{prefix}-{moved}"))
+            });
+            has_progress |= removed.is_ok();
+            failed = failed.or_else(|| removed.err());
+        })?;
+        match failed {
+            _ if has_progress => {}
+            Some(error) => return Err(error.into()),
+            None => return Ok(()),
+        }
+    }
+}
+
+/// Removes an entry of a directory. `move_up` moves a directory that is not empty out of it.
+fn remove_entry(
+    parent: BorrowedFd<'_>,
+    name: &CStr,
+    move_up: &mut dyn FnMut(BorrowedFd<'_>, &CStr) -> rustix::io::Result<()>,
+) -> rustix::io::Result<()> {
+    if unlink(parent, name)? {
+        return Ok(());
+    }
+    let dir = open_for_removal(parent, name)?;
+    let mut failed = None;
+    each_entry(&dir, |inner| {
+        let removed = match unlink(dir.as_fd(), inner) {
+            // A directory can be moved by who may write it.
+            Ok(false) => open_for_removal(dir.as_fd(), inner).and_then(|_| move_up(dir.as_fd(), inner)),
+            removed => removed.map(drop),
+        };
+        failed = failed.or_else(|| removed.err());
+    })?;
+    failed.map_or_else(|| rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR), Err)
+}
+
+/// `false` for a directory that is not empty.
+fn unlink(parent: BorrowedFd<'_>, name: &CStr) -> rustix::io::Result<bool> {
+    match rustix::fs::unlinkat(parent, name, AtFlags::empty()) {
+        Err(Errno::ISDIR) => match rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR) {
+            Err(Errno::NOTEMPTY | Errno::EXIST) => Ok(false),
+            Ok(()) | Err(Errno::NOENT) => Ok(true),
+            Err(error) => Err(error),
+        },
+        Ok(()) | Err(Errno::NOENT) => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+/// Opens a directory, and makes it writable for its owner: some tools write-protect their downloads, such as Go's module cache.
+fn open_for_removal(parent: BorrowedFd<'_>, name: impl rustix::path::Arg) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let dir = rustix::fs::openat(parent, name, flags | OFlags::PATH, Mode::empty())?;
+    let mode = Mode::from_raw_mode(rustix::fs::fstat(&dir)?.st_mode);
+    if !mode.contains(Mode::RWXU) {
+        // On failure the removal reports the error.
+        rustix::fs::chmod(format!("/proc/self/fd/{}", dir.as_raw_fd()), mode | Mode::RWXU).ok();
+    }
+    rustix::fs::openat(&dir, ".", flags, Mode::empty())
+}
+
+fn each_entry(dir: &OwnedFd, mut each: impl FnMut(&CStr)) -> rustix::io::Result<()> {
+    for entry in Dir::read_from(dir)? {
+        let entry = entry?;
+        if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
+            each(entry.file_name());
+        }
+    }
+    Ok(())
 }
 
 /// Removes what a directory that tasks have written contains besides the paths of `keep`, which are relative to it. Removes
@@ -227,20 +310,6 @@ pub(super) fn child_dirs(parent: &Path) -> Vec<PathBuf> {
     dirs.map(|entry| entry.path()).collect()
 }
 
-/// Makes directories writable for their owner: some tools write-protect their downloads, such as Go's module cache.
-fn make_writable(dir: PathBuf) {
-    let mut dirs = vec![dir];
-    while let Some(dir) = dirs.pop() {
-        let Some(metadata) = dir.symlink_metadata().ok().filter(Metadata::is_dir) else { continue };
-        let mode = metadata.permissions().mode();
-        if mode & 0o700 != 0o700 {
-            // On failure the removal reports the error.
-            drop(std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(mode | 0o700)));
-        }
-        dirs.extend(child_dirs(&dir));
-    }
-}
-
 fn set_aside_names(dir: &Path) -> impl Iterator<Item = PathBuf> {
     (1..=LEFTOVER_FOLDERS_MAX).map(move |number| dir.with_extension(format!("set-aside-{number}")))
 }
@@ -253,6 +322,8 @@ fn set_aside(dir: &Path) -> io::Result<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     #[test]
@@ -278,7 +349,6 @@ mod tests {
         mode(0o500);
         std::os::unix::fs::symlink(&precious, &task).unwrap();
         remove_all_but(&task, &["a".into()]).unwrap();
-        make_writable(task.clone());
         assert!(is_kept() && task.is_symlink());
         remove_tree(&task).unwrap();
         assert!(is_kept() && !task.is_symlink());
@@ -398,6 +468,22 @@ mod tests {
     }
 
     /// Runs itself again as an unprivileged user, because permissions do not apply to root.
+    /// Neither the stack of a thread nor its descriptors suffice for a level each, and no path is as long.
+    #[test]
+    fn a_tree_of_any_depth_is_removed() {
+        let home = tempfile::tempdir().unwrap();
+        let top = home.path().join("top");
+        std::fs::create_dir(&top).unwrap();
+        let mut dir = open_for_removal(CWD, &top).unwrap();
+        for _ in 0..20_000 {
+            rustix::fs::mkdirat(&dir, "d", Mode::RWXU).unwrap();
+            rustix::fs::symlinkat("/", &dir, "link").unwrap();
+            dir = open_for_removal(dir.as_fd(), "d").unwrap();
+        }
+        remove_tree(&top).unwrap();
+        assert!(!top.exists());
+    }
+
     #[test]
     fn write_protected_directories_are_removed() {
         if rustix::process::geteuid().is_root() {

@@ -5,6 +5,7 @@
 //! attributes are ignored. The caller runs this on a thread that may block.
 
 mod decoders;
+mod saved_image;
 #[cfg(test)]
 mod tests;
 mod tree;
@@ -18,6 +19,10 @@ use rawzip::time::{UtcDateTime, ZipDateTimeKind};
 use rustix::fs::FileType;
 use serde::Deserialize;
 use tar::EntryType;
+
+pub use saved_image::copy_without_names;
+
+use crate::host::task_user::TaskUser;
 
 use decoders::{BUFFER_BYTES, Fault, Gate, TAR_HEADERS_BYTES_MAX, broken, refused};
 use tree::{Budget, Content, NAME_BYTES_MAX, Tree, copy};
@@ -70,11 +75,12 @@ pub enum UnpackError {
     Canceled,
 }
 
-/// Unpacks all entries. Those unpacked before an error stay.
+/// Unpacks all entries, for a user if there is one. Those unpacked before an error stay.
 pub fn unpack(
     archive: File,
     format: ArchiveFormat,
     into: &Path,
+    user: Option<&TaskUser>,
     limits: &UnpackLimits,
     canceled: &dyn Fn() -> bool,
 ) -> Result<(), UnpackError> {
@@ -88,7 +94,7 @@ pub fn unpack(
     };
     let gate = Gate::new(canceled);
     let mut name = Vec::new();
-    let unpacked = Tree::open(into, limits).and_then(|mut tree| {
+    let unpacked = Tree::open(into, user, limits).and_then(|mut tree| {
         match compression {
             None => unpack_zip(archive, &mut tree, &gate, &mut name)?,
             Some(compression) => unpack_tar(archive, compression, &mut tree, &gate, &mut name)?,

@@ -33,7 +33,7 @@ impl Place {
     }
 
     fn unpack(&self, archive: &[u8], format: ArchiveFormat) -> Result<(), UnpackError> {
-        let unpacked = unpack(file(archive), format, &self.root(), &LIMITS, GO_ON);
+        let unpacked = unpack(file(archive), format, &self.root(), None, &LIMITS, GO_ON);
         let beside: Vec<_> = fs::read_dir(self.0.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(beside, ["root"]);
         unpacked
@@ -455,7 +455,7 @@ fn canceling_stops_within_a_mebibyte() {
         let place = Place::new();
         let written = || fs::metadata(place.root().join("large")).map_or(0, |metadata| metadata.len());
         let canceled = || written() >= 1 << 20;
-        let unpacked = unpack(file(&archive), format, &place.root(), &limits, &canceled);
+        let unpacked = unpack(file(&archive), format, &place.root(), None, &limits, &canceled);
         assert!(matches!(unpacked, Err(UnpackError::Canceled)), "{format:?}: {unpacked:?}");
         assert!(written() <= 2 << 20, "{format:?}: {}", written());
     }
@@ -465,9 +465,9 @@ fn canceling_stops_within_a_mebibyte() {
 fn errors_of_the_host_are_told_apart() {
     let place = Place::new();
     let folder = File::open(place.0.path()).unwrap();
-    let unpacked = unpack(folder, ArchiveFormat::TarGz, &place.root(), &LIMITS, GO_ON);
+    let unpacked = unpack(folder, ArchiveFormat::TarGz, &place.root(), None, &LIMITS, GO_ON);
     assert!(matches!(unpacked, Err(UnpackError::Host { .. })), "{unpacked:?}");
-    let missing = unpack(file(b""), ArchiveFormat::TarGz, &place.root().join("no"), &LIMITS, GO_ON);
+    let missing = unpack(file(b""), ArchiveFormat::TarGz, &place.root().join("no"), None, &LIMITS, GO_ON);
     assert!(matches!(missing, Err(UnpackError::Host { .. })), "{missing:?}");
 }
 
@@ -506,5 +506,49 @@ fn changed_bytes_never_panic_or_write_outside() {
             }
             drop(Place::new().unpack(&changed, *format));
         }
+    }
+}
+
+fn image(entries: &[(&str, &str)]) -> File {
+    let mut tar = tar::Builder::new(tempfile::tempfile().unwrap());
+    for (path, text) in entries {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(text.len() as u64);
+        tar.append_data(&mut header, path, text.as_bytes()).unwrap();
+    }
+    let mut file = tar.into_inner().unwrap();
+    file.rewind().unwrap();
+    file
+}
+
+#[test]
+fn a_saved_image_keeps_its_layers_and_loses_its_names() {
+    let saved = image(&[
+        ("manifest.json", r#"[{"Config":"c.json","RepoTags":["debian:12"],"Layers":["l/layer.tar"]}]"#),
+        ("l/layer.tar", "layer"),
+        ("index.json", r#"{"manifests":[{"digest":"d","annotations":{"io.containerd.image.name":"debian:12"}}]}"#),
+        ("repositories", r#"{"debian":{"12":"l"}}"#),
+    ]);
+    let mut to = tempfile::tempfile().unwrap();
+    copy_without_names(saved, &mut to, GO_ON).unwrap();
+    to.rewind().unwrap();
+    let mut text = Vec::new();
+    to.read_to_end(&mut text).unwrap();
+    let text = String::from_utf8_lossy(&text);
+    assert!(text.contains("layer.tar") && text.contains("c.json") && text.contains(r#""digest":"d""#));
+    assert!(!text.contains("debian"));
+}
+
+#[test]
+fn a_saved_image_whose_names_cannot_be_removed_is_refused() {
+    let mut tar = tar::Builder::new(tempfile::tempfile().unwrap());
+    let mut header = tar::Header::new_gnu();
+    header.set_entry_type(EntryType::Symlink);
+    header.set_size(0);
+    tar.append_link(&mut header, "manifest.json", "other.json").unwrap();
+    let mut linked = tar.into_inner().unwrap();
+    linked.rewind().unwrap();
+    for saved in [linked, image(&[("manifest.json", "no JSON")])] {
+        copy_without_names(saved, &mut tempfile::tempfile().unwrap(), GO_ON).unwrap_err();
     }
 }

@@ -11,6 +11,7 @@ use rustix::io::Errno;
 
 use super::UnpackLimits;
 use super::decoders::{BUFFER_BYTES, Fault, broken, refused};
+use crate::host::task_user::TaskUser;
 
 /// Linux's `PATH_MAX`.
 pub(super) const NAME_BYTES_MAX: usize = 4095;
@@ -36,6 +37,8 @@ struct Attributes {
 /// The directory that entries are placed in.
 pub(super) struct Tree<'a> {
     root: OwnedFd,
+    /// Owns what is created.
+    user: Option<&'a TaskUser>,
     limits: &'a UnpackLimits,
     budget: Budget,
     entries: u64,
@@ -47,10 +50,10 @@ pub(super) struct Tree<'a> {
 }
 
 impl<'a> Tree<'a> {
-    pub(super) fn open(root: &Path, limits: &'a UnpackLimits) -> Result<Self, Fault> {
+    pub(super) fn open(root: &Path, user: Option<&'a TaskUser>, limits: &'a UnpackLimits) -> Result<Self, Fault> {
         let root = rustix::fs::open(root, FOLDER, Mode::empty())?;
         let (budget, directories) = (Budget::new(limits), BTreeMap::new());
-        Ok(Self { root, limits, budget, entries: 0, parent: None, directories, directory_names_bytes: 0 })
+        Ok(Self { root, user, limits, budget, entries: 0, parent: None, directories, directory_names_bytes: 0 })
     }
 
     pub(super) fn count_entry(&mut self) -> Result<(), Fault> {
@@ -81,7 +84,7 @@ impl<'a> Tree<'a> {
         let key = parents.join(&b'/');
         let parent = match self.parent.take() {
             Some((cached, folder)) if cached == key => folder,
-            _ => self.open_folder(parents, Missing::Create)?,
+            _ => self.open_folder(parents, Missing::Create(self.user))?,
         };
         let attributes = Attributes { mode: Mode::from_raw_mode(mode & 0o777), times: timestamps(mtime) };
         match content {
@@ -90,6 +93,7 @@ impl<'a> Tree<'a> {
             Content::Symlink(target) => {
                 check_symlink(&target, parents.len())?;
                 replace(&parent, last, &mut || rustix::fs::symlinkat(target.as_slice(), &parent, last))?;
+                give(self.user, parent.as_fd(), last)?;
                 rustix::fs::utimensat(&parent, last, &attributes.times, AtFlags::SYMLINK_NOFOLLOW)?;
             }
             Content::HardLink(target) => self.place_hard_link(&parent, &components, &target)?,
@@ -100,8 +104,9 @@ impl<'a> Tree<'a> {
 
     fn place_directory(&mut self, parent: &OwnedFd, path: &[&[u8]], attributes: Attributes) -> Result<(), Fault> {
         let last = path.last().copied().unwrap_or_default();
-        if open_or_create(parent.as_fd(), last, Missing::Create).is_err() {
+        if open_or_create(parent.as_fd(), last, Missing::Create(self.user)).is_err() {
             replace(parent, last, &mut || rustix::fs::mkdirat(parent, last, Mode::RWXU))?;
+            give(self.user, parent.as_fd(), last)?;
         }
         let name = path.join(&b'/');
         self.directory_names_bytes += name.len();
@@ -126,6 +131,7 @@ impl<'a> Tree<'a> {
         if copy(from, &mut file, &mut self.budget)? != size {
             return Err(Fault::Archive);
         }
+        give(self.user, parent.as_fd(), last)?;
         rustix::fs::fchmod(&file, attributes.mode)?;
         Ok(rustix::fs::futimens(&file, &attributes.times)?)
     }
@@ -151,7 +157,7 @@ impl<'a> Tree<'a> {
         replace(parent, last, &mut || rustix::fs::linkat(&folder, name, parent, last, AtFlags::empty()))
     }
 
-    fn open_folder(&self, path: &[&[u8]], missing: Missing) -> Result<OwnedFd, Fault> {
+    fn open_folder(&self, path: &[&[u8]], missing: Missing<'_>) -> Result<OwnedFd, Fault> {
         let mut folder = rustix::fs::openat(&self.root, ".", FOLDER, Mode::empty())?;
         for name in path {
             folder = open_or_create(folder.as_fd(), name, missing)?;
@@ -173,19 +179,24 @@ impl<'a> Tree<'a> {
 }
 
 #[derive(Clone, Copy)]
-enum Missing {
-    Create,
+enum Missing<'a> {
+    Create(Option<&'a TaskUser>),
     Refuse,
 }
 
-fn open_or_create(parent: BorrowedFd<'_>, name: &[u8], missing: Missing) -> Result<OwnedFd, Fault> {
+fn give(user: Option<&TaskUser>, parent: BorrowedFd<'_>, name: &[u8]) -> rustix::io::Result<()> {
+    user.map_or(Ok(()), |user| user.give_entry(parent, name))
+}
+
+fn open_or_create(parent: BorrowedFd<'_>, name: &[u8], missing: Missing<'_>) -> Result<OwnedFd, Fault> {
     let open = || rustix::fs::openat(parent, name, FOLDER, Mode::empty());
     let opened = match (open(), missing) {
-        (Err(Errno::NOENT), Missing::Create) => {
+        (Err(Errno::NOENT), Missing::Create(user)) => {
             rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(0o755))?;
+            give(user, parent, name)?;
             open()
         }
-        (opened, Missing::Create | Missing::Refuse) => opened,
+        (opened, Missing::Create(_) | Missing::Refuse) => opened,
     };
     opened.map_err(|errno| match errno {
         Errno::NOTDIR | Errno::LOOP => Fault::Refused("its path leads through a link or a file".to_owned()),

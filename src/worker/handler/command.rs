@@ -294,7 +294,9 @@ impl PayloadHandler for Command {
         }
         let started = Instant::now();
         // A task whose mounts take too long is a task that runs too long; no command is started.
-        if let Ok(placed) = timeout(run_time, self.mounter.place(&mounts, context)).await {
+        let is_worker = matches!(user, PayloadUser::Worker) && context.user().is_some();
+        let mounter = self.mounter.clone().with_prefix(if is_worker { "worker/" } else { "" });
+        if let Ok(placed) = timeout(run_time, mounter.place(&mounts, context)).await {
             placed?;
             if let Some(program) = payload.command.first().and_then(|argv| argv.first())
                 && let Err(error) = find_program(program, &env, context.workdir())

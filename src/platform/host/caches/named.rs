@@ -58,12 +58,15 @@ impl CacheStore {
             }
             match rustix::fs::renameat_with(CWD, &found.path, &parent, target, RenameFlags::NOREPLACE) {
                 Ok(()) => {
-                    if let Some(user) = user {
+                    let given = user.map_or(Ok(()), |user| {
                         let dir = beneath::open_dir(workdir, path, Missing::Fail)?;
                         let owner = rustix::fs::fstat(&dir)?.st_uid;
-                        user.give_tree(dir.as_fd(), owner)?;
-                    }
-                    return Ok((held(entry), Found::Kept));
+                        user.give_tree(dir.as_fd(), owner)
+                    });
+                    let Err(error) = given else { return Ok((held(entry), Found::Kept)) };
+                    tracing::warn!(cache = name, %error, "a cache cannot be given to its next user, and is removed");
+                    rustix::fs::renameat(&parent, target, CWD, &found.path)?;
+                    self.remove(&found.path)?;
                 }
                 // Another task was faster.
                 Err(Errno::NOENT) => {}

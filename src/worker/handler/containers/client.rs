@@ -17,9 +17,9 @@ use journeyman_platform::settings::Environment;
 use super::config::ContainersConfig;
 use crate::handler::environment::Variables;
 
-/// Beginnings of variables that steer the client or what it is linked to. The client has those of the worker, never those of a payload.
+/// Beginnings of the variables that the client has of the worker.
 const CLIENT_VARIABLES: &str = "PATH HOME USER TMPDIR DOCKER CONTAINER _CONTAINER PODMAN BUILDAH STORAGE_ REGISTR XDG_ DBUS_ SSL_ \
-    HTTP_PROXY HTTPS_PROXY NO_PROXY ALL_PROXY GODEBUG LD_ GLIBC_ GCONV_ MALLOC_ LOCPATH NLSPATH RES_ HOSTALIASES NOTIFY_SOCKET";
+    HTTP_PROXY HTTPS_PROXY NO_PROXY ALL_PROXY GODEBUG LD_ RES_ HOSTALIASES";
 
 /// Says which worker a container is of.
 const LABEL: &str = "journeyman.work-dir";
@@ -108,7 +108,7 @@ pub(super) fn succeeded(output: io::Result<ProgramOutput>) -> Result<String, Str
     if output.status.success() { Ok(output.stdout.trim().to_owned()) } else { Err(output.last_error()) }
 }
 
-pub(super) fn steers_client(name: &str) -> bool {
+fn steers_client(name: &str) -> bool {
     let name = name.to_ascii_uppercase();
     CLIENT_VARIABLES.split_whitespace().any(|start| name.starts_with(start))
 }

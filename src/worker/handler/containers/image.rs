@@ -1,7 +1,7 @@
 //! Brings the image of a container to this host.
 //!
-//! A saved image comes with names of its choice, which tasks after it would take for what the registry has. So they are removed once it is
-//! loaded, and it is kept by its digest.
+//! A saved image comes with names of its choice, which tasks after it would take for what the registry has. So it is loaded without them, and
+//! kept by its digest.
 
 use std::fs::File;
 use std::io;
@@ -55,15 +55,7 @@ impl ImageSource {
     pub(super) fn parse(image: Image) -> Result<Self, String> {
         match image {
             Image::Name(name) | Image::Typed(TypedImage::DockerImage { name }) => {
-                let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-:/@+".contains(&byte);
-                if name.len() > IMAGE_NAME_BYTES_MAX
-                    || !name.starts_with(|first: char| first.is_ascii_alphanumeric())
-                    || !name.bytes().all(is_plain)
-                    || name.starts_with(LOADED.trim_end_matches(':'))
-                {
-                    return Err("payload/image: not the name of an image at a registry".to_owned());
-                }
-                Ok(Self::Registry(name))
+                Ok(Self::Registry(registry_name(name).ok_or("payload/image: not the name of an image at a registry")?))
             }
             Image::Typed(TypedImage::TaskImage { task_id, path }) => {
                 let task = TaskId::parse(&task_id).ok_or("payload/image/taskId: not the id of a task")?;
@@ -86,6 +78,31 @@ impl ImageSource {
         };
         Self::Saved { origin, compression }
     }
+}
+
+/// With its tag: without one, clients take digits for the id of any image. `None` for what is not at a registry, as the files that podman
+/// names by a transport.
+fn registry_name(name: String) -> Option<String> {
+    const TRANSPORTS: [&str; 9] = [
+        "containers-storage",
+        "dir",
+        "docker-archive",
+        "docker-daemon",
+        "oci",
+        "oci-archive",
+        "ostree",
+        "sif",
+        "sha256",
+    ];
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-:/@+".contains(&byte);
+    let is_name = name.len() <= IMAGE_NAME_BYTES_MAX
+        && name.starts_with(|first: char| first.is_ascii_alphanumeric())
+        && name.bytes().all(is_plain)
+        && !name.contains(":/")
+        && !name.starts_with(LOADED.trim_end_matches(':'))
+        && !name.split_once(':').is_some_and(|(start, _)| TRANSPORTS.contains(&start));
+    let has_tag = name.contains('@') || name.rsplit('/').next().is_some_and(|last| last.contains(':'));
+    is_name.then(|| if has_tag { name } else { format!("{name}:latest") })
 }
 
 impl Images {
@@ -145,12 +162,7 @@ impl Images {
         }
         context.set_progress(&format!("loading image {origin}"));
         let started = Instant::now();
-        let plain = match compression {
-            Some(compression) => {
-                self.mounter.decompressed(saved, compression, &format!("payload/image: {origin}")).await?
-            }
-            None => saved,
-        };
+        let plain = self.mounter.image_without_names(saved, compression, &format!("payload/image: {origin}")).await?;
         let loaded = timeout(CONTAINER_COPY_TIMEOUT, self.load_as(plain, &kept, context)).await;
         let id = loaded.unwrap_or_else(|_| Err("no answer".to_owned())).map_err(|why| {
             let reason = if says_any(&why, OF_HOST) { PrepareFailure::Unavailable } else { PrepareFailure::Malformed };
@@ -160,18 +172,15 @@ impl Images {
         Ok(id)
     }
 
-    /// Loads a saved image, and keeps it under one name instead of its own. Returns its id.
+    /// Loads a saved image without names, and keeps it under one. Returns its id.
     async fn load_as(&self, saved: File, kept: &str, context: &Context) -> Result<String, String> {
         let scope = Some(context.scope());
         let said = succeeded(run_program::run_on_file(self.client.command(&["load", "-q"], scope), saved).await)?;
         let of_line = |line: &str| Some(line.strip_prefix("Loaded image")?.split_once(": ")?.1.trim().to_owned());
-        let names: Vec<String> = said.lines().filter_map(of_line).collect();
-        let first = names.first().ok_or_else(|| format!("no image in it, the client prints {said:?}"))?;
-        let id = self.client.ask(&["image", "inspect", "-f", "{{.Id}}", first], scope).await?;
+        let first = said.lines().find_map(of_line);
+        let first = first.ok_or_else(|| format!("no image in it, the client prints {said:?}"))?;
+        let id = self.client.ask(&["image", "inspect", "-f", "{{.Id}}", &first], scope).await?;
         self.client.ask(&["tag", &id, kept], scope).await?;
-        for name in names.iter().filter(|name| !name.contains("sha256:") && *name != kept) {
-            self.client.ask(&["rmi", name], scope).await?;
-        }
         Ok(id)
     }
 }

@@ -102,7 +102,7 @@ impl Containers {
         worker: &Environment,
         mounter: Mounter,
     ) -> io::Result<Self> {
-        let mounter = mounter.for_containers();
+        let mounter = mounter.with_prefix("containers/");
         let client = Arc::new(Client::new(&config, worker, mounter.work_dir())?);
         let images = Images::new(Arc::clone(&client), mounter.clone());
         let (max_run_time, termination_grace) = (handler.max_run_time, handler.termination_grace.0);
@@ -127,6 +127,7 @@ impl Containers {
         let made = tokio::task::spawn_blocking(move || {
             own.iter().try_for_each(|dir| std::fs::create_dir(root.join(dir)))?;
             // Users of the image write there; those of the host do not get through the task directory.
+            rustix::fs::chmod(&root, rustix::fs::Mode::RWXU)?;
             let everyone = rustix::fs::Mode::from_raw_mode(0o777);
             mounted.iter().try_for_each(|dir| rustix::fs::chmod(dir, everyone).map_err(io::Error::from))
         });
@@ -170,7 +171,11 @@ impl PayloadHandler for Containers {
             variables.remove(PROXY_VARIABLE);
         }
         let mut environment = ContainerEnvironment::of(variables, &mut violations);
-        if is_wanted(&payload.features, CHAIN_OF_TRUST) && violations.is_empty() {
+        let is_signed = is_wanted(&payload.features, CHAIN_OF_TRUST);
+        if is_signed && payload.capabilities.privileged {
+            violations.push(format!("payload/features/{CHAIN_OF_TRUST}: a privileged container can read the key"));
+        }
+        if is_signed && violations.is_empty() {
             violations.extend(sign_artifacts(self.signing_key.as_ref(), &artifacts, context));
         }
         let (Some(image), true) = (image, violations.is_empty()) else {
@@ -232,6 +237,9 @@ fn directories_of(caches: BTreeMap<String, String>, violations: &mut Vec<String>
         }
         if name.is_empty() {
             violations.push("payload/cache: a cache needs a name".to_owned());
+        }
+        if directories.mounted.iter().any(|(_, other)| *other == path) {
+            violations.push(format!("payload/cache/{name}: another cache has its path"));
         }
         let dir = format!("cache{number}");
         directories.caches.push(Mount { path: dir.clone().into(), kind: MountKind::Cache { name, preload: None } });

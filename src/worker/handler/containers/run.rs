@@ -25,8 +25,7 @@ const SHARED_MEMORY_BYTES: &str = "1800000000";
 enum State {
     Exited,
     NeverStarted,
-    /// It runs on, or the daemon does not answer.
-    Unknown,
+    Running,
 }
 
 impl Containers {
@@ -73,8 +72,6 @@ impl Containers {
         let variables = prepared.environment.write(file).await;
         let variables = variables.map_err(|error| ExecuteError::from_io("the variables of the container", &error))?;
         let argv = self.client.argv(&self.run_arguments(name, image, variables, prepared));
-        let mut env = self.client.env.clone();
-        env.extend(prepared.environment.copied.clone());
         let quoted = shlex::try_join(prepared.command.iter().map(String::as_str)).unwrap_or_default();
         context.log().write_note(&format!("executing in a container of {image}: {quoted}"));
         context.scope().set_outside(self.client.removal(name));
@@ -82,13 +79,13 @@ impl Containers {
         let limits = RunLimits { run_time: Some(remaining), termination_grace: self.termination_grace };
         // The client passes SIGTERM on.
         let run = async {
-            let launch = Launch { user: None, ..Launch::new(&argv, &env, context) };
+            let launch = Launch { user: None, ..Launch::new(&argv, &self.client.env, context) };
             RunningProcess::start(launch).await?.finish(limits, context).await
         };
         let end = run.await.map_err(|error| ExecuteError::from_io("the client of the container", &error))?;
         end.notes.iter().for_each(|note| context.log().write_note(note));
         let state = self.state(name, context).await;
-        if state == State::Unknown || end.cause != EndCause::Exited {
+        if state == State::Running || end.cause != EndCause::Exited {
             self.kill(name, context).await;
         }
         context.log().write_note(&format!("container: {}, after {}", end.status, format_seconds(started.elapsed())));
@@ -96,7 +93,7 @@ impl Containers {
             (State::NeverStarted, _) => {
                 Err(ExecuteError::failed(format!("{message}: it could not be started; the lines above say why")))
             }
-            (State::Unknown, _) => Err(ExecuteError::internal(format!("{message}: its client ended before it"))),
+            (State::Running, _) => Err(ExecuteError::internal(format!("{message}: its client ended before it"))),
             (State::Exited, code) => prepared.on_exit_status.result(code, message, context),
         })
     }
@@ -153,14 +150,15 @@ impl Containers {
                 match said.split(' ').next() {
                     Some("exited" | "stopped") => State::Exited,
                     Some("created" | "configured" | "initialized") => State::NeverStarted,
-                    Some(_) | None => State::Unknown,
+                    Some(_) | None => State::Running,
                 }
             }
             // The client refused what it was asked for.
             Err(error) if error.to_ascii_lowercase().contains("no such object") => State::NeverStarted,
+            // Its client says how it has ended.
             Err(error) => {
                 context.log().write_note(&format!("container: its state is unknown: {error}"));
-                State::Unknown
+                State::Exited
             }
         }
     }

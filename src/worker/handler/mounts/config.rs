@@ -1,6 +1,6 @@
 //! The mounts of a handler's section.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -47,5 +47,10 @@ pub fn configured_mounts(
         let mount = PayloadMount { file: None, directory, cache_name, content: None, format: None };
         Mount::parse(mount).map_err(|why| format!("caches.{name:?}{why}"))
     });
-    caches.chain(content).collect()
+    let mounts: Vec<Mount> = caches.chain(content).collect::<Result<_, _>>()?;
+    let mut paths = BTreeSet::new();
+    match mounts.iter().find(|mount| !paths.insert(&mount.path)) {
+        Some(mount) => Err(format!("two of `mounts` and `caches` have the path {}", mount.path.display())),
+        None => Ok(mounts),
+    }
 }

@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::io::{self, Seek as _};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use reqwest::header::{
@@ -33,7 +34,7 @@ use journeyman_platform::unpack::Compression;
 
 use super::super::{Context, PrepareError, PrepareFailure};
 use super::payload::{Content, Origin};
-use super::{blocking, decompress_into};
+use super::{StopOnDrop, blocking, decompress_into};
 use crate::task::file::digest;
 
 const RETRY: Policy = Policy { first: Duration::from_secs(1), max: Duration::from_secs(30) };
@@ -121,8 +122,8 @@ impl Fetcher {
         sha256: Option<&str>,
         context: &Context,
     ) -> Result<File, PrepareError> {
-        let _one_at_a_time = self.store.exclusive(&origin.to_string()).await;
-        if let (Origin::Url(_), Some(key)) = (origin, sha256.map(digest_key))
+        let _one_at_a_time = self.store.exclusive(&origin.identity()).await;
+        if let (Origin::Url(_), Some(key)) = (origin, sha256.map(|sha256| digest_key(origin, sha256)))
             && let Some(file) = self.find(&key).await?
             && let Ok(file) = self.verified(file, &key, sha256, origin).await
         {
@@ -161,10 +162,10 @@ impl Fetcher {
             Attempt::Complete { key, is_gzip } => {
                 let (bytes, elapsed) = (partial.bytes, started.elapsed());
                 let (store, subject) = (Arc::clone(&self.store), origin.to_string());
-                let expected = sha256.map(str::to_owned);
-                let file =
-                    blocking("download", move || keep(&store, partial.download, key, is_gzip, expected, &subject))
-                        .await??;
+                let (expected, stop) = (sha256.map(str::to_owned), StopOnDrop::default());
+                let stopped = Arc::clone(&stop.0);
+                let keeping = move || keep(&store, partial.download, key, is_gzip, expected, &subject, &stopped);
+                let file = blocking("download", keeping).await??;
                 context.log().write_note(&format!(
                     "{origin}: {} downloaded in {:.1} s",
                     in_mib(bytes),
@@ -207,8 +208,8 @@ impl Fetcher {
     ) -> Result<Attempt, FetchError> {
         let response = self.request(origin, partial, context).await?;
         let validator = validator(response.headers());
-        let by_validator = || validator.as_ref().map(|text| format!("{origin} {text}"));
-        let key = sha256.map(digest_key).or_else(by_validator);
+        let by_validator = || validator.as_ref().map(|text| format!("{} {text}", origin.identity()));
+        let key = sha256.map(|sha256| digest_key(origin, sha256)).or_else(by_validator);
         if let Some(key) = &key
             && let Some(file) = self.find(key).await?
             && let Ok(file) = self.verified(file, key, sha256, origin).await
@@ -341,8 +342,10 @@ impl Fetcher {
     }
 }
 
-fn digest_key(sha256: &str) -> String {
-    format!("sha256:{sha256}")
+/// A URL does not lead to what only the readers of an artifact may have.
+fn digest_key(origin: &Origin, sha256: &str) -> String {
+    let kind = if matches!(origin, Origin::Url(_)) { "url" } else { "artifact" };
+    format!("{kind} sha256:{sha256}")
 }
 
 fn check_status(origin: &Origin, response: Response, partial: &Partial) -> Result<Response, FetchError> {
@@ -391,11 +394,13 @@ fn keep(
     is_gzip: bool,
     sha256: Option<String>,
     subject: &str,
+    stopped: &AtomicBool,
 ) -> io::Result<Result<File, PrepareError>> {
     let download = if is_gzip {
         let plain = store.new_download()?;
         let packed = rewound(download.file().try_clone()?)?;
-        if let Err(error) = decompress_into(packed, Compression::Gz, plain.file().try_clone()?, store, subject) {
+        let canceled = || stopped.load(Ordering::Relaxed);
+        if let Err(error) = decompress_into(packed, Some(Compression::Gz), plain.file(), store, subject, &canceled) {
             return Ok(Err(error));
         }
         plain
@@ -421,7 +426,7 @@ fn check_digest(file: &File, sha256: &str, subject: &str) -> io::Result<Result<(
     Ok(Err(PrepareError::malformed(vec![text])))
 }
 
-fn rewound(mut file: File) -> io::Result<File> {
+pub(super) fn rewound(mut file: File) -> io::Result<File> {
     file.rewind()?;
     Ok(file)
 }

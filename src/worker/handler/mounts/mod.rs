@@ -29,6 +29,7 @@ use journeyman_platform::unpack::{self, ArchiveFormat, Compression, UnpackError,
 use super::{Context, PrepareError, PrepareFailure};
 use fetch::Fetcher;
 pub(super) use fetch::in_mib;
+use fetch::rewound;
 use payload::{Content, Mount, MountKind, Origin};
 
 /// Places mounts. Clones share the caches and the connections.
@@ -57,9 +58,9 @@ impl Mounter {
         Ok(Self { fetcher: Fetcher::new(store)?, prefix: "" })
     }
 
-    /// With caches of their own for containers, in which their root may have left files that make other tasks root.
-    pub(super) fn for_containers(self) -> Self {
-        Self { prefix: "containers/", ..self }
+    /// With caches of their own for tasks that may leave files in them that make others root, which begin with this.
+    pub(super) fn with_prefix(self, prefix: &'static str) -> Self {
+        Self { prefix, ..self }
     }
 
     /// The client that downloads, for other calls of tasks.
@@ -78,23 +79,28 @@ impl Mounter {
         self.fetcher.fetch(&Content::Remote { origin: origin.clone(), sha256: None }, context).await
     }
 
-    /// Decompresses a file.
-    pub(super) async fn decompressed(
+    /// A saved image as a client loads it: decompressed, and without the names that it would have.
+    pub(super) async fn image_without_names(
         &self,
         from: File,
-        compression: Compression,
+        compression: Option<Compression>,
         subject: &str,
     ) -> Result<File, PrepareError> {
         let (store, subject) = (Arc::clone(&self.fetcher.store), subject.to_owned());
-        blocking("download", move || {
-            let plain = store.new_download()?;
-            let to = plain.file().try_clone()?;
-            if let Err(error) = decompress_into(from, compression, to, &store, &subject) {
+        let stop = StopOnDrop::default();
+        let stopped = Arc::clone(&stop.0);
+        blocking("image", move || {
+            let canceled = || stopped.load(Ordering::Relaxed);
+            let (plain, nameless) = (store.new_download()?, store.new_download()?);
+            if let Err(error) = decompress_into(from, compression, plain.file(), &store, &subject, &canceled) {
                 return Ok(Err(error));
             }
-            let mut file = plain.finish(None)?;
-            io::Seek::rewind(&mut file)?;
-            Ok(Ok(file))
+            let plain = rewound(plain.finish(None)?)?;
+            match unpack::copy_without_names(plain, &mut nameless.file().try_clone()?, &canceled) {
+                Ok(()) => Ok(Ok(rewound(nameless.finish(None)?)?)),
+                Err(error) if error.raw_os_error().is_some() => Err(error),
+                Err(error) => Ok(Err(PrepareError::malformed(vec![format!("{subject}: no saved image: {error}")]))),
+            }
         })
         .await?
     }
@@ -193,12 +199,8 @@ impl Mounter {
             let dir = beneath::open_dir(&root, &path, Missing::Create(user.as_deref()))?;
             // The descriptor leads there without following a link.
             let into = format!("/proc/self/fd/{}/.", dir.as_raw_fd());
-            let unpacked = unpack::unpack(archive, format, Path::new(&into), &limits(&store, &root), &|| {
-                stopped.load(Ordering::Relaxed)
-            });
-            if let Some(user) = user {
-                user.give_tree(dir.as_fd(), rustix::process::geteuid().as_raw())?;
-            }
+            let (limits, canceled) = (limits(&store, &root), || stopped.load(Ordering::Relaxed));
+            let unpacked = unpack::unpack(archive, format, Path::new(&into), user.as_deref(), &limits, &canceled);
             unpack_result(&path, unpacked)
         })
         .await
@@ -327,16 +329,19 @@ fn unpack_result(path: &Path, unpacked: Result<(), UnpackError>) -> io::Result<R
     }
 }
 
-/// Decompresses downloaded content. Blocks.
+/// Copies downloaded content, decompressed if it is compressed. Blocks.
 fn decompress_into(
     from: File,
-    compression: Compression,
-    mut to: File,
+    compression: Option<Compression>,
+    to: &File,
     store: &CacheStore,
     subject: &str,
+    canceled: &dyn Fn() -> bool,
 ) -> Result<(), PrepareError> {
-    let limits = limits(store, store.path());
-    match unpack::decompress(from, Some(compression), &mut to, &limits, &|| false) {
+    let mut limits = limits(store, store.path());
+    limits.bytes_max = limits.bytes_max.min(store.limits().downloads_bytes_max);
+    let mut to = to.try_clone().map_err(|error| PrepareError::from_io(subject, &error))?;
+    match unpack::decompress(from, compression, &mut to, &limits, canceled) {
         Ok(_) => Ok(()),
         Err(UnpackError::Host { source, .. }) => Err(PrepareError::from_io(subject, &source)),
         Err(error) => Err(PrepareError::malformed(vec![format!("{subject}: {error}")])),

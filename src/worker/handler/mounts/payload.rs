@@ -183,6 +183,13 @@ fn parse_compression(text: &str) -> Result<Compression, String> {
     Compression::deserialize(StrDeserializer::<Error>::new(text)).map_err(|_| unknown())
 }
 
+impl Origin {
+    /// The whole address, which may be secret.
+    pub(super) fn identity(&self) -> String {
+        if let Self::Url(url) = self { url.to_string() } else { self.to_string() }
+    }
+}
+
 /// Says where content comes from, without what may be secret in its address.
 impl std::fmt::Display for Origin {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
