@@ -33,6 +33,8 @@ mod log_file;
 #[doc(hidden)]
 pub mod mounts;
 #[doc(hidden)]
+pub mod payload_parts;
+#[doc(hidden)]
 pub mod payload_schema;
 pub mod process;
 #[doc(hidden)]

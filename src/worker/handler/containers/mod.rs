@@ -25,14 +25,14 @@ use journeyman_platform::settings::Environment;
 
 use super::artifact::ArtifactDeclaration;
 use super::chain_of_trust::SigningKey;
-use super::command::{
-    CHAIN_OF_TRUST, LogNames, OnExitStatus, PayloadArtifact, PayloadArtifactType, hide_secrets, is_declined, is_wanted,
-    resolve_run_time, sign_artifacts, validate_artifacts,
-};
 use super::config::{CommandHandler, RunTime};
 use super::environment::{PROXY_VARIABLE, identity};
 use super::mounts::Mounter;
 use super::mounts::payload::{Mount, MountKind};
+use super::payload_parts::{
+    CHAIN_OF_TRUST, LogNames, OnExitStatus, PayloadArtifact, PayloadArtifactType, hide_secrets, is_declined, is_wanted,
+    resolve_run_time, sign_artifacts, validate_artifacts,
+};
 use super::task_proxy::{Credentials, TaskProxy};
 use super::{Context, DynHandler, EndedWork, HandlerFuture, PayloadHandler, PrepareError, Preparing, Sidecar, erase};
 use client::Client;

@@ -2,8 +2,8 @@
 
 use super::config::{ContainersConfig, HOST_NETWORK, Permission};
 use super::payload::ContainerPayload;
-use crate::handler::command::{CHAIN_OF_TRUST, is_wanted, unsupported_features};
 use crate::handler::mounts::lacking_any_scope;
+use crate::handler::payload_parts::{CHAIN_OF_TRUST, is_wanted, unsupported_features};
 use crate::handler::{Context, PrepareError};
 
 const FEATURES: [&str; 6] = ["taskclusterProxy", "allowPtrace", "artifacts", "bulkLog", "localLiveLog", CHAIN_OF_TRUST];

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use journeyman_domain::limits::CONTAINER_PATH_BYTES_MAX;
 
-use crate::handler::command::OnExitStatus;
+use crate::handler::payload_parts::OnExitStatus;
 
 /// The payload of a container, in the format of docker-worker.
 #[derive(Debug, Clone, Deserialize)]

@@ -31,7 +31,7 @@ use journeyman_platform::kubernetes::{
 use journeyman_platform::tasks::supervised;
 
 use super::artifact::{ArtifactDeclaration, Artifacts};
-use super::command::{PayloadArtifact, validate_artifacts};
+use super::payload_parts::{PayloadArtifact, validate_artifacts};
 use super::staged::{StagedHandler, Work};
 use super::{Context, EndedWork, HandlerConfigError, HandlerFuture, PrepareError, environment};
 use held_pods::HeldPods;
