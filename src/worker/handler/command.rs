@@ -164,7 +164,7 @@ impl PayloadHandler for Command {
         }
         let features = &payload.features;
         let (has_live, has_backing) = (!is_declined(features, "liveLog"), !is_declined(features, "backingLog"));
-        violations.extend(payload.logs.publish(has_live, has_backing, &artifacts, context));
+        violations.extend(payload.logs.publish(&artifacts, context));
         let mut env = environment::for_payload(&self.env, payload.env, context);
         if context.results().is_some() {
             let request = &context.task().definition.json()["extra"]["request"];
@@ -196,6 +196,7 @@ impl PayloadHandler for Command {
                 return Err(PrepareError::malformed(vec![format!("payload/command/0: {error}")]));
             }
         }
+        context.decline_logs(has_live, has_backing);
         let CommandPayload { command: commands, on_exit_status, .. } = payload;
         Ok(PreparedCommands {
             commands,

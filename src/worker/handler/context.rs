@@ -92,7 +92,7 @@ struct ContextInner {
     /// Held while files of the task are removed.
     removal: Mutex<()>,
     artifacts: OnceLock<Artifacts>,
-    published_logs: OnceLock<PublishedLogs>,
+    published_logs: Mutex<PublishedLogs>,
     progress: Mutex<Option<String>>,
     signing_key: OnceLock<SigningKey>,
     /// What the task has until its files are removed.
@@ -190,7 +190,7 @@ impl Context {
             workdir_result: OnceLock::new(),
             removal: Mutex::default(),
             artifacts: OnceLock::new(),
-            published_logs: OnceLock::new(),
+            published_logs: Mutex::default(),
             progress: Mutex::default(),
             signing_key: OnceLock::new(),
             held: OnceLock::new(),
@@ -207,7 +207,14 @@ impl Context {
 
     /// Only before the payload runs.
     pub(crate) fn set_published_logs(&self, logs: PublishedLogs) {
-        self.inner.published_logs.get_or_init(|| logs);
+        *self.inner.published_logs.lock() = logs;
+    }
+
+    /// Publishes no log, or only once the task has ended. Only before the payload runs; until then its log says why it does not.
+    pub(super) fn decline_logs(&self, has_live: bool, has_backing: bool) {
+        let mut logs = self.inner.published_logs.lock();
+        logs.live.take_if(|_| !has_live);
+        logs.backing.take_if(|_| !has_backing);
     }
 
     /// Has the task's artifacts signed. Only before the payload runs.
@@ -220,7 +227,7 @@ impl Context {
     }
 
     pub(crate) fn published_logs(&self) -> PublishedLogs {
-        self.inner.published_logs.get().cloned().unwrap_or_default()
+        self.inner.published_logs.lock().clone()
     }
 
     /// Creates a context without a claim, and what cancels it.

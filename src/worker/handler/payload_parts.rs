@@ -110,13 +110,7 @@ impl OnExitStatus {
 
 impl LogNames {
     /// Has the logs published under these names, unless they are not to be had.
-    pub(super) fn publish(
-        self,
-        has_live: bool,
-        has_backing: bool,
-        artifacts: &[ArtifactDeclaration],
-        context: &Context,
-    ) -> Vec<String> {
+    pub(super) fn publish(self, artifacts: &[ArtifactDeclaration], context: &Context) -> Vec<String> {
         let mut violations = Vec::new();
         let (live, backing) = (self.live.as_deref(), self.backing.as_deref());
         for (key, name) in [("live", live), ("backing", backing)] {
@@ -134,8 +128,8 @@ impl LogNames {
         if violations.is_empty() {
             let PublishedLogs { live, backing, .. } = PublishedLogs::default();
             context.set_published_logs(PublishedLogs {
-                live: self.live.or(live).filter(|_| has_live),
-                backing: self.backing.or(backing).filter(|_| has_backing),
+                live: self.live.or(live),
+                backing: self.backing.or(backing),
                 encoding: ContentEncoding::Gzip,
             });
         }

@@ -162,7 +162,7 @@ impl PayloadHandler for Containers {
         let is_declined = |name| is_declined(&payload.features, name);
         let has_backing = publishes && !is_declined("bulkLog");
         let has_live = has_backing && !is_declined("localLiveLog");
-        violations.extend(log_names(payload.log).publish(has_live, has_backing, &artifacts, context));
+        violations.extend(log_names(payload.log).publish(&artifacts, context));
         let mut variables = payload.env;
         variables.extend(identity(context));
         hide_secrets(&variables, &self.redact_env, context);
@@ -194,6 +194,7 @@ impl PayloadHandler for Containers {
         let started = Instant::now();
         // A task whose image takes too long is a task that runs too long; no container is started.
         let image = timeout(run_time, self.prepare_image(&image, &directories, context)).await.ok().transpose()?;
+        context.decline_logs(has_live, has_backing);
         let (command, on_exit_status) = (payload.command, payload.on_exit_status);
         Ok(PreparedContainer {
             image,
