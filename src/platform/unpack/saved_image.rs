@@ -1,10 +1,12 @@
 //! Images as `docker save` writes them.
 
 use std::fs::File;
-use std::io::{self, BufReader, BufWriter, Read as _, Write as _};
+use std::io::{self, BufWriter, Read as _, Write as _};
 use std::path::Component;
 
 use serde_json::Value;
+
+use super::decoders::{Gate, TAR_HEADERS_BYTES_MAX};
 
 /// The files that have the names of images, in any directory: one may be a link to another.
 const WITH_NAMES: [&str; 3] = ["manifest.json", "index.json", "repositories"];
@@ -17,13 +19,16 @@ const NAMES_BYTES_MAX: u64 = 16 * 1024 * 1024;
 /// It is not a saved image, `canceled` says so, or the copy cannot be written.
 pub fn copy_without_names(from: File, to: &mut File, canceled: &dyn Fn() -> bool) -> io::Result<()> {
     let invalid = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why.to_owned());
-    let mut archive = tar::Archive::new(BufReader::new(from));
+    let gate = Gate::new(canceled);
+    let mut archive = tar::Archive::new(gate.decoded(gate.file_decoder(from, None)));
     let mut copy = tar::Builder::new(BufWriter::new(to));
-    for entry in archive.entries()? {
+    let mut entries = archive.entries()?;
+    loop {
+        // The tar crate reads long names whole, whatever their size.
+        gate.left.set(TAR_HEADERS_BYTES_MAX);
+        let Some(entry) = entries.next() else { break };
+        gate.left.set(u64::MAX);
         let mut entry = entry?;
-        if canceled() {
-            return Err(io::ErrorKind::Interrupted.into());
-        }
         let (mut header, path) = (entry.header().clone(), entry.path()?.into_owned());
         if path.components().any(|part| !matches!(part, Component::Normal(_) | Component::CurDir)) {
             return Err(invalid("a path in it leads out of it"));

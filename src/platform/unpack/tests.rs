@@ -548,7 +548,9 @@ fn a_saved_image_whose_names_cannot_be_removed_is_refused() {
     tar.append_link(&mut header, "manifest.json", "other.json").unwrap();
     let mut linked = tar.into_inner().unwrap();
     linked.rewind().unwrap();
-    for saved in [linked, image(&[("manifest.json", "no JSON")])] {
+    // The archive has a header of 2 MiB.
+    let long_name = image(&[(&"n/".repeat(1 << 20), "")]);
+    for saved in [linked, image(&[("manifest.json", "no JSON")]), long_name] {
         copy_without_names(saved, &mut tempfile::tempfile().unwrap(), GO_ON).unwrap_err();
     }
 }
