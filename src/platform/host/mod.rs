@@ -11,6 +11,7 @@ pub mod journal;
 pub mod mounts;
 pub mod process;
 pub mod program_path;
+pub mod remove_tree;
 pub mod resources;
 pub mod run_program;
 pub mod service_manager;

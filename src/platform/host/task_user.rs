@@ -11,6 +11,7 @@ use nix::unistd::{Group, User};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, Uid};
 
 use super::process::PROCESS_POLL_INTERVAL;
+use super::remove_tree::remove_tree;
 use super::worker_id_lock::WorkerIdLock;
 use super::{run_program, work_dir};
 use journeyman_domain::limits::{PROCESS_KILL_TIMEOUT, USER_TREE_DEPTH_MAX};
@@ -175,7 +176,7 @@ impl TaskUser {
                 let (entry, uid) = (entry?, self.uid.as_raw());
                 let Some(metadata) = entry.metadata().ok().filter(|metadata| metadata.uid() == uid) else { continue };
                 if metadata.is_dir() {
-                    work_dir::remove_tree(&entry.path())?;
+                    remove_tree(&entry.path())?;
                 } else {
                     std::fs::remove_file(entry.path()).or_else(work_dir::ignore_missing)?;
                 }

@@ -6,7 +6,7 @@ use std::path::{Component, Path, PathBuf};
 use serde_json::Value;
 
 use super::message::CacheRequest;
-use journeyman_platform::host::work_dir::remove_tree;
+use journeyman_platform::host::remove_tree::remove_tree;
 
 /// Removes the folder of a cache. One that does not exist is a success.
 ///

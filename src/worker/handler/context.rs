@@ -22,6 +22,7 @@ use journeyman_domain::trace_context::TraceParent;
 use journeyman_platform::host::caches::HeldCache;
 use journeyman_platform::host::clock::{Clock, or_pending};
 use journeyman_platform::host::containment::ProcessScope;
+use journeyman_platform::host::remove_tree::{remove_all_but, remove_tree};
 use journeyman_platform::host::task_user::TaskUser;
 use journeyman_platform::host::work_dir::{self, WorkDirLock};
 use journeyman_platform::redact;
@@ -303,8 +304,8 @@ impl Context {
         let dir = self.workdir_path();
         // What is removed early needs no second look at the mount table.
         match self.workdir_result() {
-            Some(Ok(())) if !keep.is_empty() => work_dir::remove_all_but(dir, keep),
-            Some(_) if dir.symlink_metadata().is_ok() => work_dir::remove_tree(dir),
+            Some(Ok(())) if !keep.is_empty() => remove_all_but(dir, keep),
+            Some(_) if dir.symlink_metadata().is_ok() => remove_tree(dir),
             Some(_) | None => Ok(()),
         }
     }

@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use rustix::fs::{Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 use sha2::{Digest as _, Sha256};
 
+use super::remove_tree::remove_tree;
 use super::{resources, work_dir};
 
 pub use downloads::NewDownload;
@@ -80,7 +81,7 @@ impl CacheStore {
     }
 
     fn create(&self) -> io::Result<()> {
-        work_dir::remove_tree(&self.dir.join(TEMPORARY_DIR))?;
+        remove_tree(&self.dir.join(TEMPORARY_DIR))?;
         work_dir::create_dir_if_missing(&self.dir)?;
         // Other users of the host reach no entry.
         rustix::fs::chmod(&self.dir, rustix::fs::Mode::RWXU)?;
@@ -131,7 +132,7 @@ impl CacheStore {
         let aside = self.dir(TEMPORARY_DIR)?.join(uuid::Uuid::new_v4().simple().to_string());
         std::fs::rename(path, &aside).or_else(work_dir::ignore_missing)?;
         if aside.is_dir() {
-            work_dir::remove_tree(&aside)
+            remove_tree(&aside)
         } else {
             std::fs::remove_file(&aside).or_else(work_dir::ignore_missing)
         }

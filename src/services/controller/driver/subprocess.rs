@@ -20,7 +20,7 @@ use journeyman_platform::host::containment::children::{self, ChildRegistration, 
 use journeyman_platform::host::containment::{Cgroup, WorkerCgroups, command_prefix, prepare_entry};
 use journeyman_platform::host::process::{self, ProcessStat};
 use journeyman_platform::host::program_path::find_program;
-use journeyman_platform::host::work_dir::remove_tree;
+use journeyman_platform::host::remove_tree::remove_tree;
 use journeyman_platform::tasks::blocking;
 
 /// Everything that it does reads or writes files, of `/proc` too, and so is off the controller's threads.
