@@ -6,10 +6,12 @@ use std::path::{Component, Path};
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
+use rustix::path::Arg;
 
 use super::task_user::TaskUser;
 
 const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+const PLACE: OFlags = OFlags::PATH.union(DIRECTORY);
 
 /// What to do about a directory that is missing.
 #[derive(Debug, Clone, Copy)]
@@ -19,31 +21,33 @@ pub enum Missing<'a> {
     Fail,
 }
 
+/// Opens a directory as a place from which others are reached, but not listed.
+pub fn enter(parent: BorrowedFd<'_>, name: impl Arg + Copy, missing: Missing<'_>) -> rustix::io::Result<OwnedFd> {
+    if let Missing::Create(user) = missing {
+        match rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(0o755)) {
+            Ok(()) => user.map_or(Ok(()), |user| user.give_entry(parent, name))?,
+            Err(Errno::EXIST) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    rustix::fs::openat(parent, name, PLACE, Mode::empty())
+}
+
 /// Opens a directory below `root`.
 ///
 /// # Errors
 ///
 /// `ENOTDIR` or `ELOOP` if a component is a file or a link, `EXDEV` if the path leads outside.
 pub fn open_dir(root: &Path, path: &Path, missing: Missing<'_>) -> io::Result<OwnedFd> {
-    let mut dir = rustix::fs::openat(CWD, root, DIRECTORY, Mode::empty())?;
+    let mut dir = rustix::fs::openat(CWD, root, PLACE, Mode::empty())?;
     for component in path.components() {
-        let name = match component {
-            Component::Normal(name) => name,
+        dir = match component {
+            Component::Normal(name) => enter(dir.as_fd(), name, missing)?,
             Component::CurDir => continue,
             Component::ParentDir | Component::RootDir | Component::Prefix(_) => return Err(Errno::XDEV.into()),
         };
-        let mut owner = None;
-        if let Missing::Create(user) = missing {
-            match rustix::fs::mkdirat(&dir, name, Mode::RWXU | Mode::RGRP | Mode::XGRP | Mode::ROTH | Mode::XOTH) {
-                Ok(()) => owner = user,
-                Err(Errno::EXIST) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        dir = rustix::fs::openat(&dir, name, DIRECTORY, Mode::empty())?;
-        owner.map_or(Ok(()), |user| user.give(&dir))?;
     }
-    Ok(dir)
+    Ok(rustix::fs::openat(&dir, ".", DIRECTORY, Mode::empty())?)
 }
 
 /// Opens the directory that holds the last component of `path`, which names a file or directory below `root`.

@@ -11,6 +11,7 @@ use rustix::io::Errno;
 
 use super::UnpackLimits;
 use super::decoders::{BUFFER_BYTES, Fault, broken, refused};
+use crate::host::beneath::{self, Missing};
 use crate::host::task_user::TaskUser;
 
 /// Linux's `PATH_MAX`.
@@ -104,7 +105,7 @@ impl<'a> Tree<'a> {
 
     fn place_directory(&mut self, parent: &OwnedFd, path: &[&[u8]], attributes: Attributes) -> Result<(), Fault> {
         let last = path.last().copied().unwrap_or_default();
-        if open_or_create(parent.as_fd(), last, Missing::Create(self.user)).is_err() {
+        if enter(parent.as_fd(), last, Missing::Create(self.user)).is_err() {
             replace(parent, last, &mut || rustix::fs::mkdirat(parent, last, Mode::RWXU))?;
             give(self.user, parent.as_fd(), last)?;
         }
@@ -142,7 +143,7 @@ impl<'a> Tree<'a> {
         let (Some((&name, folder)), Some(&last)) = (target.split_last(), path.last()) else {
             return refused("it links to no name");
         };
-        let folder = self.open_folder(folder, Missing::Refuse)?;
+        let folder = self.open_folder(folder, Missing::Fail)?;
         let seen = rustix::fs::statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW);
         let seen = seen.map_err(|errno| match errno {
             Errno::NOENT => Fault::Refused("it links to a file that does not exist".to_owned()),
@@ -160,7 +161,7 @@ impl<'a> Tree<'a> {
     fn open_folder(&self, path: &[&[u8]], missing: Missing<'_>) -> Result<OwnedFd, Fault> {
         let mut folder = rustix::fs::openat(&self.root, ".", FOLDER, Mode::empty())?;
         for name in path {
-            folder = open_or_create(folder.as_fd(), name, missing)?;
+            folder = enter(folder.as_fd(), name, missing)?;
         }
         Ok(folder)
     }
@@ -168,7 +169,7 @@ impl<'a> Tree<'a> {
     pub(super) fn finish(mut self) -> Result<(), Fault> {
         // The last in order is the deepest.
         while let Some((name, attributes)) = self.directories.pop_last() {
-            let folder = self.open_folder(&split_name(&name)?, Missing::Refuse)?;
+            let folder = self.open_folder(&split_name(&name)?, Missing::Fail)?;
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
             let folder = rustix::fs::openat(&folder, ".", flags, Mode::empty())?;
             rustix::fs::fchmod(&folder, attributes.mode)?;
@@ -178,27 +179,12 @@ impl<'a> Tree<'a> {
     }
 }
 
-#[derive(Clone, Copy)]
-enum Missing<'a> {
-    Create(Option<&'a TaskUser>),
-    Refuse,
-}
-
 fn give(user: Option<&TaskUser>, parent: BorrowedFd<'_>, name: &[u8]) -> rustix::io::Result<()> {
     user.map_or(Ok(()), |user| user.give_entry(parent, name))
 }
 
-fn open_or_create(parent: BorrowedFd<'_>, name: &[u8], missing: Missing<'_>) -> Result<OwnedFd, Fault> {
-    let open = || rustix::fs::openat(parent, name, FOLDER, Mode::empty());
-    let opened = match (open(), missing) {
-        (Err(Errno::NOENT), Missing::Create(user)) => {
-            rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(0o755))?;
-            give(user, parent, name)?;
-            open()
-        }
-        (opened, Missing::Create(_) | Missing::Refuse) => opened,
-    };
-    opened.map_err(|errno| match errno {
+fn enter(parent: BorrowedFd<'_>, name: &[u8], missing: Missing<'_>) -> Result<OwnedFd, Fault> {
+    beneath::enter(parent, name, missing).map_err(|errno| match errno {
         Errno::NOTDIR | Errno::LOOP => Fault::Refused("its path leads through a link or a file".to_owned()),
         Errno::NOENT => Fault::Refused("it links to a file that does not exist".to_owned()),
         _ => errno.into(),
