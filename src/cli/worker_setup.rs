@@ -27,6 +27,7 @@ use journeyman_worker::handler::http::config::HttpHandler;
 use journeyman_worker::handler::log::LogLimits;
 use journeyman_worker::handler::mounts::Mounter;
 use journeyman_worker::handler::mounts::configured::with_mounts;
+use journeyman_worker::handler::payload_parts::PayloadSettings;
 use journeyman_worker::handler::task_proxy::with_task_credentials;
 use journeyman_worker::handler::task_users::{UserPool, with_users};
 use journeyman_worker::handler::{self, DynHandler, command, environment, hooks, http, program};
@@ -195,12 +196,18 @@ pub(super) fn build_handler(
     find_programs("hooks", &env, [pre_task, post_task, error])?;
     let handler: Arc<dyn DynHandler> = match section.clone() {
         HandlerConfig::Command(section) => {
-            let redact_env = config.log.redact_env.clone();
-            let section = CommandHandler { termination_grace, ..section };
-            let key = signing_key(name, &section, environment)?;
-            let containers = build_containers(config, name, &section, environment, mounter)?;
-            let containers = containers.map(|containers| containers.signed_by(key.clone()));
-            let commands = command::Command::new(section, redact_env, environment, mounter.clone()).signed_by(key);
+            let settings = PayloadSettings {
+                max_run_time: section.max_run_time,
+                termination_grace: termination_grace.0,
+                redact_env: config.log.redact_env.clone(),
+                mounter: mounter.clone(),
+                signing_key: signing_key(name, &section, environment)?,
+            };
+            let commands = command::Command::new(&section.env_allow, environment, settings.clone());
+            let containers = match section.containers {
+                Some(containers) => Some(build_containers(config, name, containers, environment, settings)?),
+                None => None,
+            };
             with_containers(handler::erase(commands), containers, name)
         }
         HandlerConfig::Program(section) => {
@@ -232,15 +239,12 @@ pub(super) fn build_handler(
 fn build_containers(
     config: &Config,
     name: &str,
-    section: &CommandHandler,
+    section: ContainersConfig,
     environment: &Environment,
-    mounter: &Mounter,
-) -> Result<Option<Containers>, Failure> {
-    let Some(containers) = section.containers.clone() else { return Ok(None) };
-    let containers = ContainersConfig { limits: containment_requirement(config).limits, ..containers };
-    let redact_env = config.log.redact_env.clone();
-    Containers::new(containers, section, redact_env, environment, mounter.clone())
-        .map(Some)
+    settings: PayloadSettings,
+) -> Result<Containers, Failure> {
+    let section = ContainersConfig { limits: containment_requirement(config).limits, ..section };
+    Containers::new(section, environment, settings)
         .map_err(|error| Failure::new(Exit::HostUnusable, format!("[handler.{name}.containers]: {error}")))
 }
 

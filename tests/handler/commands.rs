@@ -6,6 +6,7 @@ use journeyman::config::values::Span;
 use journeyman::handler::artifact_collector::CollectedArtifact;
 use journeyman::handler::command::Command;
 use journeyman::handler::mounts::Mounter;
+use journeyman::handler::payload_parts::PayloadSettings;
 use journeyman::handler::{DynHandler, ExecuteFailure, erase};
 use journeyman::task::{ArtifactBody, Results};
 use journeyman_platform::host::caches::{CacheLimits, CacheStore};
@@ -15,16 +16,17 @@ use crate::handler::bench::{Bench, RunResult};
 use crate::handler::services::{Parts, REPLY_LIMITS};
 
 pub(crate) fn handler() -> std::sync::Arc<dyn DynHandler> {
-    let config = CommandHandler {
-        max_run_time: Span(Duration::from_secs(3600)),
-        termination_grace: Span(Duration::from_millis(200)),
-        ..CommandHandler::default()
-    };
     let worker = Environment::from_pairs(&[("PATH", "/usr/bin:/bin"), ("CANARY", "leaked"), ("LANG", "C.UTF-8")]);
     // No task of this file has mounts.
     let limits = CacheLimits { downloads_bytes_max: 0, free_bytes_min: 0 };
-    let mounter = Mounter::new(CacheStore::new("/nonexistent".into(), limits)).expect("a client");
-    erase(Command::new(config, vec!["*_TOKEN".to_owned()], &worker, mounter))
+    let settings = PayloadSettings {
+        max_run_time: Span(Duration::from_secs(3600)),
+        termination_grace: Duration::from_millis(200),
+        redact_env: vec!["*_TOKEN".to_owned()],
+        mounter: Mounter::new(CacheStore::new("/nonexistent".into(), limits)).expect("a client"),
+        signing_key: None,
+    };
+    erase(Command::new(&CommandHandler::default().env_allow, &worker, settings))
 }
 
 fn sh(scripts: &[&str]) -> Value {

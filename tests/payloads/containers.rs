@@ -7,12 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use journeyman::config::Environment;
-use journeyman::config::schema::CommandHandler;
 use journeyman::handler::DynHandler;
 use journeyman::handler::containers::config::{ContainersConfig, Permission};
 use journeyman::handler::containers::{Containers, with_containers};
 use journeyman_domain::id::TaskId;
-use journeyman_platform::settings::values::Span;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -88,9 +86,8 @@ pub(super) fn handler(deployment: &Deployment, config: ContainersConfig) -> Arc<
     let variables = Tool::variables();
     let variables: Vec<(&str, &str)> = variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
     let environment = Environment::from_pairs(&variables);
-    let section = CommandHandler { termination_grace: Span(Duration::from_secs(2)), ..Default::default() };
-    let containers = Containers::new(config, &section, vec!["*TOKEN*".into()], &environment, deployment.mounter());
-    let containers = containers.expect("the client is there").signed_by(Some(signing_key()));
+    let containers = Containers::new(config, &environment, deployment.settings(Some(signing_key())));
+    let containers = containers.expect("the client is there");
     with_containers(deployment.handler(), Some(containers), "command")
 }
 

@@ -16,6 +16,7 @@ use journeyman::config::schema::CommandHandler;
 use journeyman::handler::chain_of_trust::SigningKey;
 use journeyman::handler::command::Command;
 use journeyman::handler::mounts::Mounter;
+use journeyman::handler::payload_parts::PayloadSettings;
 use journeyman::handler::{DynHandler, erase};
 use journeyman::source::taskcluster::{Api, ArtifactStorage, Config as SourceConfig, Dialect, Taskcluster};
 use journeyman::task::formats::new_task_id;
@@ -106,15 +107,27 @@ impl Deployment {
 
     /// The command handler with the caches of the worker's directory.
     pub(crate) fn handler(&self) -> Arc<dyn DynHandler> {
-        let environment = Environment::from_pairs(&[("PATH", &std::env::var("PATH").expect("a path"))]);
-        erase(Command::new(CommandHandler::default(), Vec::new(), &environment, self.mounter()))
+        self.command(None)
     }
 
     /// The same with a key for chains of trust.
     pub(crate) fn signing_handler(&self, key: SigningKey) -> Arc<dyn DynHandler> {
+        self.command(Some(key))
+    }
+
+    fn command(&self, key: Option<SigningKey>) -> Arc<dyn DynHandler> {
         let environment = Environment::from_pairs(&[("PATH", &std::env::var("PATH").expect("a path"))]);
-        let command = Command::new(CommandHandler::default(), Vec::new(), &environment, self.mounter());
-        erase(command.signed_by(Some(key)))
+        erase(Command::new(&CommandHandler::default().env_allow, &environment, self.settings(key)))
+    }
+
+    pub(crate) fn settings(&self, signing_key: Option<SigningKey>) -> PayloadSettings {
+        PayloadSettings {
+            max_run_time: CommandHandler::default().max_run_time,
+            termination_grace: Duration::from_secs(2),
+            redact_env: vec!["*TOKEN*".to_owned()],
+            mounter: self.mounter(),
+            signing_key,
+        }
     }
 
     pub(crate) fn mounter(&self) -> Mounter {

@@ -16,7 +16,6 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use tokio::time::{Instant, timeout};
 
-use crate::handler::config::CommandHandler;
 use journeyman_platform::committed_schema;
 use journeyman_platform::host::containment::disk_usage;
 use journeyman_platform::host::host_errors;
@@ -24,18 +23,15 @@ use journeyman_platform::host::program_path::find_program;
 use journeyman_platform::host::task_user::find_group;
 use journeyman_platform::settings::Environment;
 
-use super::artifact::ArtifactDeclaration;
-use super::chain_of_trust::SigningKey;
 use super::environment::{self, Variables};
 use super::mounts::payload::{Mount, PayloadMount};
-use super::mounts::{Mounter, in_mib, lacking_scopes};
+use super::mounts::{in_mib, lacking_scopes};
 use super::payload_parts::{
-    CHAIN_OF_TRUST, LogNames, OnExitStatus, PayloadArtifact, hide_secrets, is_declined, is_wanted, resolve_run_time,
-    sign_artifacts, unsupported_features, validate_artifacts,
+    Asked, Begun, CHAIN_OF_TRUST, LogNames, OnExitStatus, PROXY, PayloadArtifact, PayloadSettings, hide_secrets,
+    is_declined, is_wanted, unsupported_features,
 };
 use super::process::{Launch, RunLimits, format_seconds};
 use super::program_messages::{ProgramRun, run_command};
-use super::task_proxy::{Credentials, TaskProxy};
 use super::{Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError};
 
 /// The feature that runs commands as the worker's user.
@@ -46,11 +42,8 @@ const REQUEST_VARIABLE: &str = "REQUEST";
 
 #[derive(Debug)]
 pub struct Command {
-    config: CommandHandler,
     env: Variables,
-    redact_env: Vec<String>,
-    mounter: Mounter,
-    signing_key: Option<SigningKey>,
+    settings: PayloadSettings,
 }
 
 /// The payload of the `command` handler.
@@ -97,36 +90,17 @@ pub struct CommandPayload {
 #[derive(Debug)]
 pub struct PreparedCommands {
     commands: Vec<Vec<String>>,
-    on_exit_status: OnExitStatus,
     env: Variables,
-    run_time: Duration,
-    /// Mounts count against the run time.
-    started: Instant,
-    artifacts: Vec<ArtifactDeclaration>,
     user: PayloadUser,
     monitors_resources: bool,
-    /// Ends with the commands.
-    _proxy: Option<TaskProxy>,
+    begun: Begun,
 }
 
 impl Command {
-    /// `redact_env` names variables whose values are redacted; see [`redact::is_secret_name`].
-    pub fn new(config: CommandHandler, redact_env: Vec<String>, worker: &Environment, mounter: Mounter) -> Self {
-        let env = environment::select(&config.env_allow, worker.pairs());
-        Self { config, env, redact_env, mounter, signing_key: None }
+    /// Commands see the variables of the worker that `env_allow` names.
+    pub fn new(env_allow: &[String], worker: &Environment, settings: PayloadSettings) -> Self {
+        Self { env: environment::select(env_allow, worker.pairs()), settings }
     }
-
-    /// Signs the artifacts of tasks that ask for a chain of trust.
-    #[must_use]
-    pub fn signed_by(self, key: Option<SigningKey>) -> Self {
-        Self { signing_key: key, ..self }
-    }
-}
-
-/// Who can read the key can sign anything.
-fn readable_key_reason(user: &PayloadUser, context: &Context) -> Option<&'static str> {
-    let is_worker = matches!(user, PayloadUser::Worker) || context.user().is_none();
-    is_worker.then_some("the task would run as the worker's own user, which can read the key; see `host.task_users`")
 }
 
 impl PayloadHandler for Command {
@@ -143,7 +117,6 @@ impl PayloadHandler for Command {
 
     async fn prepare(&self, payload: CommandPayload, context: &Context) -> Result<PreparedCommands, PrepareError> {
         let mut violations = unsupported(&payload);
-        let run_time = resolve_run_time(self.config.max_run_time.0, payload.max_run_time, &mut violations);
         for (name, value) in &payload.env {
             if let Some(why) = environment::variable_error(name, value) {
                 violations.push(format!("payload/env/{name}: {why}"));
@@ -155,40 +128,31 @@ impl PayloadHandler for Command {
             }
         }
         let user = PayloadUser::of(&payload, context, &mut violations).await?;
-        let artifacts = validate_artifacts(payload.artifacts, context, &mut violations);
         let mounts = parse_mounts(payload.mounts, &mut violations);
-        violations.extend(self.mounter.missing_rights(&mounts, context).await?);
-        let is_signed = is_wanted(&payload.features, CHAIN_OF_TRUST);
-        if let Some(why) = readable_key_reason(&user, context).filter(|_| is_signed && self.signing_key.is_some()) {
-            violations.push(format!("payload/features/{CHAIN_OF_TRUST}: {why}"));
-        }
-        let features = &payload.features;
-        let (has_live, has_backing) = (!is_declined(features, "liveLog"), !is_declined(features, "backingLog"));
-        violations.extend(payload.logs.publish(&artifacts, context));
+        let mounter = self.settings.mounter.clone();
+        violations.extend(mounter.missing_rights(&mounts, context).await?);
         let mut env = environment::for_payload(&self.env, payload.env, context);
         if context.results().is_some() {
             let request = &context.task().definition.json()["extra"]["request"];
             env.insert(REQUEST_VARIABLE.to_owned(), request.to_string());
         }
-        hide_secrets(&env, &self.redact_env, context);
-        if is_signed && violations.is_empty() {
-            violations.extend(sign_artifacts(self.signing_key.as_ref(), &artifacts, context));
-        }
-        if !violations.is_empty() {
-            return Err(PrepareError::malformed(violations));
-        }
-        let monitors_resources = is_wanted(&payload.features, "resourceMonitor");
-        let mut proxy = None;
-        if is_wanted(&payload.features, "taskclusterProxy") {
-            let started = TaskProxy::start(self.mounter.client(), Credentials::Hidden, context).await?;
-            env.insert(environment::PROXY_VARIABLE.to_owned(), started.url().to_owned());
-            proxy = Some(started);
-        }
-        let started = Instant::now();
+        hide_secrets(&env, &self.settings.redact_env, context);
+        let is_worker = matches!(user, PayloadUser::Worker) || context.user().is_none();
+        let exposure = "the task would run as the worker's own user, which can read the key; see `host.task_users`";
+        let features = &payload.features;
+        let asked = Asked {
+            features,
+            max_run_time: payload.max_run_time,
+            artifacts: payload.artifacts,
+            logs: payload.logs,
+            on_exit_status: payload.on_exit_status,
+            key_exposure: is_worker.then_some(exposure),
+        };
+        let begun = self.settings.begin(asked, violations, context).await?;
+        env.extend(begun.proxy_url().map(|url| (environment::PROXY_VARIABLE.to_owned(), url.to_owned())));
         // A task whose mounts take too long is a task that runs too long; no command is started.
-        let is_worker = matches!(user, PayloadUser::Worker) && context.user().is_some();
-        let mounter = self.mounter.clone().with_prefix(if is_worker { "worker/" } else { "" });
-        if let Ok(placed) = timeout(run_time, mounter.place(&mounts, context)).await {
+        let mounter = mounter.with_prefix(if is_worker && context.user().is_some() { "worker/" } else { "" });
+        if let Ok(placed) = timeout(begun.run_time, mounter.place(&mounts, context)).await {
             placed?;
             if let Some(program) = payload.command.first().and_then(|argv| argv.first())
                 && let Err(error) = find_program(program, &env, context.workdir())
@@ -196,56 +160,33 @@ impl PayloadHandler for Command {
                 return Err(PrepareError::malformed(vec![format!("payload/command/0: {error}")]));
             }
         }
-        context.decline_logs(has_live, has_backing);
-        let CommandPayload { command: commands, on_exit_status, .. } = payload;
-        Ok(PreparedCommands {
-            commands,
-            on_exit_status,
-            env,
-            run_time,
-            started,
-            artifacts,
-            user,
-            monitors_resources,
-            _proxy: proxy,
-        })
+        context.decline_logs(!is_declined(features, "liveLog"), !is_declined(features, "backingLog"));
+        let monitors_resources = is_wanted(features, "resourceMonitor");
+        Ok(PreparedCommands { commands: payload.command, env, user, monitors_resources, begun })
     }
 
     async fn execute(&self, prepared: PreparedCommands, context: &Context) -> Result<(), ExecuteError> {
-        let log = context.log();
-        log.write_note(&format!("task {}", context.task().run));
+        context.log().write_note(&format!("task {}", context.task().run));
         let outcome = self.run(&prepared, context).await;
-        // A failed task uploads its artifacts too.
-        for artifact in prepared.artifacts {
-            if let Err(error) = context.artifacts().declare(artifact) {
-                log.write_note(&error.to_string());
-            }
-        }
         if prepared.monitors_resources {
-            log.write_note(&describe_usage(context).await);
+            context.log().write_note(&describe_usage(context).await);
         }
-        let result = if outcome.is_ok() { "completed" } else { "not completed" };
-        log.write_note(&format!("result: {result} after {}", format_seconds(prepared.started.elapsed())));
+        prepared.begun.end(&outcome, context);
         outcome
     }
 }
 
 impl Command {
     async fn run(&self, prepared: &PreparedCommands, context: &Context) -> Result<(), ExecuteError> {
+        let begun = &prepared.begun;
         for (number, argv) in prepared.commands.iter().enumerate() {
-            let remaining = prepared.run_time.saturating_sub(prepared.started.elapsed());
-            if let Some(cancellation) = context.cancellation() {
-                return Err(ExecuteError::failed(format!("command {number}: {}", cancellation.cause.message())));
-            }
-            if remaining.is_zero() {
-                let time_limit = time_limit(prepared);
-                return Err(ExecuteError::failed(format!("command {number}: stopped after {time_limit}")));
-            }
+            let name = format!("command {number}");
+            let remaining = begun.remaining(&name, context)?;
             let run = self.run_one(number, argv, prepared, remaining, context).await?;
-            run.end.outcome(&format!("command {number}"), &time_limit(prepared), |code, message| {
-                prepared.on_exit_status.result(code, message, context)
+            run.end.outcome(&name, &begun.time_limit(), |code, message| {
+                begun.on_exit_status.result(code, message, context)
             })?;
-            run.report.check_reply(&format!("command {number}"))?;
+            run.report.check_reply(&name)?;
         }
         Ok(())
     }
@@ -267,7 +208,7 @@ impl Command {
             PayloadUser::Worker => None,
             PayloadUser::Task { groups } => launch.user.map(|(user, _)| (user, groups.as_slice())),
         };
-        let limits = RunLimits { run_time: Some(run_time), termination_grace: self.config.termination_grace.0 };
+        let limits = RunLimits { run_time: Some(run_time), termination_grace: self.settings.termination_grace };
         let run = run_command(launch, limits, context).await.map_err(|error| {
             let path = argv.first().and_then(|program| find_program(program, &prepared.env, context.workdir()).ok());
             let path = path.and_then(|path| path.canonicalize().ok());
@@ -331,10 +272,6 @@ impl PayloadUser {
     }
 }
 
-fn time_limit(prepared: &PreparedCommands) -> String {
-    format!("maxRunTime, {} s", prepared.run_time.as_secs())
-}
-
 /// Who made the file of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Program {
@@ -370,7 +307,7 @@ async fn describe_usage(context: &Context) -> String {
 
 /// What a payload asks for and this handler lacks.
 fn unsupported(payload: &CommandPayload) -> Vec<String> {
-    let here = ["liveLog", "backingLog", "taskclusterProxy", "resourceMonitor", CHAIN_OF_TRUST, AS_WORKER];
+    let here = ["liveLog", "backingLog", PROXY, "resourceMonitor", CHAIN_OF_TRUST, AS_WORKER];
     let mut lacking = unsupported_features(&payload.features, &here);
     let mut capabilities = Vec::new();
     for (name, value) in &payload.capabilities {
@@ -379,7 +316,7 @@ fn unsupported(payload: &CommandPayload) -> Vec<String> {
     lacking.extend(capabilities.into_iter().map(|what| format!("{what}: not supported by this worker")));
     let is_elsewhere = match payload.taskcluster_proxy_interface.as_deref() {
         None | Some("localhost") => false,
-        Some("docker-bridge") => is_wanted(&payload.features, "taskclusterProxy"),
+        Some("docker-bridge") => is_wanted(&payload.features, PROXY),
         Some(_) => true,
     };
     if is_elsewhere {

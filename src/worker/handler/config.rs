@@ -80,9 +80,6 @@ pub struct CommandHandler {
     pub caches: BTreeMap<String, String>,
     /// Runs payloads that name an image as containers.
     pub containers: Option<ContainersConfig>,
-    /// That of the worker.
-    #[serde(skip)]
-    pub termination_grace: Span,
 }
 
 impl Default for CommandHandler {
@@ -94,7 +91,6 @@ impl Default for CommandHandler {
             mounts: BTreeMap::new(),
             caches: BTreeMap::new(),
             containers: None,
-            termination_grace: termination_grace(),
         }
     }
 }

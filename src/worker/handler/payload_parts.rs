@@ -6,20 +6,153 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
+use tokio::time::Instant;
 
 use super::artifact::{
     ArtifactDeclaration, ArtifactKind, Artifacts, Optionality, expiry_error, time_of, validate_name,
 };
 use super::chain_of_trust::{self, SigningKey};
+use super::config::RunTime;
 use super::context::PublishedLogs;
 use super::environment::Variables;
 use super::log::{self, AddSecretError};
-use super::{Context, ExecuteError, ExecuteFailure};
+use super::mounts::Mounter;
+use super::process::format_seconds;
+use super::task_proxy::{Credentials, TaskProxy};
+use super::{Context, ExecuteError, ExecuteFailure, PrepareError};
 use crate::task::ContentEncoding;
 use journeyman_platform::redact;
 
 /// The feature that signs artifacts.
 pub(super) const CHAIN_OF_TRUST: &str = "chainOfTrust";
+
+/// The feature that lets a task call the services of its deployment.
+pub(super) const PROXY: &str = "taskclusterProxy";
+
+/// What a handler needs to run payloads of Taskcluster, whatever runs them.
+#[derive(Debug, Clone)]
+pub struct PayloadSettings {
+    pub max_run_time: RunTime,
+    pub termination_grace: Duration,
+    /// Names variables whose values are redacted; see [`redact::is_secret_name`].
+    pub redact_env: Vec<String>,
+    pub mounter: Mounter,
+    /// Signs the artifacts of tasks that ask for a chain of trust.
+    pub signing_key: Option<SigningKey>,
+}
+
+/// What a payload asks for, whatever runs it.
+pub(super) struct Asked<'a> {
+    pub(super) features: &'a Map<String, Value>,
+    /// In seconds.
+    pub(super) max_run_time: Option<u32>,
+    pub(super) artifacts: Vec<PayloadArtifact>,
+    pub(super) logs: LogNames,
+    pub(super) on_exit_status: OnExitStatus,
+    /// Why the task could read the key that signs its artifacts. Who can read it can sign anything.
+    pub(super) key_exposure: Option<&'static str>,
+}
+
+/// A payload whose time runs.
+#[derive(Debug)]
+pub(super) struct Begun {
+    pub(super) on_exit_status: OnExitStatus,
+    pub(super) run_time: Duration,
+    /// Mounts and images count against the run time.
+    started: Instant,
+    artifacts: Vec<ArtifactDeclaration>,
+    /// Ends with the payload.
+    proxy: Option<TaskProxy>,
+}
+
+impl PayloadSettings {
+    /// Checks what a payload asks for, and gives it what it needs of that. `violations` are those found before.
+    ///
+    /// # Errors
+    ///
+    /// Malformed if there are violations; or the proxy cannot be started.
+    pub(super) async fn begin(
+        &self,
+        asked: Asked<'_>,
+        mut violations: Vec<String>,
+        context: &Context,
+    ) -> Result<Begun, PrepareError> {
+        let Asked { features, on_exit_status, key_exposure, .. } = asked;
+        let run_time = resolve_run_time(self.max_run_time.0, asked.max_run_time, &mut violations);
+        let artifacts = validate_artifacts(asked.artifacts, context, &mut violations);
+        violations.extend(asked.logs.publish(&artifacts, context));
+        if is_wanted(features, CHAIN_OF_TRUST) {
+            match self.key_for(&artifacts, key_exposure, context) {
+                Ok(key) if violations.is_empty() => context.set_signing_key(key.clone()),
+                Ok(_) => {}
+                Err(why) => violations.push(format!("payload/features/{CHAIN_OF_TRUST}: {why}")),
+            }
+        }
+        if !violations.is_empty() {
+            return Err(PrepareError::malformed(violations));
+        }
+        let mut proxy = None;
+        if is_wanted(features, PROXY) {
+            proxy = Some(TaskProxy::start(self.mounter.client(), Credentials::Hidden, context).await?);
+        }
+        Ok(Begun { on_exit_status, run_time, started: Instant::now(), artifacts, proxy })
+    }
+
+    /// The key that signs artifacts, or why they cannot be signed.
+    fn key_for(
+        &self,
+        artifacts: &[ArtifactDeclaration],
+        exposure: Option<&str>,
+        context: &Context,
+    ) -> Result<&SigningKey, String> {
+        let names = chain_of_trust::NAMES;
+        match (&self.signing_key, exposure) {
+            (None, _) => Err("this worker has no key for it; see `chain_of_trust_key` of the handler".to_owned()),
+            (Some(_), _) if context.deployment().is_none() => {
+                Err("the task's queue belongs to no deployment".to_owned())
+            }
+            (Some(_), Some(why)) => Err(why.to_owned()),
+            (Some(_), None) if artifacts.iter().any(|artifact| names.contains(&artifact.name.as_str())) => {
+                Err(format!("it makes artifacts of the names {}", names.join(", ")))
+            }
+            (Some(key), None) => Ok(key),
+        }
+    }
+}
+
+impl Begun {
+    /// Where the proxy of the task listens.
+    pub(super) fn proxy_url(&self) -> Option<&str> {
+        self.proxy.as_ref().map(TaskProxy::url)
+    }
+
+    pub(super) fn time_limit(&self) -> String {
+        format!("maxRunTime, {} s", self.run_time.as_secs())
+    }
+
+    /// The time that is left, or why nothing more of the payload is started.
+    pub(super) fn remaining(&self, what: &str, context: &Context) -> Result<Duration, ExecuteError> {
+        if let Some(cancellation) = context.cancellation() {
+            return Err(ExecuteError::failed(format!("{what}: {}", cancellation.cause.message())));
+        }
+        match self.run_time.saturating_sub(self.started.elapsed()) {
+            Duration::ZERO => Err(ExecuteError::failed(format!("{what}: stopped after {}", self.time_limit()))),
+            remaining => Ok(remaining),
+        }
+    }
+
+    /// Has the artifacts uploaded, of a failed task too, and says in the log how the payload has ended.
+    pub(super) fn end(self, outcome: &Result<(), ExecuteError>, context: &Context) {
+        let log = context.log();
+        for artifact in self.artifacts {
+            if let Err(error) = context.artifacts().declare(artifact) {
+                log.write_note(&error.to_string());
+            }
+        }
+        let result = if outcome.is_ok() { "completed" } else { "not completed" };
+        log.write_note(&format!("result: {result} after {}", format_seconds(self.started.elapsed())));
+    }
+}
 
 /// The names of the log's artifacts.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -110,7 +243,7 @@ impl OnExitStatus {
 
 impl LogNames {
     /// Has the logs published under these names, unless they are not to be had.
-    pub(super) fn publish(self, artifacts: &[ArtifactDeclaration], context: &Context) -> Vec<String> {
+    fn publish(self, artifacts: &[ArtifactDeclaration], context: &Context) -> Vec<String> {
         let mut violations = Vec::new();
         let (live, backing) = (self.live.as_deref(), self.backing.as_deref());
         for (key, name) in [("live", live), ("backing", backing)] {
@@ -137,7 +270,7 @@ impl LogNames {
     }
 }
 
-pub(super) fn resolve_run_time(max: Duration, seconds: Option<u32>, violations: &mut Vec<String>) -> Duration {
+fn resolve_run_time(max: Duration, seconds: Option<u32>, violations: &mut Vec<String>) -> Duration {
     let run_time = seconds.map_or(max, |seconds| Duration::from_secs(seconds.into()));
     if run_time > max {
         violations.push(format!(
@@ -232,25 +365,4 @@ fn to_declaration(artifact: PayloadArtifact) -> ArtifactDeclaration {
     });
     let optionality = if optional { Optionality::Optional } else { Optionality::Required };
     ArtifactDeclaration { expires, optionality, encoding, ..ArtifactDeclaration::new(name, kind) }
-}
-
-/// Has the artifacts of a task signed, or says why they cannot be.
-pub(super) fn sign_artifacts(
-    key: Option<&SigningKey>,
-    artifacts: &[ArtifactDeclaration],
-    context: &Context,
-) -> Option<String> {
-    let names = chain_of_trust::NAMES;
-    let why = match key {
-        None => "this worker has no key for it; see `chain_of_trust_key` of the handler".to_owned(),
-        Some(_) if context.deployment().is_none() => "the task's queue belongs to no deployment".to_owned(),
-        Some(_) if artifacts.iter().any(|artifact| names.contains(&artifact.name.as_str())) => {
-            format!("it makes artifacts of the names {}", names.join(", "))
-        }
-        Some(key) => {
-            context.set_signing_key(key.clone());
-            return None;
-        }
-    };
-    Some(format!("payload/features/{CHAIN_OF_TRUST}: {why}"))
 }

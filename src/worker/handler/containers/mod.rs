@@ -15,26 +15,20 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde_json::{Value, json};
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use journeyman_platform::committed_schema;
 use journeyman_platform::settings::Environment;
 
-use super::artifact::ArtifactDeclaration;
-use super::chain_of_trust::SigningKey;
-use super::config::{CommandHandler, RunTime};
 use super::environment::{PROXY_VARIABLE, identity};
-use super::mounts::Mounter;
 use super::mounts::payload::{Mount, MountKind};
 use super::payload_parts::{
-    CHAIN_OF_TRUST, LogNames, OnExitStatus, PayloadArtifact, PayloadArtifactType, hide_secrets, is_declined, is_wanted,
-    resolve_run_time, sign_artifacts, validate_artifacts,
+    Asked, Begun, LogNames, PROXY, PayloadArtifact, PayloadArtifactType, PayloadSettings, hide_secrets, is_declined,
+    is_wanted,
 };
-use super::task_proxy::{Credentials, TaskProxy};
-use super::{Context, DynHandler, EndedWork, HandlerFuture, PayloadHandler, PrepareError, Preparing, Sidecar, erase};
+use super::{Context, DynHandler, HandlerFuture, PayloadHandler, PrepareError, Preparing, erase};
 use client::Client;
 use config::ContainersConfig;
 use environment::ContainerEnvironment;
@@ -46,29 +40,20 @@ use payload::{ContainerArtifactType, ContainerPayload, path_error};
 pub struct Containers {
     client: Arc<Client>,
     images: Images,
-    mounter: Mounter,
     config: ContainersConfig,
-    max_run_time: RunTime,
-    termination_grace: Duration,
-    redact_env: Vec<String>,
-    signing_key: Option<SigningKey>,
+    settings: PayloadSettings,
 }
 
 #[derive(Debug)]
 pub struct PreparedContainer {
-    /// `None` if there was no time left to bring it.
-    image: Option<String>,
+    /// Empty if there was no time left to bring it.
+    image: String,
     /// They are those of the client's `run`.
     options: Vec<String>,
     command: Vec<String>,
     environment: ContainerEnvironment,
     copies: Vec<CopiedArtifact>,
-    artifacts: Vec<ArtifactDeclaration>,
-    on_exit_status: OnExitStatus,
-    run_time: Duration,
-    started: Instant,
-    /// Ends with the container.
-    _proxy: Option<TaskProxy>,
+    begun: Begun,
 }
 
 /// What is copied out of a container.
@@ -90,29 +75,14 @@ struct Directories {
 }
 
 impl Containers {
-    /// Runs containers beside the commands of a handler. `redact_env` names variables whose values are redacted.
-    ///
     /// # Errors
     ///
     /// The client is not there.
-    pub fn new(
-        config: ContainersConfig,
-        handler: &CommandHandler,
-        redact_env: Vec<String>,
-        worker: &Environment,
-        mounter: Mounter,
-    ) -> io::Result<Self> {
-        let mounter = mounter.with_prefix("containers/");
+    pub fn new(config: ContainersConfig, worker: &Environment, settings: PayloadSettings) -> io::Result<Self> {
+        let mounter = settings.mounter.with_prefix("containers/");
         let client = Arc::new(Client::new(&config, worker, mounter.work_dir())?);
         let images = Images::new(Arc::clone(&client), mounter.clone());
-        let (max_run_time, termination_grace) = (handler.max_run_time, handler.termination_grace.0);
-        Ok(Self { client, images, mounter, config, max_run_time, termination_grace, redact_env, signing_key: None })
-    }
-
-    /// Signs the artifacts of tasks that ask for a chain of trust. Containers do not reach the key.
-    #[must_use]
-    pub fn signed_by(self, key: Option<SigningKey>) -> Self {
-        Self { signing_key: key, ..self }
+        Ok(Self { client, images, config, settings: PayloadSettings { mounter, ..settings } })
     }
 
     async fn prepare_image(
@@ -121,7 +91,7 @@ impl Containers {
         directories: &Directories,
         context: &Context,
     ) -> Result<String, PrepareError> {
-        self.mounter.place(&directories.caches, context).await?;
+        self.settings.mounter.place(&directories.caches, context).await?;
         let (root, own) = (context.workdir().to_owned(), directories.volumes.clone());
         let mounted: Vec<PathBuf> = directories.mounted.iter().map(|(dir, _)| root.join(dir)).collect();
         let made = tokio::task::spawn_blocking(move || {
@@ -149,65 +119,46 @@ impl PayloadHandler for Containers {
 
     async fn prepare(&self, payload: ContainerPayload, context: &Context) -> Result<PreparedContainer, PrepareError> {
         let mut violations = Vec::new();
-        let run_time = resolve_run_time(self.max_run_time.0, Some(payload.max_run_time), &mut violations);
         if payload.command.iter().any(|argument| argument.contains('\0')) {
             violations.push("payload/command: an argument contains a NUL byte".to_owned());
         }
         let mut options = options::for_payload(&payload, &self.config, context, &mut violations).await?;
-        let image = ImageSource::parse(payload.image).map_err(|why| violations.push(why)).ok();
+        let image = ImageSource::parse(payload.image).map_err(|why| PrepareError::malformed(vec![why]));
+        violations.extend(image.as_ref().err().into_iter().flat_map(|error| error.messages.clone()));
         let mut directories = directories_of(payload.cache, &mut violations);
-        let publishes = !is_declined(&payload.features, "artifacts");
+        let features = &payload.features;
+        let publishes = !is_declined(features, "artifacts");
         let wanted = if publishes { payload.artifacts } else { BTreeMap::new() };
-        let (copies, artifacts) = artifacts_of(wanted, &mut directories, context, &mut violations);
-        let is_declined = |name| is_declined(&payload.features, name);
-        let has_backing = publishes && !is_declined("bulkLog");
-        let has_live = has_backing && !is_declined("localLiveLog");
-        violations.extend(log_names(payload.log).publish(&artifacts, context));
+        let (copies, artifacts) = artifacts_of(wanted, &mut directories, &mut violations);
         let mut variables = payload.env;
         variables.extend(identity(context));
-        hide_secrets(&variables, &self.redact_env, context);
-        let wants_proxy = is_wanted(&payload.features, "taskclusterProxy");
-        if wants_proxy {
+        hide_secrets(&variables, &self.settings.redact_env, context);
+        if is_wanted(features, PROXY) {
             variables.remove(PROXY_VARIABLE);
         }
         let mut environment = ContainerEnvironment::of(variables, &mut violations);
-        let is_signed = is_wanted(&payload.features, CHAIN_OF_TRUST);
-        if is_signed && payload.capabilities.privileged {
-            violations.push(format!("payload/features/{CHAIN_OF_TRUST}: a privileged container can read the key"));
-        }
-        if is_signed && violations.is_empty() {
-            violations.extend(sign_artifacts(self.signing_key.as_ref(), &artifacts, context));
-        }
-        let (Some(image), true) = (image, violations.is_empty()) else {
-            return Err(PrepareError::malformed(violations));
+        let asked = Asked {
+            features,
+            max_run_time: Some(payload.max_run_time),
+            artifacts,
+            logs: log_names(payload.log),
+            on_exit_status: payload.on_exit_status,
+            key_exposure: payload.capabilities.privileged.then_some("a privileged container can read the key"),
         };
-        let mut proxy = None;
-        if wants_proxy {
-            let started = TaskProxy::start(self.mounter.client(), Credentials::Hidden, context).await?;
-            environment.set(PROXY_VARIABLE, started.url());
-            proxy = Some(started);
+        let begun = self.settings.begin(asked, violations, context).await?;
+        if let Some(url) = begun.proxy_url() {
+            environment.set(PROXY_VARIABLE, url);
         }
         for (dir, target) in &directories.mounted {
             options
                 .extend(["--mount".to_owned(), mount_option(&context.workdir().join(dir).to_string_lossy(), target)]);
         }
-        let started = Instant::now();
         // A task whose image takes too long is a task that runs too long; no container is started.
-        let image = timeout(run_time, self.prepare_image(&image, &directories, context)).await.ok().transpose()?;
-        context.decline_logs(has_live, has_backing);
-        let (command, on_exit_status) = (payload.command, payload.on_exit_status);
-        Ok(PreparedContainer {
-            image,
-            options,
-            command,
-            environment,
-            copies,
-            artifacts,
-            on_exit_status,
-            run_time,
-            started,
-            _proxy: proxy,
-        })
+        let brought = timeout(begun.run_time, self.prepare_image(&image?, &directories, context)).await.ok();
+        let image = brought.transpose()?.unwrap_or_default();
+        let has_backing = publishes && !is_declined(features, "bulkLog");
+        context.decline_logs(has_backing && !is_declined(features, "localLiveLog"), has_backing);
+        Ok(PreparedContainer { image, options, command: payload.command, environment, copies, begun })
     }
 
     async fn execute(&self, prepared: PreparedContainer, context: &Context) -> Result<(), super::ExecuteError> {
@@ -253,9 +204,8 @@ fn directories_of(caches: BTreeMap<String, String>, violations: &mut Vec<String>
 fn artifacts_of(
     wanted: BTreeMap<String, payload::ContainerArtifact>,
     directories: &mut Directories,
-    context: &Context,
     violations: &mut Vec<String>,
-) -> (Vec<CopiedArtifact>, Vec<ArtifactDeclaration>) {
+) -> (Vec<CopiedArtifact>, Vec<PayloadArtifact>) {
     let (mut copies, mut artifacts) = (Vec::new(), Vec::new());
     for (number, (name, artifact)) in wanted.into_iter().enumerate() {
         let from = artifact.path.trim_end_matches('/').to_owned();
@@ -285,7 +235,7 @@ fn artifacts_of(
             optional: true,
         });
     }
-    (copies, validate_artifacts(artifacts, context, violations))
+    (copies, artifacts)
 }
 
 /// Runs payloads that name an image as containers, and others by the commands.
@@ -341,14 +291,6 @@ impl DynHandler for ByImage {
                 Err(PrepareError::malformed(vec![text]))
             }),
         }
-    }
-
-    fn discard<'a>(&'a self, work: &'a EndedWork) -> Option<HandlerFuture<'a, Result<(), String>>> {
-        self.commands.discard(work)
-    }
-
-    fn sidecar(&self) -> Option<Sidecar> {
-        self.commands.sidecar()
     }
 
     fn end_leftovers(&self) -> Option<HandlerFuture<'_, Result<usize, String>>> {

@@ -3,10 +3,10 @@
 use super::config::{ContainersConfig, HOST_NETWORK, Permission};
 use super::payload::ContainerPayload;
 use crate::handler::mounts::lacking_any_scope;
-use crate::handler::payload_parts::{CHAIN_OF_TRUST, is_wanted, unsupported_features};
+use crate::handler::payload_parts::{CHAIN_OF_TRUST, PROXY, is_wanted, unsupported_features};
 use crate::handler::{Context, PrepareError};
 
-const FEATURES: [&str; 6] = ["taskclusterProxy", "allowPtrace", "artifacts", "bulkLog", "localLiveLog", CHAIN_OF_TRUST];
+const FEATURES: [&str; 6] = [PROXY, "allowPtrace", "artifacts", "bulkLog", "localLiveLog", CHAIN_OF_TRUST];
 
 /// The options of the client's `run` for what the payload may do.
 ///
@@ -20,9 +20,9 @@ pub(super) async fn for_payload(
     violations: &mut Vec<String>,
 ) -> Result<Vec<String>, PrepareError> {
     violations.extend(unsupported_features(&payload.features, &FEATURES));
-    if is_wanted(&payload.features, "taskclusterProxy") && config.network != HOST_NETWORK {
+    if is_wanted(&payload.features, PROXY) && config.network != HOST_NETWORK {
         violations.push(format!(
-            "payload/features/taskclusterProxy: this worker's containers are on the network {:?}, where they do not reach a proxy",
+            "payload/features/{PROXY}: this worker's containers are on the network {:?}, where they do not reach a proxy",
             config.network
         ));
     }

@@ -31,11 +31,10 @@ enum State {
 impl Containers {
     pub(super) async fn execute_container(
         &self,
-        mut prepared: PreparedContainer,
+        prepared: PreparedContainer,
         context: &Context,
     ) -> Result<(), ExecuteError> {
-        let log = context.log();
-        log.write_note(&format!("task {}", context.task().run));
+        context.log().write_note(&format!("task {}", context.task().run));
         let id = context.scope().cookie().map_or_else(|| uuid::Uuid::new_v4().simple().to_string(), str::to_owned);
         let name = format!("journeyman-{id}");
         let mut outcome = self.run(&name, &prepared, context).await;
@@ -48,35 +47,22 @@ impl Containers {
             // I26: the scope is not empty, so the slot stays closed.
             outcome = Err(ExecuteError::internal(format!("the container may still run: {why}")));
         }
-        for artifact in std::mem::take(&mut prepared.artifacts) {
-            if let Err(error) = context.artifacts().declare(artifact) {
-                log.write_note(&error.to_string());
-            }
-        }
-        let result = if outcome.is_ok() { "completed" } else { "not completed" };
-        log.write_note(&format!("result: {result} after {}", format_seconds(prepared.started.elapsed())));
+        prepared.begun.end(&outcome, context);
         outcome
     }
 
     async fn run(&self, name: &str, prepared: &PreparedContainer, context: &Context) -> Result<(), ExecuteError> {
-        let time_limit = format!("maxRunTime, {} s", prepared.run_time.as_secs());
-        let remaining = prepared.run_time.saturating_sub(prepared.started.elapsed());
-        if let Some(cancellation) = context.cancellation() {
-            return Err(ExecuteError::failed(format!("container: {}", cancellation.cause.message())));
-        }
-        let image = match &prepared.image {
-            Some(image) if !remaining.is_zero() => image,
-            Some(_) | None => return Err(ExecuteError::failed(format!("container: stopped after {time_limit}"))),
-        };
+        let PreparedContainer { begun, image, .. } = prepared;
+        let remaining = begun.remaining("container", context)?;
         let file = context.workdir().join("env.list");
         let variables = prepared.environment.write(file).await;
         let variables = variables.map_err(|error| ExecuteError::from_io("the variables of the container", &error))?;
-        let argv = self.client.argv(&self.run_arguments(name, image, variables, prepared));
+        let argv = self.client.argv(&self.run_arguments(name, variables, prepared));
         let quoted = shlex::try_join(prepared.command.iter().map(String::as_str)).unwrap_or_default();
         context.log().write_note(&format!("executing in a container of {image}: {quoted}"));
         context.scope().set_outside(self.client.removal(name));
         let started = Instant::now();
-        let limits = RunLimits { run_time: Some(remaining), termination_grace: self.termination_grace };
+        let limits = RunLimits { run_time: Some(remaining), termination_grace: self.settings.termination_grace };
         // The client passes SIGTERM on.
         let run = async {
             let launch = Launch { user: None, ..Launch::new(&argv, &self.client.env, context) };
@@ -89,22 +75,16 @@ impl Containers {
             self.kill(name, context).await;
         }
         context.log().write_note(&format!("container: {}, after {}", end.status, format_seconds(started.elapsed())));
-        end.outcome("container", &time_limit, |code, message| match (state, code) {
+        end.outcome("container", &begun.time_limit(), |code, message| match (state, code) {
             (State::NeverStarted, _) => {
                 Err(ExecuteError::failed(format!("{message}: it could not be started; the lines above say why")))
             }
             (State::Running, _) => Err(ExecuteError::internal(format!("{message}: its client ended before it"))),
-            (State::Exited, code) => prepared.on_exit_status.result(code, message, context),
+            (State::Exited, code) => begun.on_exit_status.result(code, message, context),
         })
     }
 
-    fn run_arguments(
-        &self,
-        name: &str,
-        image: &str,
-        variables: Vec<String>,
-        prepared: &PreparedContainer,
-    ) -> Vec<String> {
+    fn run_arguments(&self, name: &str, variables: Vec<String>, prepared: &PreparedContainer) -> Vec<String> {
         let has_own = !prepared.options.iter().any(|option| option == HOST_SHARED_MEMORY);
         let shared = has_own.then_some(SHARED_MEMORY_BYTES);
         let limits = &self.config.limits;
@@ -128,7 +108,7 @@ impl Containers {
         let mut arguments: Vec<String> = ["run"].into_iter().chain(pairs).map(str::to_owned).collect();
         arguments.extend(variables);
         arguments.extend_from_slice(&prepared.options);
-        arguments.push(image.to_owned());
+        arguments.push(prepared.image.clone());
         arguments.extend_from_slice(&prepared.command);
         arguments
     }
@@ -172,7 +152,8 @@ impl Containers {
         }
         let (source, dir) = (format!("{name}:{from}"), dir.to_string_lossy());
         let copying = run_program::run(self.client.command(&["cp", &source, &dir], Some(context.scope())), &[]);
-        let bytes_max = self.mounter.room(context.workdir()).min(context.scope().disk_limit().unwrap_or(u64::MAX));
+        let bytes_max =
+            self.settings.mounter.room(context.workdir()).min(context.scope().disk_limit().unwrap_or(u64::MAX));
         let copied = tokio::select! {
             copied = timeout(CONTAINER_COPY_TIMEOUT, copying) => copied.map_err(io::Error::other).flatten(),
             () = wait_larger_than(context.workdir().to_owned(), bytes_max, DISK_USAGE_INTERVAL) => {
