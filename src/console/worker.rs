@@ -263,6 +263,8 @@ pub fn claim(detail: &ClaimDetail) -> Vec<Row> {
     add("directory", detail.work_dir.as_ref().map(path));
     add("log", Some(cell(Value::Bytes(claim.log_bytes))));
     add("memory", claim.memory_bytes.map(Value::Bytes).map(cell));
+    add("peak memory", detail.memory_peak_bytes.map(Value::Bytes).map(cell));
+    add("CPU time", detail.cpu_seconds.map(Value::Lasts).map(cell));
     add("trace", claim.trace_id.as_ref().map(cell));
     rows.extend(detail.phases.iter().map(phase));
     rows

@@ -171,10 +171,14 @@ async fn handle_claim(
     if let Some(scope) = enclosure {
         // May block on a file system that hangs.
         let probe = tokio::task::spawn_blocking(move || {
-            (scope.processes(), ProcessScope::memory_bytes_of(&[Some(scope)]).pop().flatten())
+            let usage = scope.usage();
+            (scope.processes(), ProcessScope::memory_bytes_of(&[Some(scope)]).pop().flatten(), usage)
         });
-        (detail.processes, detail.claim.memory_bytes) =
+        let usage;
+        (detail.processes, detail.claim.memory_bytes, usage) =
             timeout(CONTROL_TIMEOUT, probe).await.ok().and_then(Result::ok).unwrap_or_default();
+        detail.memory_peak_bytes = usage.memory_peak;
+        detail.cpu_seconds = usage.cpu.map(|cpu| cpu.as_secs_f64());
     }
     Ok(Json(detail))
 }

@@ -40,6 +40,7 @@ fn claims_show_prints_all_details() {
     assert!(shown["source_description"].as_str().is_some_and(|place| place.contains("dev/command")), "{shown}");
     assert!(shown["log_bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{shown}");
     memory_is_shown(&host, &shown);
+    assert_eq!(shown["cgroup"].is_null(), shown["cpu_seconds"].is_null(), "{shown}");
     let pid_file = Path::new(shown["work_dir"].as_str().expect("its directory")).join("pid");
     let pid = std::fs::read_to_string(&pid_file).expect("the task wrote it").trim().to_owned();
     let processes = shown["processes"].as_array().expect("a list");

@@ -66,6 +66,8 @@ impl Engine {
             containment: self.containment.level().as_str().to_owned(),
             cgroup: scope.as_ref().and_then(|scope| scope.cgroup().map(Into::into)),
             processes: Vec::new(),
+            memory_peak_bytes: None,
+            cpu_seconds: None,
             work_dir: task.and_then(|task| Some(task.workdir()?.to_owned())),
             phases: live.timeline.phases().iter().map(|lap| phase_status(lap, now)).collect(),
             last_command: live.last_command.as_ref().map(|last| ClaimCommandStatus {

@@ -364,6 +364,12 @@ pub struct ClaimDetail {
     pub cgroup: Option<PathBuf>,
     /// Its processes.
     pub processes: Vec<i32>,
+    /// The most memory that its processes have used; absent without a control group that counts it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_peak_bytes: Option<u64>,
+    /// The CPU time that its processes have used; absent without a control group that counts it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_seconds: Option<f64>,
     /// Its directory, if it was created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub work_dir: Option<PathBuf>,
