@@ -534,7 +534,10 @@ impl Engine {
         let Some(entry) = self.endpoints.get(&next.endpoint) else { return };
         let (known, now) = (self.taken.get_mut(&next.lane).and_then(|taken| taken.next.take()), self.clock.now());
         let known = known.filter(|known| now.since(known.read_at) < NOTIFIER_HEAD_AGE_MAX).map(|known| known.head);
-        let (store, sender, endpoint) = (self.store.clone(), Arc::clone(&self.sender), Arc::clone(&entry.config));
+        // A change that was answered, such as of a key, counts for each attempt that begins after it.
+        let registered = self.registry.current();
+        let endpoint = registered.get(&next.endpoint).map_or(&entry.config, |entry| &entry.endpoint);
+        let (store, sender, endpoint) = (self.store.clone(), Arc::clone(&self.sender), Arc::clone(endpoint));
         let (lease_ended, term, clock) = (self.term.borrow().ended.clone(), self.term.clone(), self.clock);
         self.tasks.spawn(supervised("an attempt", async move {
             let attempt = async {
