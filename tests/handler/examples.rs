@@ -1,7 +1,7 @@
-//! Tests the Rust example of a handler.
+//! Tests the example of a worker with a source of its own.
 
-#[path = "../../examples/greet.rs"]
-#[expect(dead_code, reason = "its main is run by `cargo run --example greet`")]
+#[path = "../../examples/own_source.rs"]
+#[expect(dead_code, reason = "its main is run by `cargo run --example own_source`")]
 pub(crate) mod example;
 
 use std::os::unix::fs::FileExt as _;

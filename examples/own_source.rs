@@ -1,6 +1,4 @@
-//! A handler in Rust and a worker that runs it: `cargo run --example greet`.
-//!
-//! The queue is in memory. The same handler works with any other source.
+//! A worker with a source of its own: `cargo run --example own_source`. The queue is in memory.
 
 #[allow(dead_code, reason = "tests use what the example does not")]
 pub(crate) mod memory_queue;
@@ -94,7 +92,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 async fn run() -> Result<(), Box<dyn std::error::Error>> {
     tracing_subscriber::fmt().init();
-    let work_dir = std::env::temp_dir().join(format!("greet-{}", std::process::id()));
+    let work_dir = std::env::temp_dir().join(format!("own-source-{}", std::process::id()));
     let (_, states) = greet("you", work_dir.clone()).await?;
     tracing::info!(?states, "the task has ended");
     std::fs::remove_dir_all(work_dir)?;
