@@ -7,6 +7,7 @@ use clap::{Args, ValueHint};
 use super::dev::state_file::{DevState, state_dir};
 use super::exit::{Exit, Failure};
 use super::taskcluster_setup::build_credentials;
+use crate::control::client::ControlClient;
 use journeyman_domain::refusal::Refusal;
 use journeyman_platform::settings::values::{Queue, Secret, Url};
 use journeyman_platform::settings::{Environment, secrets};
@@ -90,6 +91,13 @@ impl QueueClient {
         let of_dev = || self.dev_state.as_ref()?.task_queues.first()?.parse().ok();
         let missing = || Failure::new(Exit::Usage, "no task queue: set --queue PROVISIONER/WORKER-TYPE");
         named.or_else(of_dev).ok_or_else(missing)
+    }
+
+    /// Why the worker of `journeyman dev` claims nothing; `None` if it does, and for any other queue.
+    pub async fn blocked_worker(&self) -> Option<String> {
+        let socket = self.dev_state.as_ref()?.socket.as_ref()?;
+        let reply = ControlClient::new(socket).ok()?.status().await.ok()?;
+        reply.snapshot.blocked_message.map(|why| format!("the worker of `journeyman dev` claims nothing: {why}"))
     }
 
     pub fn call_failure(&self, refused: CallError) -> Failure {

@@ -203,7 +203,7 @@ fn recent_results(results: &[RecentResult]) -> Table {
         vec![
             cell(Value::Code(format!("{}/{}", result.task, result.run))),
             short_name(result.name.as_ref()),
-            cell(&result.outcome).at(level),
+            cell(&result.outcome).and_some(reason_beside(result)).at(level),
             cell(&result.source),
             cell(Value::Took(result.held_seconds)),
             cell(Value::Ago(result.seconds_ago)),
@@ -211,6 +211,16 @@ fn recent_results(results: &[RecentResult]) -> Table {
     });
     Table::new("recent results", &["task", "name", "outcome", "source", "held for", "ended"], rows)
         .or("No claim has ended yet.")
+}
+
+/// The rest is in the task's log.
+const REASON_CHARS_MAX: usize = 60;
+
+/// Without the outcome, which the reason begins with.
+fn reason_beside(result: &RecentResult) -> Option<String> {
+    let reason = result.reason.as_deref()?;
+    let reason = reason.strip_prefix(&format!("{}: ", result.outcome)).unwrap_or(reason);
+    Some(cut(reason, REASON_CHARS_MAX))
 }
 
 /// Kinds that are rare are left out where there were none.

@@ -20,4 +20,5 @@ mod systemd;
 mod tasks;
 mod traces;
 mod unwell;
+mod why;
 mod worker_pool;

@@ -72,12 +72,8 @@ pub async fn run(create: CreateArgs, client: &QueueClient) -> ExitResult {
         output::print_stderr(&format!("{task} created, waiting"));
     }
     let statuses = super::wait_for(client, std::slice::from_ref(&task), create.deadline).await?;
-    super::print_statuses(&statuses, create.output)?;
-    let exit = super::exit_after(&statuses);
-    if create.output == Format::Table && exit == Exit::Failed {
-        output::print_stderr(&format!("`journeyman task log {task}` shows why"));
-    }
-    Ok(exit)
+    super::print_statuses(client, &statuses, create.output).await?;
+    Ok(super::exit_after(&statuses))
 }
 
 impl CreateArgs {

@@ -2,6 +2,7 @@
 
 pub mod create;
 pub mod task_status;
+mod why;
 
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
@@ -14,7 +15,8 @@ use crate::console::rows::{Table, cell};
 use crate::console::text::{self, strip_control_chars};
 use journeyman_domain::id::{Run, TaskId};
 use journeyman_domain::limits::{
-    TASK_LIST_PAGES_MAX, TASK_LOG_POLL, TASK_LOG_STALL, TASK_WAIT_POLL_MAX, TASK_WAIT_POLL_MIN,
+    TASK_LIST_PAGES_MAX, TASK_LOG_POLL, TASK_LOG_STALL, TASK_WAIT_EXPLAINED_AFTER, TASK_WAIT_POLL_MAX,
+    TASK_WAIT_POLL_MIN,
 };
 use journeyman_domain::refusal::Refusal;
 use journeyman_platform::settings::Environment;
@@ -44,6 +46,8 @@ enum TaskCommand {
     Wait(WaitArgs),
     /// Print the log of a task
     Log(LogArgs),
+    /// Run resolved tasks again
+    Rerun(TaskIdsArgs),
     /// Cancel tasks; exit code 0 if all of them are canceled
     Cancel(TaskIdsArgs),
     /// List the pending and running tasks of a queue, or find tasks in any state
@@ -122,26 +126,31 @@ pub async fn run(arguments: TaskArgs, environment: &Environment) -> ExitResult {
         TaskCommand::Status(named) => {
             let (statuses, refused) = fetch_statuses(&client, &named.tasks).await;
             if refused.is_none() || !statuses.is_empty() {
-                print_statuses(&statuses, named.output)?;
+                print_statuses(&client, &statuses, named.output).await?;
             }
             refused.map_or(Ok(Exit::Success), |refused| Err(client.call_failure(refused)))
         }
         TaskCommand::Wait(wait) => {
             let statuses = wait_for(&client, &wait.ids.tasks, wait.timeout).await?;
-            print_statuses(&statuses, wait.ids.output)?;
+            print_statuses(&client, &statuses, wait.ids.output).await?;
             Ok(exit_after(&statuses))
         }
         TaskCommand::Log(log) => print_log(&client, &log).await,
+        TaskCommand::Rerun(named) => rerun(&client, &named).await,
         TaskCommand::Cancel(named) => cancel(&client, &named).await,
         TaskCommand::List(list) => list_queue(&client, list).await,
     }
 }
 
-/// Cancels each task, also after an error.
-async fn cancel(client: &QueueClient, named: &TaskIdsArgs) -> ExitResult {
+/// Changes each task, also after an error, and prints their statuses.
+async fn change(
+    client: &QueueClient,
+    named: &TaskIdsArgs,
+    call: impl AsyncFn(&TaskId) -> Result<Value, CallError>,
+) -> Result<(Vec<TaskStatus>, Exit), Failure> {
     let (mut statuses, mut exit) = (Vec::new(), Exit::Success);
     for task in &named.tasks {
-        match client.api.cancel_task(task).await.and_then(|status| TaskStatus::read(&status)) {
+        match call(task).await.and_then(|status| TaskStatus::read(&status)) {
             Ok(status) => statuses.push(status),
             Err(refused) => {
                 let failure = client.call_failure(refused);
@@ -150,9 +159,20 @@ async fn cancel(client: &QueueClient, named: &TaskIdsArgs) -> ExitResult {
             }
         }
     }
-    if !statuses.is_empty() {
-        print_statuses(&statuses, named.output)?;
+    match (named.output, statuses.as_slice()) {
+        (_, []) => {}
+        (Format::Json, statuses) => print_json(statuses)?,
+        (Format::Table, statuses) => statuses.iter().try_for_each(|status| output::print(&status.describe()))?,
     }
+    Ok((statuses, exit))
+}
+
+async fn rerun(client: &QueueClient, named: &TaskIdsArgs) -> ExitResult {
+    change(client, named, async |task| client.api.rerun_task(task).await).await.map(|(_, exit)| exit)
+}
+
+async fn cancel(client: &QueueClient, named: &TaskIdsArgs) -> ExitResult {
+    let (statuses, mut exit) = change(client, named, async |task| client.api.cancel_task(task).await).await?;
     for status in statuses.iter().filter(|status| !status.is_canceled()) {
         output::print_stderr(&format!("{} is already {} and cannot be canceled", status.task, status.summary()));
         exit = Exit::Failed;
@@ -172,13 +192,22 @@ async fn fetch_statuses(client: &QueueClient, tasks: &[TaskId]) -> (Vec<TaskStat
     (statuses, None)
 }
 
-/// Polls until every task is resolved; transient errors are retried until the timeout.
+/// Polls until every task is resolved; transient errors are retried until the timeout. Says once why a task waits.
 pub async fn wait_for(client: &QueueClient, tasks: &[TaskId], timeout: Span) -> Result<Vec<TaskStatus>, Failure> {
     let waited = tokio::time::timeout(timeout.0, async {
-        let mut pause = TASK_WAIT_POLL_MIN;
+        let (mut pause, began, mut has_explained) = (TASK_WAIT_POLL_MIN, tokio::time::Instant::now(), false);
         loop {
             match fetch_statuses(client, tasks).await {
                 (statuses, None) if statuses.iter().all(TaskStatus::is_resolved) => return Ok(statuses),
+                (statuses, None) if !has_explained && began.elapsed() >= TASK_WAIT_EXPLAINED_AFTER => {
+                    has_explained = true;
+                    let is_pending = |status: &&TaskStatus| status.state == TaskState::Pending;
+                    if let Some(pending) = statuses.iter().find(is_pending) {
+                        output::print_stderr(
+                            format!("{}{}", pending.describe(), why::explain(client, pending).await).trim_end(),
+                        );
+                    }
+                }
                 (_, None) => {}
                 (_, Some(CallError { refusal: Refusal::Retry { .. } | Refusal::Throttled { .. }, message })) => {
                     output::print_stderr(&format!("still waiting: {message}"));
@@ -197,13 +226,20 @@ fn exit_after(resolved: &[TaskStatus]) -> Exit {
     if completed { Exit::Success } else { Exit::Failed }
 }
 
-fn print_statuses(statuses: &[TaskStatus], format: Format) -> std::io::Result<()> {
-    match (format, statuses) {
-        (Format::Json, [one]) => output::json(&one.raw),
-        (Format::Json, several) => {
-            output::json(&Value::Array(several.iter().map(|status| status.raw.clone()).collect()))
-        }
-        (Format::Table, statuses) => statuses.iter().try_for_each(|status| output::print(&status.describe())),
+async fn print_statuses(client: &QueueClient, statuses: &[TaskStatus], format: Format) -> std::io::Result<()> {
+    if format == Format::Json {
+        return print_json(statuses);
+    }
+    for status in statuses {
+        output::print(&format!("{}{}", status.describe(), why::explain(client, status).await))?;
+    }
+    Ok(())
+}
+
+fn print_json(statuses: &[TaskStatus]) -> std::io::Result<()> {
+    match statuses {
+        [one] => output::json(&one.raw),
+        several => output::json(&Value::Array(several.iter().map(|status| status.raw.clone()).collect())),
     }
 }
 

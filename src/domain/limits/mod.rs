@@ -117,6 +117,14 @@ pub const TASK_LOG_POLL: Duration = Duration::from_millis(500);
 /// The log of a running task is read until it gives nothing new for so long.
 pub const TASK_LOG_STALL: Duration = Duration::from_secs(1);
 pub const TASK_WAIT_POLL_MAX: Duration = Duration::from_secs(2);
+/// A task that is still pending after so long is explained to who waits for it.
+pub const TASK_WAIT_EXPLAINED_AFTER: Duration = Duration::from_secs(2);
+/// How long the end of a log, or the workers of a queue, may take to be read.
+pub const TASK_CARD_TIMEOUT: Duration = Duration::from_secs(5);
+/// Bytes of the end of a log in which its last lines are found.
+pub const TASK_CARD_LOG_BYTES_MAX: usize = 64 * 1024;
+/// Other queues whose workers are counted.
+pub const TASK_CARD_WORKERS_MAX: usize = 3;
 /// How long output is read after a payload's end, while a background process holds it open.
 pub const PROCESS_OUTPUT_DRAIN: Duration = Duration::from_secs(1);
 /// How long processes may take to exit after SIGKILL.

@@ -332,7 +332,7 @@ fn prepare_result(
     let description = error.reason.description();
     context.log().write_note(&format!("{description}:"));
     error.messages.iter().for_each(|message| context.log().write_note(&format!("  {message}")));
-    set_failure_reason(context, &format!("{description}: {error}"));
+    context.set_failure_reason(&format!("{description}: {error}"));
     Err(error.reason)
 }
 
@@ -441,7 +441,7 @@ fn verdict(ended: Result<Result<(), ExecuteError>, Panicked>, context: &Context)
     let description = if is_stopped { "not completed" } else { error.reason.description() };
     let message = format!("{description}: {error}");
     context.log().write_note(&message);
-    set_failure_reason(context, &message);
+    context.set_failure_reason(&message);
     Err(error.reason)
 }
 
@@ -450,13 +450,6 @@ fn release_unstarted(context: &Context, error: &dyn std::fmt::Display) {
     tracing::warn!(claim.run = %context.task().run, "released: {error}");
     if let Some(results) = context.results() {
         results.mark_not_started();
-    }
-}
-
-/// The sender of a request gets the reason.
-fn set_failure_reason(context: &Context, text: &str) {
-    if let Some(results) = context.results() {
-        results.set_failure_reason(text);
     }
 }
 

@@ -124,11 +124,13 @@ impl Engine {
         }
         if let Some(granted_at) = live.granted_at {
             let name = live.task_name().map(str::to_owned);
+            let reason = live.task.as_ref().and_then(TaskView::failure_reason).map(str::to_owned);
             self.history.keep_result(EndedClaim {
                 run: live.run,
                 name,
                 source: live.source,
                 end,
+                reason,
                 granted_at,
                 ended_at: now,
             });

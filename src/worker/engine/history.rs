@@ -36,6 +36,7 @@ pub(super) struct EndedClaim {
     pub(super) name: Option<String>,
     pub(super) source: SourceId,
     pub(super) end: ClaimEnd,
+    pub(super) reason: Option<String>,
     pub(super) granted_at: Instant,
     pub(super) ended_at: Instant,
 }

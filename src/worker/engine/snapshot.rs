@@ -188,6 +188,7 @@ impl Engine {
             name: ended.name.clone(),
             source: self.source_name(ended.source).to_owned(),
             outcome: ended.end.to_string(),
+            reason: ended.reason.clone(),
             held_seconds: seconds_between(ended.granted_at, ended.ended_at),
             seconds_ago: seconds_between(ended.ended_at, now),
         };

@@ -331,6 +331,9 @@ pub struct RecentResult {
     pub source: String,
     /// The outcome that was reported, or why none was.
     pub outcome: String,
+    /// Why the task did not complete, in the words of its log.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
     /// The time from the grant to the end.
     pub held_seconds: f64,
     /// Since the end.

@@ -52,6 +52,10 @@ impl TaskView {
         self.0.progress()
     }
 
+    pub(super) fn failure_reason(&self) -> Option<&str> {
+        self.0.failure_reason()
+    }
+
     pub(super) fn set_progress(&self, text: &str) {
         self.0.set_progress(text);
     }

@@ -95,6 +95,8 @@ struct ContextInner {
     artifacts: OnceLock<Artifacts>,
     published_logs: Mutex<PublishedLogs>,
     progress: Mutex<Option<String>>,
+    /// Why the task did not complete.
+    failure_reason: OnceLock<String>,
     signing_key: OnceLock<SigningKey>,
     /// What the task has until its files are removed.
     held: OnceLock<Box<dyn Any + Send + Sync>>,
@@ -193,6 +195,7 @@ impl Context {
             artifacts: OnceLock::new(),
             published_logs: Mutex::default(),
             progress: Mutex::default(),
+            failure_reason: OnceLock::new(),
             signing_key: OnceLock::new(),
             held: OnceLock::new(),
             caches: Mutex::default(),
@@ -216,6 +219,18 @@ impl Context {
         let mut logs = self.inner.published_logs.lock();
         logs.live.take_if(|_| !has_live);
         logs.backing.take_if(|_| !has_backing);
+    }
+
+    /// Keeps the first reason that is known; the sender of a request gets it.
+    pub(crate) fn set_failure_reason(&self, reason: &str) {
+        self.inner.failure_reason.get_or_init(|| self.for_status(reason));
+        if let Some(results) = &self.results {
+            results.set_failure_reason(reason);
+        }
+    }
+
+    pub(crate) fn failure_reason(&self) -> Option<&str> {
+        self.inner.failure_reason.get().map(String::as_str)
     }
 
     /// Has the task's artifacts signed. Only before the payload runs.
@@ -503,11 +518,14 @@ impl Context {
 
     /// Sets the progress text that `journeyman status` shows, cut to [`PROGRESS_CHARS_MAX`] characters.
     pub fn set_progress(&self, text: &str) {
+        *self.inner.progress.lock() = Some(self.for_status(text));
+    }
+
+    /// Without secrets and control characters, and short.
+    fn for_status(&self, text: &str) -> String {
         let secrets = self.used_log().and_then(TaskLog::task_secrets);
         let text = redact::bytes(text.as_bytes(), secrets.as_deref());
-        let text: String =
-            String::from_utf8_lossy(&text).chars().filter(|char| !char.is_control()).take(PROGRESS_CHARS_MAX).collect();
-        *self.inner.progress.lock() = Some(text);
+        String::from_utf8_lossy(&text).chars().filter(|char| !char.is_control()).take(PROGRESS_CHARS_MAX).collect()
     }
 
     /// Returns the last progress text.

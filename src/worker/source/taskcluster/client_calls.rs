@@ -20,7 +20,7 @@ use journeyman_domain::limits::{ARTIFACT_HOPS_MAX, ARTIFACT_TRANSFER_TIMEOUT_MAX
 #[serde(rename_all = "camelCase")]
 pub struct ListPage {
     /// The entries, as the service lists them.
-    #[serde(alias = "tasks", alias = "artifacts")]
+    #[serde(alias = "tasks", alias = "artifacts", alias = "workers", alias = "taskQueues")]
     pub entries: Vec<Value>,
     /// Token of the next page; `None` on the last one.
     pub continuation_token: Option<String>,
@@ -115,6 +115,36 @@ impl Api {
     pub async fn cancel_task(&self, task: &TaskId) -> Result<Value, CallError> {
         let call = ApiRequest::to_queue(format!("cancelTask {task}"), Method::POST, task_path(task, "/cancel"));
         self.call_for_status(call).await
+    }
+
+    /// rerunTask: returns the task's status.
+    ///
+    /// # Errors
+    ///
+    /// `Gone` if the task does not exist, its deadline has passed, or it is not resolved.
+    pub async fn rerun_task(&self, task: &TaskId) -> Result<Value, CallError> {
+        let call = ApiRequest::to_queue(format!("rerunTask {task}"), Method::POST, task_path(task, "/rerun"));
+        self.call_for_status(call).await
+    }
+
+    /// listWorkers: the first page of the workers that have claimed from a queue lately.
+    ///
+    /// # Errors
+    ///
+    /// `Denied` without the scope `queue:list-workers:<task queue>`.
+    pub async fn workers(&self, task_queue: &str) -> Result<ListPage, CallError> {
+        let path = task_queue.split('/').map(|part| urlencoding::encode(part).into_owned());
+        let path = format!("/provisioners/{}/workers", path.collect::<Vec<_>>().join("/worker-types/"));
+        self.list_page(format!("listWorkers of {task_queue}"), path, None).await
+    }
+
+    /// listTaskQueues: the first page of them.
+    ///
+    /// # Errors
+    ///
+    /// `Denied` without the scope `queue:list-task-queues`.
+    pub async fn task_queues(&self) -> Result<ListPage, CallError> {
+        self.list_page("listTaskQueues".to_owned(), "/task-queues".to_owned(), None).await
     }
 
     /// One page of the tasks of an embedded queue, the newest first. Taskcluster has no such call.
