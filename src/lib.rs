@@ -11,10 +11,12 @@ pub mod config;
 pub mod console;
 #[doc(hidden)]
 pub mod control;
+mod embed;
 pub mod guide;
 
+pub use embed::{BuildError, Main, Serve, main, serve};
 pub use journeyman_domain::{id, outcome, time};
 pub use journeyman_platform::host::clock;
 pub use journeyman_platform::host::containment::shim;
 pub use journeyman_services::client;
-pub use journeyman_worker::{engine as worker, handler, source, task};
+pub use journeyman_worker::{engine as worker, handler, source, task, testing};

@@ -7,7 +7,5 @@ use std::process::ExitCode;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    journeyman::shim();
-    let environment = journeyman::config::Environment::from_process();
-    journeyman::cli::run(std::env::args_os().collect(), &environment).into()
+    journeyman::main().run()
 }

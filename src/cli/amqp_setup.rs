@@ -110,7 +110,7 @@ impl RequestHandling {
         let built_in = Handler::default();
         let handler_config = config.handler.get(name).unwrap_or(&built_in);
         let form = match handler_config {
-            Handler::Command(_) | Handler::Kubernetes(_) => PayloadForm::Body,
+            Handler::Command(_) | Handler::Kubernetes(_) | Handler::Custom(_) => PayloadForm::Body,
             Handler::Program(_) | Handler::Http(_) => PayloadForm::Whole,
         };
         // Of two defaults no warning, unless the broker reports another timeout.

@@ -200,6 +200,11 @@ impl<F: FlagSet> ConfigArgs<F> {
         Self { file, overrides: Vec::new(), flags: PhantomData }
     }
 
+    /// Reads a default file, and overrides it by these settings.
+    pub const fn with_settings(overrides: Vec<Setting>) -> Self {
+        Self { file: None, overrides, flags: PhantomData }
+    }
+
     /// The same settings with another file.
     pub fn with_file(mut self, file: Option<PathBuf>) -> Self {
         self.file = file.or(self.file);

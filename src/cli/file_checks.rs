@@ -131,6 +131,8 @@ impl FileChecks<'_> {
                 }
             }
             Handler::Http(handler) => self.programs(name, &handler.env_allow, &[("exec", &handler.exec)]),
+            // It was made when it was read.
+            Handler::Custom(_) => {}
             Handler::Kubernetes(handler) => {
                 if let Err(error) = journeyman_worker::handler::kubernetes::Kubernetes::new(name, handler.clone()) {
                     let help = "it must be YAML with the expressions of Jinja";

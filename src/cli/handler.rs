@@ -13,10 +13,11 @@ use super::exit::{Exit, ExitResult, Failure};
 use super::output::Format;
 use super::task::create::parse_json_arg;
 use super::{output, worker_setup};
+use crate::config::handler_kinds;
 use journeyman_platform::settings::Environment;
 use journeyman_platform::settings::values::{File, Span};
 use journeyman_worker::handler::config::{ProgramHandler, StagedProgram};
-use journeyman_worker::handler::contract_test::{self, TestPlan};
+use journeyman_worker::handler::contract_test::{self, ContractReport, TestPlan};
 use journeyman_worker::handler::program::Program;
 use journeyman_worker::task::COMMAND;
 
@@ -28,7 +29,7 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) enum HandlerCommand {
     /// Print the JSON Schema of a handler's payloads
     Schema(HandlerSchemaArgs),
-    /// Test a program against the handler contract; exits 0 if every rule passes
+    /// Test a program, or a kind of handlers of this binary, against the handler contract; exits 0 if every rule passes
     Test(HandlerTestArgs),
 }
 
@@ -86,15 +87,6 @@ pub(super) async fn run(command: HandlerCommand, environment: &Environment) -> E
 }
 
 async fn test_program(test: HandlerTestArgs, environment: &Environment) -> ExitResult {
-    let looks_often = StagedProgram { check_interval: Span(CHECK_INTERVAL), phases: BTreeMap::new(), retries: 0 };
-    let config = ProgramHandler {
-        staged: test.staged.then_some(looks_often),
-        check: test.check.into_iter().collect(),
-        schema: test.schema.map(File),
-        ..ProgramHandler::new(test.exec)
-    };
-    let program =
-        Program::new("test", config, environment).map_err(|error| Failure::from_error(Exit::Config, &error))?;
     let parse = |text: Option<String>, what| text.map(|text| parse_json_arg(&text, what)).transpose();
     let mut plan = TestPlan {
         payload: parse(test.payload, "payload")?,
@@ -106,19 +98,33 @@ async fn test_program(test: HandlerTestArgs, environment: &Environment) -> ExitR
         output::print_stderr("testing with the payload {}; use --payload and --bad-payload for others");
         plan.payload = Some(json!({}));
     }
-    print_report(test.output, &program, &plan).await
-}
-
-/// Tests in a temporary directory, which stays if a rule fails.
-async fn print_report(format: Format, program: &Program, plan: &TestPlan) -> ExitResult {
     let unusable =
         |error: io::Error| Failure::new(Exit::HostUnusable, format!("cannot use a temporary directory: {error}"));
+    if let Some(kind) = handler_kinds::find(&test.exec[0]) {
+        let handler = kind.without_section()?.handler;
+        let report = contract_test::check_handler(&*handler, &plan).await.map_err(unusable)?;
+        return print_report(test.output, &report);
+    }
+    let looks_often = StagedProgram { check_interval: Span(CHECK_INTERVAL), phases: BTreeMap::new(), retries: 0 };
+    let config = ProgramHandler {
+        staged: test.staged.then_some(looks_often),
+        check: test.check.into_iter().collect(),
+        schema: test.schema.map(File),
+        ..ProgramHandler::new(test.exec)
+    };
+    let program =
+        Program::new("test", config, environment).map_err(|error| Failure::from_error(Exit::Config, &error))?;
+    // It stays if a rule fails.
     let folder = tempfile::Builder::new().prefix("journeyman-handler-test-").tempdir().map_err(unusable)?;
-    let report = contract_test::check_program(program, plan, folder.path()).await.map_err(unusable)?;
-    let (passed, logs) = (report.passed(), if report.passed() { &[][..] } else { &report.log_paths });
-    if !passed {
+    let report = contract_test::check_program(&program, &plan, folder.path()).await.map_err(unusable)?;
+    if !report.passed() {
         drop(folder.keep());
     }
+    print_report(test.output, &report)
+}
+
+fn print_report(format: Format, report: &ContractReport) -> ExitResult {
+    let (passed, logs) = (report.passed(), if report.passed() { &[][..] } else { &report.log_paths });
     output::show(&json!({ "passed": passed, "rules": report.rules, "logs": logs }), format, |_| {
         let lines = logs.iter().map(|log| format!("\nlog: {}", log.display())).collect::<String>();
         format!("{report}{lines}{}", if passed { "" } else { "\n" })

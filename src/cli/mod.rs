@@ -50,8 +50,9 @@ use clap_complete::Shell;
 use config_args::{ConfigArgs, QueueFlags, WorkerFlags};
 use exit::{Exit, ExitResult, Failure};
 use journeyman_domain::limits::ABORT_TIMEOUT;
-use journeyman_platform::settings::Environment;
+use journeyman_platform::settings::{Environment, Setting};
 use journeyman_platform::{log, tasks};
+use journeyman_worker::engine::Worker;
 
 #[derive(Debug, Parser)]
 #[command(
@@ -145,7 +146,24 @@ pub fn run(arguments: Vec<OsString>, environment: &Environment) -> Exit {
             return if error.use_stderr() { Exit::Usage } else { Exit::Success };
         }
     };
-    let result = dispatch(cli.command, environment);
+    exit_after(dispatch(cli.command, environment))
+}
+
+/// Runs a worker with these settings, as `journeyman worker` does.
+pub(crate) fn run_worker(settings: Vec<Setting>, environment: &Environment) -> Exit {
+    exit_after(run_local(worker::run(ConfigArgs::with_settings(settings), environment)))
+}
+
+/// Builds the worker that [`run_worker`] runs, or says why there is none.
+pub(crate) fn build_worker(settings: Vec<Setting>, environment: &Environment) -> Result<Worker, String> {
+    let build = || {
+        let loaded = ConfigArgs::<WorkerFlags>::with_settings(settings).load(environment)?;
+        Ok(worker_setup::build_worker(&loaded.config, environment)?.worker)
+    };
+    build().map_err(|failure: Failure| failure.message)
+}
+
+fn exit_after(result: ExitResult) -> Exit {
     log::flush_and_stop();
     match result {
         Ok(exit) => exit,

@@ -189,7 +189,7 @@ pub(super) fn build_handler(
         HandlerConfig::Command(section) => &section.env_allow,
         HandlerConfig::Program(section) => &section.env_allow,
         HandlerConfig::Http(section) => &section.env_allow,
-        HandlerConfig::Kubernetes(_) => &none,
+        HandlerConfig::Kubernetes(_) | HandlerConfig::Custom(_) => &none,
     };
     let env = environment::select(env_allow, environment.pairs());
     let Hooks { pre_task, post_task, error, .. } = &config.hooks;
@@ -226,6 +226,7 @@ pub(super) fn build_handler(
             let pods = handler::kubernetes::Kubernetes::new(name, section);
             handler::erase(handler::staged::Staged(pods.map_err(|error| Failure::from_error(Exit::Config, &error))?))
         }
+        HandlerConfig::Custom(custom) => custom.handler,
     };
     let mounts = section.mounts().map_err(|why| Failure::new(Exit::Config, format!("[handler.{name}]: {why}")))?;
     let handler = with_mounts(handler, mounter, mounts, section.max_run_time().0);

@@ -6,6 +6,7 @@
 #[cfg(test)]
 #[cfg(debug_assertions)]
 mod committed_schema_tests;
+pub(crate) mod handler_kinds;
 pub mod reference;
 mod rules;
 pub mod schema;
@@ -142,7 +143,13 @@ enum HandlerKind {
     Kubernetes,
 }
 
+/// A section with the name of a kind that the program brings is of that kind, unless it says another.
 fn read_handler(loader: &mut Loader<'_>, key: &str, mut section: Value) -> Option<Handler> {
+    let kind = section.get("kind").map_or_else(|| key.strip_prefix("handler."), Value::as_str);
+    if let Some(kind) = kind.and_then(handler_kinds::find) {
+        section.as_table_mut()?.remove("kind");
+        return kind.read(loader, key, section).map(Handler::Custom);
+    }
     match loader.kind(key, &mut section, Some(HandlerKind::Program))? {
         HandlerKind::Command => loader.read(key, section, " of kind `command`").map(Handler::Command),
         HandlerKind::Program => loader.read(key, section, " of kind `program`").map(Handler::Program),

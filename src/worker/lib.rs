@@ -10,6 +10,7 @@ pub mod handler;
 pub mod notify;
 pub mod source;
 pub mod task;
+pub mod testing;
 #[doc(hidden)]
 pub mod traces;
 #[doc(hidden)]

@@ -12,6 +12,7 @@ mod delays;
 mod faults;
 mod groups;
 mod invalid_replies;
+mod own_handlers;
 mod replies;
 mod reports;
 mod services;

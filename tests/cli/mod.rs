@@ -8,6 +8,7 @@ mod exec_shim;
 mod help;
 mod host;
 mod one_task;
+mod own_handlers;
 mod readme;
 mod runner;
 mod running;

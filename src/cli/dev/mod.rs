@@ -17,7 +17,7 @@ use super::exit::{Exit, ExitResult, Failure};
 use super::signals::ExitSignals;
 use super::{output, worker, worker_setup};
 use crate::config::schema::{Config, Source};
-use crate::config::{LoadedConfig, ValueOrigin};
+use crate::config::{LoadedConfig, ValueOrigin, handler_kinds};
 use journeyman_platform::host::containment::{close_inherited_fds_on_exec, harden_process};
 use journeyman_platform::host::termination_notice::MetadataProvider;
 use journeyman_platform::log;
@@ -116,6 +116,11 @@ pub(in crate::cli) async fn run(arguments: DevArgs, environment: &Environment) -
         config.log.format = LogFormat::Human;
     }
     log::start(&config.log, environment);
+    for kind in handler_kinds::all() {
+        if !config.handler.contains_key(&kind.name) {
+            config.handler.insert(kind.name.clone(), Handler::Custom(kind.without_section()?));
+        }
+    }
     for HandlerProgram { name, exec } in &arguments.handlers {
         config.handler.insert(name.clone(), Handler::Program(ProgramHandler::new(exec.clone())));
     }

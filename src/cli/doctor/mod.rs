@@ -134,7 +134,7 @@ async fn run_checks(loaded: &LoadedConfig, environment: &Environment) -> Vec<Che
 fn clusters(config: &Config) -> impl Iterator<Item = (&str, Option<&File>, &str)> {
     let handlers = config.handler.iter().filter_map(|(name, handler)| match handler {
         Handler::Kubernetes(pods) => Some((name.as_str(), pods.kubeconfig.as_ref(), pods.namespace.as_str())),
-        Handler::Command(_) | Handler::Program(_) | Handler::Http(_) => None,
+        Handler::Command(_) | Handler::Program(_) | Handler::Http(_) | Handler::Custom(_) => None,
     });
     let sources = config.source.iter().filter_map(|(name, source)| match source {
         Source::Screwdriver(builds) => Some((name.as_str(), builds.kubeconfig.as_ref(), builds.namespace.as_str())),

@@ -274,6 +274,12 @@ impl<'a> Loader<'a> {
         self.push(format!("unknown key `{name}` {place}{kind}"), origin, Some(help));
     }
 
+    /// Reports a section that cannot be used, although each of its values can.
+    pub fn refuse(&mut self, key: &str, why: &str) {
+        let origin = self.key_origins.get(key).cloned().unwrap_or(ValueOrigin::Default);
+        self.push(format!("[{key}] cannot be used: {why}"), origin, None);
+    }
+
     fn push_at(&mut self, key: &str, message: String, help: Option<String>) {
         let origin = self.origins.get(key).cloned().unwrap_or(ValueOrigin::Default);
         self.push(message, origin, help);

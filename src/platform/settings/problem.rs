@@ -250,7 +250,7 @@ pub(crate) fn without_path(url: &str) -> String {
 }
 
 /// True if a key or a line names a secret.
-pub(crate) fn is_secret_name(text: &str) -> bool {
+pub fn is_secret_name(text: &str) -> bool {
     ["token", "secret", "passw", "certificate", "credential", "key_file"].iter().any(|word| text.contains(word))
 }
 

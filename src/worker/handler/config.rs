@@ -1,10 +1,12 @@
 //! The sections of handlers and hooks.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::DynHandler;
 use super::containers::config::ContainersConfig;
 use super::http::config::HttpHandler;
 use super::kubernetes::config::KubernetesHandler;
@@ -30,6 +32,10 @@ pub enum Handler {
     Http(HttpHandler),
     /// Runs the task as a pod.
     Kubernetes(KubernetesHandler),
+    /// Of a kind that the program brings.
+    #[serde(untagged)]
+    #[cfg_attr(debug_assertions, schemars(skip))]
+    Custom(CustomHandler),
 }
 
 impl Default for Handler {
@@ -48,18 +54,38 @@ impl Handler {
         match self {
             Self::Command(CommandHandler { mounts, caches, .. })
             | Self::Program(ProgramHandler { mounts, caches, .. }) => configured_mounts(mounts, caches),
-            Self::Http(_) | Self::Kubernetes(_) => Ok(Vec::new()),
+            Self::Http(_) | Self::Kubernetes(_) | Self::Custom(_) => Ok(Vec::new()),
         }
     }
 
     /// The maximum run time of its tasks.
-    pub const fn max_run_time(&self) -> RunTime {
+    pub fn max_run_time(&self) -> RunTime {
         match self {
             Self::Command(handler) => handler.max_run_time,
             Self::Program(handler) => handler.max_run_time,
             Self::Http(handler) => handler.max_run_time,
             Self::Kubernetes(handler) => handler.max_run_time,
+            Self::Custom(_) => max_run_time(),
         }
+    }
+}
+
+/// A handler of a kind that the program brings.
+#[derive(Clone, Serialize)]
+pub struct CustomHandler {
+    /// The name of the kind.
+    pub kind: String,
+    /// Its settings as they were read; those with names of secrets are masked.
+    #[serde(flatten)]
+    pub settings: toml::Table,
+    /// The handler that was made of them.
+    #[serde(skip)]
+    pub handler: Arc<dyn DynHandler>,
+}
+
+impl std::fmt::Debug for CustomHandler {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("CustomHandler").field("kind", &self.kind).finish_non_exhaustive()
     }
 }
 

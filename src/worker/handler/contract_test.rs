@@ -1,4 +1,4 @@
-//! Tests a program against the handler contract, for `journeyman handler test`.
+//! Tests a program or a handler in Rust against the handler contract, for `journeyman handler test`.
 
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
@@ -9,8 +9,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::task::{PartialReplySink, Reply, ReplyFuture, ReplyLimits, Results};
-use journeyman_domain::limits::{AMQP_MESSAGE_BYTES_MAX, AMQP_NAME_BYTES_MAX};
+use crate::testing::{TestTask, discarded_replies};
 use journeyman_platform::host::clock::Clock;
 
 use super::artifact_collector::CollectedArtifact;
@@ -18,10 +17,13 @@ use super::log::{LogLimits, TaskLog};
 use super::process::{EndCause, RunLimits, format_seconds};
 use super::program::Program;
 use super::staged::{StagedRecord, Work};
-use super::{Cancellation, Context, DynHandler as _, PrepareError, PrepareFailure};
+use super::{CancelCause, Cancellation, Context, DynHandler, PrepareError, PrepareFailure};
 
 /// How long a program runs before the cancellation test sends SIGTERM.
 pub const CANCEL_AFTER: Duration = Duration::from_millis(500);
+
+/// How long a handler in Rust may take to end after it was canceled: what a worker gives it by default.
+const HANDLER_GRACE: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 pub struct TestPlan {
@@ -96,7 +98,7 @@ pub async fn check_program(program: &Program, plan: &TestPlan, folder: &Path) ->
     let refusal = match &plan.bad_payload {
         None => RuleOutcome::needs("the program rejects"),
         Some(payload) => {
-            let task = TestTask::new(folder, "bad-payload", payload, &mut report)?;
+            let task = ProgramTask::new(folder, "bad-payload", payload, &mut report)?;
             check_refusal(program.prepare(payload, &task.context).await.map(drop))
         }
     };
@@ -106,17 +108,66 @@ pub async fn check_program(program: &Program, plan: &TestPlan, folder: &Path) ->
         report.add(ACCEPTS, RuleOutcome::needs("the program completes"));
         return Ok(report);
     };
-    let task = TestTask::new(folder, "payload", payload, &mut report)?;
+    let task = ProgramTask::new(folder, "payload", payload, &mut report)?;
     let accepted = program.prepare(payload, &task.context).await.map(drop);
     report.add(ACCEPTS, RuleOutcome::failed_if(accepted.as_ref().err()));
     if accepted.is_ok() && program.config().staged.is_some() {
         check_staged_completion(program, plan, payload, &task, &mut report).await;
-        let task = TestTask::new(folder, "twice", payload, &mut report)?;
+        let task = ProgramTask::new(folder, "twice", payload, &mut report)?;
         check_second_start(program, plan, payload, &task, &mut report).await?;
     } else if accepted.is_ok() && check_completion(program, plan, payload, &task, &mut report).await? {
-        let task = TestTask::new(folder, "cancel", payload, &mut report)?;
+        let task = ProgramTask::new(folder, "cancel", payload, &mut report)?;
         let outcome = check_cancellation(program, plan, payload, &task).await;
         report.add("exits within its termination grace after SIGTERM", outcome);
+    }
+    Ok(report)
+}
+
+/// Runs a handler in Rust against the contract.
+pub async fn check_handler(handler: &dyn DynHandler, plan: &TestPlan) -> io::Result<ContractReport> {
+    let mut report = ContractReport::default();
+    let refusal = match &plan.bad_payload {
+        None => RuleOutcome::needs("the handler rejects"),
+        Some(payload) => check_refusal(handler.prepare_task(TestTask::new(payload.clone())?.context()).await.map(drop)),
+    };
+    report.add("rejects a bad payload before it starts", refusal);
+    let Some(payload) = &plan.payload else {
+        report.add("completes a good payload", RuleOutcome::needs("the handler completes"));
+        return Ok(report);
+    };
+    let limit = || io::Error::other(format!("it has not ended after {}", format_seconds(plan.timeout)));
+    let run = timeout(plan.timeout, TestTask::new(payload.clone())?.run(handler)).await;
+    let ended = run.unwrap_or_else(|_| Err(limit()));
+    let failure = ended.map_or_else(
+        |error| Some(error.to_string()),
+        |ended| (!ended.is_completed()).then(|| ended.messages.join("; ")),
+    );
+    let is_completed = failure.is_none();
+    report.add("completes a good payload, with every declared artifact", RuleOutcome::failed_if(failure));
+    if is_completed {
+        let task = TestTask::new(payload.clone())?;
+        let context = task.context().clone();
+        let cancel = async {
+            tokio::time::sleep(plan.cancel_after).await;
+            task.cancel(CancelCause::Shutdown, HANDLER_GRACE);
+            tokio::time::sleep(HANDLER_GRACE).await;
+        };
+        let run = async {
+            let prepared = handler.prepare_task(&context).await;
+            if let Ok(prepared) = prepared {
+                drop(prepared(&context).await);
+            }
+        };
+        let why = format!("it has not ended {} after Context::canceled", format_seconds(HANDLER_GRACE));
+        let outcome = tokio::select! {
+            () = run => if context.cancellation().is_some() { RuleOutcome::Passed } else {
+                RuleOutcome::NotTested(format!(
+                    "it ended earlier; use a payload that takes longer than {}", format_seconds(plan.cancel_after)
+                ))
+            },
+            () = cancel => RuleOutcome::Failed(why),
+        };
+        report.add("ends within its termination grace after it was canceled", outcome);
     }
     Ok(report)
 }
@@ -137,7 +188,7 @@ async fn check_staged_completion(
     program: &Program,
     plan: &TestPlan,
     payload: &Value,
-    task: &TestTask,
+    task: &ProgramTask,
     report: &mut ContractReport,
 ) {
     let running = async {
@@ -154,7 +205,7 @@ async fn check_second_start(
     program: &Program,
     plan: &TestPlan,
     payload: &Value,
-    task: &TestTask,
+    task: &ProgramTask,
     report: &mut ContractReport,
 ) -> io::Result<()> {
     let limits = RunLimits { run_time: Some(plan.timeout), termination_grace: program.config().termination_grace.0 };
@@ -191,7 +242,7 @@ async fn check_completion(
     program: &Program,
     plan: &TestPlan,
     payload: &Value,
-    task: &TestTask,
+    task: &ProgramTask,
     report: &mut ContractReport,
 ) -> io::Result<bool> {
     const COMPLETES: &str = "completes a good payload";
@@ -226,7 +277,7 @@ async fn check_completion(
     Ok(true)
 }
 
-async fn check_cancellation(program: &Program, plan: &TestPlan, payload: &Value, task: &TestTask) -> RuleOutcome {
+async fn check_cancellation(program: &Program, plan: &TestPlan, payload: &Value, task: &ProgramTask) -> RuleOutcome {
     let grace = program.config().termination_grace.0;
     let limits = RunLimits { run_time: Some(plan.timeout), termination_grace: grace };
     let cancel = async {
@@ -257,26 +308,13 @@ async fn check_cancellation(program: &Program, plan: &TestPlan, payload: &Value,
     }
 }
 
-struct DiscardReplies;
-
-impl PartialReplySink for DiscardReplies {
-    fn send(&self, _: Reply) -> ReplyFuture<'_> {
-        Box::pin(std::future::ready(Ok(())))
-    }
-
-    /// The test resumes at once.
-    fn pause(&self) -> ReplyFuture<'_> {
-        Box::pin(std::future::ready(Ok(())))
-    }
-}
-
 /// A task that is also a request, so that the handler may send replies.
-struct TestTask {
+struct ProgramTask {
     context: Context,
     cancel: watch::Sender<Option<Cancellation>>,
 }
 
-impl TestTask {
+impl ProgramTask {
     fn new(folder: &Path, name: &str, payload: &Value, report: &mut ContractReport) -> io::Result<Self> {
         let workdir = folder.join(name).join("task");
         std::fs::create_dir_all(&workdir)?;
@@ -284,10 +322,6 @@ impl TestTask {
         report.log_paths.push(log.path().to_owned());
         let definition = json!({"metadata": {"name": format!("handler test: {name}")}, "payload": payload});
         let (context, cancel) = Context::without_claim("handler-test", definition.into(), workdir, log, Clock::boot())?;
-        let limits = ReplyLimits {
-            body_bytes: usize::try_from(AMQP_MESSAGE_BYTES_MAX).unwrap_or(usize::MAX),
-            content_type_bytes: AMQP_NAME_BYTES_MAX,
-        };
-        Ok(Self { context: context.with_results(Some(Results::new(DiscardReplies, limits))), cancel })
+        Ok(Self { context: context.with_results(Some(discarded_replies())), cancel })
     }
 }

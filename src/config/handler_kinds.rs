@@ -1,0 +1,88 @@
+//! Kinds of handlers that the program brings, besides those of journeyman.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use serde::de::DeserializeOwned;
+use toml::{Table, Value};
+
+use journeyman_platform::settings::Problems;
+use journeyman_platform::settings::key::{is_name, join};
+use journeyman_platform::settings::load::Loader;
+use journeyman_platform::settings::problem::is_secret_name;
+use journeyman_worker::handler::DynHandler;
+use journeyman_worker::handler::config::CustomHandler;
+
+type Make = dyn Fn(&mut Loader<'_>, &str, Value) -> Option<Arc<dyn DynHandler>> + Send + Sync;
+
+/// A kind of handler, and how one is made of a section.
+pub(crate) struct HandlerKind {
+    pub(crate) name: String,
+    make: Box<Make>,
+}
+
+/// Set once, before the command line is read.
+static KINDS: OnceLock<Vec<HandlerKind>> = OnceLock::new();
+
+impl HandlerKind {
+    /// `make` gets the section as its own type, and may refuse it.
+    pub(crate) fn new<S: DeserializeOwned>(
+        name: &str,
+        make: impl Fn(S) -> Result<Arc<dyn DynHandler>, String> + Send + Sync + 'static,
+    ) -> Self {
+        let place = format!(" of kind `{name}`");
+        let make = move |loader: &mut Loader<'_>, key: &str, section: Value| {
+            let settings = loader.read(key, section, &place)?;
+            make(settings).map_err(|why| loader.refuse(key, &why)).ok()
+        };
+        Self { name: name.to_owned(), make: Box::new(make) }
+    }
+
+    /// The handler of a program that has no section for it.
+    ///
+    /// # Errors
+    ///
+    /// The keys that it needs.
+    pub(crate) fn without_section(&self) -> Result<CustomHandler, Problems> {
+        let mut loader = Loader::new(None);
+        let read = self.read(&mut loader, &join("handler", &self.name), Table::new().into());
+        read.ok_or_else(|| Problems::new(None, loader.problems))
+    }
+
+    pub(crate) fn read(&self, loader: &mut Loader<'_>, key: &str, section: Value) -> Option<CustomHandler> {
+        let mut settings = section.as_table().cloned().unwrap_or_else(Table::new);
+        for (name, value) in &mut settings {
+            if is_secret_name(name) {
+                *value = Value::from("***");
+            }
+        }
+        let handler = (self.make)(loader, key, section)?;
+        Some(CustomHandler { kind: self.name.clone(), settings, handler })
+    }
+}
+
+impl fmt::Debug for HandlerKind {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("HandlerKind").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// # Panics
+///
+/// A name is no name of a section, or is used twice, or kinds were registered before.
+pub(crate) fn register(kinds: Vec<HandlerKind>) {
+    for (number, kind) in kinds.iter().enumerate() {
+        let is_built_in = ["command", "program", "http", "kubernetes"].contains(&kind.name.as_str());
+        let is_twice = kinds[..number].iter().any(|other| other.name == kind.name);
+        assert!(is_name(&kind.name) && !is_built_in && !is_twice, "{:?} cannot name a kind of handlers", kind.name);
+    }
+    assert!(KINDS.set(kinds).is_ok(), "the kinds of handlers are registered once");
+}
+
+pub(crate) fn all() -> &'static [HandlerKind] {
+    KINDS.get().map_or(&[], Vec::as_slice)
+}
+
+pub(crate) fn find(name: &str) -> Option<&'static HandlerKind> {
+    all().iter().find(|kind| kind.name == name)
+}

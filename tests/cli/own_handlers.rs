@@ -1,0 +1,102 @@
+//! Programs with handlers of their own.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::cli::host::Host;
+use crate::cli::server::{Server, get};
+use crate::cli::support::run;
+
+/// The example of this name, which cargo has built beside the tests.
+fn example(name: &str, folder: &Path) -> Command {
+    let tests = std::env::current_exe().expect("the path of the tests");
+    let program = tests.ancestors().nth(2).expect("the target directory").join("examples").join(name);
+    assert!(program.exists(), "{} was not built", program.display());
+    let mut command = Command::new(program);
+    command.env_clear().env("HOME", folder).env("TMPDIR", folder).env("NO_COLOR", "1").current_dir(folder);
+    command
+}
+
+#[test]
+fn a_program_with_a_handler_of_its_own_has_the_whole_command_line() {
+    let host = Host::new();
+    let greet = |arguments: &[&str]| {
+        let mut command = example("greet", host.path());
+        command.args(arguments);
+        run(&mut command, "")
+    };
+    let mut dev = example("greet", host.path());
+    let mut dev = Server::start(dev.args(["dev", "--log-format", "json"]));
+    let page: Value = serde_json::from_str(&dev.logs("status page")).expect("a line of JSON");
+    dev.prints("Ctrl-C");
+    let created = greet(&["task", "create", "--wait", "--queue", "dev/greet", "--payload", r#"{"name":"Ada"}"#]);
+    assert_eq!(created.code, 0, "{}{}", created.out, created.err);
+    let task = created.out.split_whitespace().next().expect("an id").to_owned();
+    assert_eq!(greet(&["task", "log", &task]).out, "hello Ada\n");
+    let status: Value = serde_json::from_str(&greet(&["status", "-o", "json"]).out).expect("JSON");
+    assert!(status["sources"].as_array().expect("a list").iter().any(|source| source["name"] == "greet"), "{status}");
+    assert_eq!(status["recent_results"][0]["outcome"], "completed", "{status}");
+    let address = page["address"].as_str().expect("the address of the page");
+    let shown = get(address, "/");
+    assert!(shown.contains("greet"), "{shown}");
+    let bad = greet(&["task", "create", "--wait", "--queue", "dev/greet", "--payload", r#"{"nam":"Ada"}"#]);
+    assert!(
+        bad.code == 1 && bad.out.contains("why    the payload is malformed; no task code was run: "),
+        "{}",
+        bad.out
+    );
+    assert!(bad.out.contains("'nam' was unexpected"), "{}", bad.out);
+    dev.quit();
+    let schema: Value =
+        serde_json::from_str(&greet(&["handler", "schema", "greet", "--set", "handler.greet.kind=greet"]).out)
+            .expect("JSON");
+    assert_eq!(schema["required"][0], "name");
+    let tested = greet(&["handler", "test", "--payload", r#"{"name":"x"}"#, "--bad-payload", "{}", "greet"]);
+    assert_eq!(tested.code, 0, "{}{}", tested.out, tested.err);
+    assert!(tested.out.contains("pass     rejects") && tested.out.contains("pass     completes"), "{}", tested.out);
+    let accepted = greet(&["handler", "test", "--bad-payload", r#"{"name":"x"}"#, "greet"]);
+    assert!(accepted.code == 1 && accepted.out.contains("FAIL     rejects a bad payload"), "{}", accepted.out);
+}
+
+#[test]
+fn settings_of_a_kind_are_checked_with_their_place() {
+    let host = Host::new();
+    let check = |text: &str, arguments: &[&str]| {
+        host.write("journeyman.toml", text);
+        let mut command = example("settings", host.path());
+        run(command.args(arguments), "")
+    };
+    let good = "[handler.loud]\nkind = \"shout\"\nending = \"!\"\ntimes = 2\n";
+    let shown = check(good, &["config", "show", "--origin"]);
+    assert!(shown.out.contains("ending = \"!\""), "{}{}", shown.out, shown.err);
+    assert!(shown.out.contains("kind = \"shout\""), "{}", shown.out);
+    for (text, words) in [
+        (
+            "[handler.loud]\nkind = \"shout\"\nending = \"!\"\ntime = 2\n",
+            ["4:1", "unknown key `time`", "did you mean `times`?"],
+        ),
+        (
+            "[handler.loud]\nkind = \"shout\"\nending = 7\n",
+            ["3:10", "`handler.loud.ending` cannot be 7", "a text in quotes"],
+        ),
+        ("[handler.loud]\nkind = \"shout\"\n", ["1:1", "[handler.loud] needs `ending`", "add `ending"]),
+        (
+            "[handler.loud]\nkind = \"shout\"\nending = \"!\"\ntimes = 101\n",
+            ["1:", "[handler.loud] cannot be used: ", "`times` is at most 100"],
+        ),
+    ] {
+        let said = check(text, &["config", "check"]);
+        assert_eq!(said.code, 30, "{}{}", said.out, said.err);
+        words.iter().for_each(|word| assert!(said.err.contains(word), "{word}: {}", said.err));
+    }
+    // Without a file, `dev` says what the kind needs.
+    host.write("journeyman.toml", "");
+    let said = run(example("settings", host.path()).arg("dev"), "");
+    assert!(said.code == 30 && said.err.contains("[handler.shout] needs `ending`"), "{}", said.err);
+    // A section of the kind's name needs no `kind`, nor does a variable.
+    let mut shown = example("settings", host.path());
+    let shown = run(shown.env("JOURNEYMAN__HANDLER__SHOUT__ENDING", "?").args(["config", "show"]), "");
+    assert!(shown.out.contains("[handler.shout]") && shown.out.contains("ending = \"?\""), "{}", shown.out);
+}
