@@ -16,6 +16,7 @@ mod file_checks;
 mod guide;
 mod handler;
 mod man;
+mod new;
 mod notifier;
 mod notify_setup;
 pub mod output;
@@ -109,6 +110,8 @@ enum CliCommand {
     /// Show and test handlers
     #[command(subcommand)]
     Handler(handler::HandlerCommand),
+    /// Make a folder with a handler to start from
+    New(new::NewArgs),
     /// Write, check and show the configuration
     #[command(subcommand)]
     Config(config::ConfigCommand),
@@ -204,6 +207,7 @@ fn dispatch(command: CliCommand, environment: &Environment) -> ExitResult {
         CliCommand::Screwdriver(command) => run_local(screwdriver::run(command, environment)),
         CliCommand::Task(arguments) => run_local(task::run(arguments, environment)),
         CliCommand::Handler(command) => run_local(handler::run(command, environment)),
+        CliCommand::New(arguments) => new::run(&arguments),
         CliCommand::Config(command) => config::run(command, environment),
         CliCommand::Setup(command) => run_local(setup::run(command)),
         CliCommand::Doctor(arguments) => run_local(doctor::run(arguments, environment)),

@@ -7,6 +7,7 @@ mod doctor;
 mod exec_shim;
 mod help;
 mod host;
+mod new;
 mod one_task;
 mod own_handlers;
 mod readme;
