@@ -34,7 +34,7 @@ pub enum Handler {
     Kubernetes(KubernetesHandler),
     /// Of a kind that the program brings.
     #[serde(untagged)]
-    #[cfg_attr(debug_assertions, schemars(skip))]
+    #[cfg_attr(debug_assertions, schemars(skip, !untagged))]
     Custom(CustomHandler),
 }
 
