@@ -80,7 +80,8 @@ pub(super) async fn run_with(
         }
     };
     let signals = ExitSignals::listen()?;
-    let ended = Box::pin(serve(worker, &loaded.config, environment, signals, Some(reloads), background)).await;
+    let page = listen_http(&loaded.config, PAGE).await?;
+    let ended = Box::pin(serve(worker, &loaded.config, environment, signals, Some(reloads), page, background)).await;
     if let Some(manager) = &manager {
         let exit = ended.as_ref().map_or_else(|failure| failure.exit, |exit| *exit);
         manager.send(&[NotifyState::Stopping, NotifyState::Status(exit.description())]);
@@ -90,13 +91,14 @@ pub(super) async fn run_with(
 }
 
 /// Runs a worker with everything that accompanies it: signals, termination notices, control socket, HTTP, activity reports and
-/// traces. `background` runs beside it.
+/// traces. `background` runs beside it, and `page` serves its page.
 pub(super) async fn serve(
     mut worker: Worker,
     config: &Config,
     environment: &Environment,
     signals: ExitSignals,
     reloads: Option<ReloadSender>,
+    page: Option<HttpListener>,
     background: impl Future<Output = Failure>,
 ) -> ExitResult {
     let name = WorkerIdentity::from_config(config);
@@ -108,7 +110,7 @@ pub(super) async fn serve(
     let live_logs = serve_live_logs(&mut worker, config).await?;
     let control = worker.control();
     let watch = termination_watch::watch_notices(config, control.clone())?;
-    let http = serve_http(config, &name, &control, worker.inspected_sources()).await?;
+    let http = serve_http(page, &name, &control, worker.inspected_sources());
     let WorkerIdentity { group, id } = name;
     let socket =
         Socket::listen(&control_socket(config)).map_err(|error| Failure::from_error(Exit::HostUnusable, &error))?;
@@ -148,25 +150,27 @@ pub(super) fn control_socket(config: &Config) -> PathBuf {
     config.control.socket.as_ref().map_or_else(|| socket_in(&config.worker.work_dir.0), |socket| socket.0.clone())
 }
 
-/// Pending forever if `http.listen` is not set.
-async fn serve_http(
-    config: &Config,
+/// What the page of a worker has.
+pub(super) const PAGE: &str = "health, metrics and a status page";
+
+/// Pending forever without a listener.
+fn serve_http(
+    listener: Option<HttpListener>,
     name: &WorkerIdentity,
     control: &Control,
     sources: Vec<(String, Arc<dyn Source>)>,
-) -> Result<impl Future<Output = Infallible> + use<>, Failure> {
-    let listener = listen_http(config, "health, metrics and a status page").await?;
+) -> impl Future<Output = Infallible> + use<> {
     let (control, name) = (control.clone(), name.clone());
     let snapshot: Arc<SnapshotFn<WorkerStatusReply>> = Arc::new(move || {
         let (control, name) = (control.clone(), name.clone());
         Box::pin(async move { Some(WorkerStatusReply::new(name.id, name.group, control.status().await?)) })
     });
-    Ok(async move {
+    async move {
         match listener {
             Some(listener) => http::worker::serve(listener, snapshot, sources).await,
             None => std::future::pending().await,
         }
-    })
+    }
 }
 
 /// Pending forever if `worker.live_log` is not set.

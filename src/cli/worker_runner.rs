@@ -80,7 +80,8 @@ async fn run_worker(arguments: &WorkerRunnerArgs, environment: &Environment, lin
     let messages = handle_messages(lines, built.apis, control.clone());
     // The runner reports alerts, and removes the worker.
     let background = async { match tokio::join!(messages, built.pools.run(&control, None)).1 {} };
-    Box::pin(worker::serve(built.worker, &config, environment, signals, None, background)).await
+    let page = worker::listen_http(&config, worker::PAGE).await?;
+    Box::pin(worker::serve(built.worker, &config, environment, signals, None, page, background)).await
 }
 
 /// Waits for `welcome`, before which nothing else may be sent.

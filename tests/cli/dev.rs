@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use rustix::process::Signal;
 
 use crate::cli::host::Host;
-use crate::cli::server::{Server, dev, fifo, left};
+use crate::cli::server::{Server, dev, fifo, get, left};
 
 fn assert_demo_passes(dialect: &str) {
     let host = Host::new();
@@ -99,4 +99,62 @@ fn unusable_handlers_are_refused() {
     assert!(said.code == 2 && said.err.contains("`command` is built in"), "{}", said.err);
     let said = host.run(&["dev", "--demo", "--handler", "a=/bin/true"]);
     assert!(said.code == 2 && said.err.contains("cannot be used with"), "{}", said.err);
+}
+
+#[test]
+fn a_demo_that_is_kept_leaves_its_page_and_its_logs_to_be_read() {
+    let host = Host::new();
+    let mut demo = Server::start(&mut host.journeyman(&["dev", "--demo", "--keep"]));
+    let page = demo.prints("page  http://");
+    let address = page.trim().strip_prefix("page  http://").expect("an address").trim_end_matches('/').to_owned();
+    demo.prints("14 of 14 ended as expected");
+    demo.prints("until Ctrl-C");
+    assert!(get(&address, "/").contains("recent results"), "the page answers");
+    let list = host.task(&["list", "--all", "--state", "failed", "-o", "json"]).out;
+    let list: serde_json::Value = serde_json::from_str(&list).expect("JSON");
+    let failed = list["tasks"][0]["status"]["taskId"].as_str().expect("one failed").to_owned();
+    assert_eq!(host.task(&["log", &failed]).code, 0);
+    demo.signal(Signal::INT);
+    demo.ends_with(0);
+    assert_eq!(left(host.path()), Vec::<String>::new());
+}
+
+#[test]
+fn payloads_of_dev_see_the_variables_that_it_is_told() {
+    let host = Host::new();
+    let mut command = host.journeyman(&["dev", "--env", "SHOWN"]);
+    let mut dev = Server::start(command.env("SHOWN", "seen").env("HIDDEN", "unseen"));
+    dev.prints("Ctrl-C");
+    let task = host.create(&["--wait", "--", "/bin/sh", "-c", "echo $SHOWN$HIDDEN"]);
+    assert!(host.task(&["log", &task]).out.contains("\nseen\n"), "only the one that was named");
+    dev.quit();
+}
+
+#[test]
+fn the_directory_of_a_killed_dev_is_removed_by_the_next_and_that_of_another_is_not() {
+    let host = Host::new();
+    let other = |name: &str| {
+        let mut command = host.journeyman(&["dev"]);
+        let mut dev = Server::start(command.env("JOURNEYMAN_STATE_DIR", host.join(name)));
+        dev.prints("Ctrl-C");
+        dev
+    };
+    let killed = other("killed");
+    let running = other("running");
+    killed.signal(Signal::KILL);
+    killed.ends();
+    let dirs = || left(host.path()).into_iter().filter(|name| name.starts_with("journeyman-dev-")).count();
+    assert_eq!(dirs(), 2);
+    // Younger ones may be about to be locked.
+    let hour_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(3600);
+    for entry in std::fs::read_dir(host.path()).expect("the directory").flatten() {
+        let work = std::fs::File::open(entry.path().join("work"));
+        work.map_or(Ok(()), |work| work.set_modified(hour_ago)).expect("it is ours");
+    }
+    let next = other("next");
+    assert_eq!(dirs(), 2);
+    next.quit();
+    assert_eq!(dirs(), 1);
+    running.quit();
+    assert_eq!(dirs(), 0);
 }

@@ -19,14 +19,17 @@ use super::{output, worker, worker_setup};
 use crate::config::schema::{Config, Source};
 use crate::config::{LoadedConfig, ValueOrigin, handler_kinds};
 use journeyman_platform::host::containment::{close_inherited_fds_on_exec, harden_process};
+use journeyman_platform::host::remove_tree::remove_tree;
 use journeyman_platform::host::termination_notice::MetadataProvider;
+use journeyman_platform::host::work_dir::WorkDir;
 use journeyman_platform::log;
 use journeyman_platform::log::LogFormat;
 use journeyman_platform::settings::Environment;
 use journeyman_platform::settings::broker::Amqp;
 use journeyman_platform::settings::values::{self, Listen, OptionalSpan, Queue as TaskQueue, Secret};
 use journeyman_services::queue::{self, Auth, RegisteredClient};
-use journeyman_worker::handler::config::{Handler, ProgramHandler};
+use journeyman_worker::handler::config::{CommandHandler, Handler, ProgramHandler};
+use journeyman_worker::handler::http::config::HttpHandler;
 use journeyman_worker::source::taskcluster::Dialect;
 use journeyman_worker::source::taskcluster::config::TaskclusterSource;
 use journeyman_worker::task::COMMAND;
@@ -38,6 +41,12 @@ pub(in crate::cli) struct DevArgs {
     /// Run fourteen varied tasks, show them until they are resolved, and exit
     #[arg(long)]
     demo: bool,
+    /// Keep the queue, the worker and its page after the demo, so that logs and results can be read
+    #[arg(long, requires = "demo")]
+    keep: bool,
+    /// Let payloads see this variable of the environment
+    #[arg(long = "env", value_name = "NAME")]
+    variables: Vec<String>,
     /// Serve this program as a handler, under the task queue `dev/NAME`
     #[arg(long = "handler", value_name = "NAME=PROGRAM", value_parser = parse_handler_flag, conflicts_with = "demo")]
     handlers: Vec<HandlerProgram>,
@@ -99,21 +108,26 @@ pub(in crate::cli) async fn run(arguments: DevArgs, environment: &Environment) -
     }
     // Before the temporary directory: a signal from here on must not prevent its removal.
     let signals = ExitSignals::listen()?.with_hangup()?;
-    // Not for the demo, which must not conflict with a `dev` that keeps running.
-    let state_file = (!arguments.demo).then(|| DevStateFile::lock(&state_dir(environment))).transpose()?;
+    // Not for the demo, which must not conflict with a `dev` that keeps running, unless it is kept.
+    let needs_state = !arguments.demo || arguments.keep;
+    let state_file = needs_state.then(|| DevStateFile::lock(&state_dir(environment))).transpose()?;
     let temp_dir = create_temp_dir()?;
     if !set_outside_file("queue.db") {
         config.queue.db = values::File(temp_dir.path().join("queue.db"));
     }
+    remove_leftovers(temp_dir.path());
     let Some(state_file) = state_file else {
         demo::configure(&mut config, temp_dir.path(), set)?;
         log::start(&config.log, environment);
         let dev = DevSession::start(&arguments, config, temp_dir.path(), environment).await?;
         let failed = dev.queue.failed();
-        return Box::pin(run_unless_failed(failed, demo::run(dev, signals, environment))).await;
+        return Box::pin(run_unless_failed(failed, demo::run(dev, demo::End::Exit, signals, environment))).await;
     };
     if !set("log.format") {
         config.log.format = LogFormat::Human;
+    }
+    if arguments.demo {
+        demo::configure(&mut config, temp_dir.path(), set)?;
     }
     log::start(&config.log, environment);
     for kind in handler_kinds::all() {
@@ -130,13 +144,36 @@ pub(in crate::cli) async fn run(arguments: DevArgs, environment: &Environment) -
     let dev = DevSession::start(&arguments, config, temp_dir.path(), environment).await?;
     state_file.write(&dev.state())?;
     let failed = dev.queue.failed();
+    if arguments.demo {
+        return Box::pin(run_unless_failed(failed, demo::run(dev, demo::End::Keep, signals, environment))).await;
+    }
     run_unless_failed(failed, Box::pin(serve(dev, signals, environment))).await
+}
+
+/// The directories of this command begin with it.
+const TEMP_DIR_PREFIX: &str = "journeyman-dev-";
+/// One that is younger may be that of a process that has not locked it yet.
+const LEFTOVER_AGE_MIN: Duration = Duration::from_secs(60);
+
+/// Removes the directories of processes that were killed. Those of others are locked by their workers, or not ours.
+fn remove_leftovers(own: &Path) {
+    let entries = std::fs::read_dir(std::env::temp_dir()).into_iter().flatten().flatten();
+    for dir in entries.map(|entry| entry.path()).filter(|dir| dir != own) {
+        let is_of_dev =
+            dir.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(TEMP_DIR_PREFIX.as_bytes()));
+        let work = dir.join("work");
+        let age = work.metadata().and_then(|metadata| metadata.modified()).ok().and_then(|at| at.elapsed().ok());
+        if is_of_dev && age.is_some_and(|age| age > LEFTOVER_AGE_MIN) && WorkDir::acquire(&work).is_ok() {
+            // What cannot be removed stays, as it did.
+            drop(remove_tree(&dir));
+        }
+    }
 }
 
 /// The owner alone may read it, because it holds the token.
 fn create_temp_dir() -> Result<TempDir, Failure> {
     tempfile::Builder::new()
-        .prefix("journeyman-dev-")
+        .prefix(TEMP_DIR_PREFIX)
         .permissions(Permissions::from_mode(0o700))
         .tempdir()
         .map_err(|error| Failure::new(Exit::HostUnusable, format!("cannot create a temporary directory: {error}")))
@@ -155,13 +192,15 @@ async fn serve(dev: DevSession, signals: ExitSignals, environment: &Environment)
     harden_process();
     let worker = worker_setup::build_worker(&dev.config, environment)?.worker;
     close_inherited_fds_on_exec();
+    let page = worker::listen_http(&dev.config, worker::PAGE).await?;
+    let address = page.as_ref().and_then(|page| page.address().ok());
     let background = async {
-        match dev.print_banner() {
+        match dev.print_banner(address) {
             Ok(()) => std::future::pending().await,
             Err(error) => error.into(),
         }
     };
-    let ended = Box::pin(worker::serve(worker, &dev.config, environment, signals, None, background)).await;
+    let ended = Box::pin(worker::serve(worker, &dev.config, environment, signals, None, page, background)).await;
     dev.queue.stop().await;
     ended
 }
@@ -184,6 +223,14 @@ impl DevSession {
         let token_file = temp_dir.join("token");
         write_file(&token_file, token.reveal(), 0o600)?;
         config.handler.entry(COMMAND.to_owned()).or_default();
+        for handler in config.handler.values_mut() {
+            match handler {
+                Handler::Command(CommandHandler { env_allow, .. })
+                | Handler::Program(ProgramHandler { env_allow, .. })
+                | Handler::Http(HttpHandler { env_allow, .. }) => env_allow.extend_from_slice(&arguments.variables),
+                Handler::Kubernetes(_) | Handler::Custom(_) => {}
+            }
+        }
         config.host.metadata_service = MetadataProvider::Off;
         config.amqp = Amqp::default();
         config.source.clear();
@@ -209,12 +256,13 @@ impl DevSession {
         }
     }
 
-    fn print_banner(&self) -> std::io::Result<()> {
+    fn print_banner(&self, page: Option<SocketAddr>) -> std::io::Result<()> {
         let state = self.state();
+        let page = page.map_or_else(String::new, |address| format!("page    http://{address}/\n"));
         let to_program =
             |queue: &String| format!("  journeyman task create --wait --queue {queue} --payload '{{…}}'\n");
         output::print(&format!(
-            "queue   {}\nworker  {} at once, for {}\n\nIn another terminal:\n  \
+            "queue   {}\n{page}worker  {} at once, for {}\n\nIn another terminal:\n  \
              journeyman task create --wait -- /bin/echo hello\n{}  journeyman task log TASK\n\n\
              Ctrl-C finishes running tasks and exits; twice releases them.\n\n",
             state.root_url,

@@ -4,7 +4,6 @@ mod tasks;
 
 use std::io;
 use std::path::Path;
-use std::pin::pin;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
@@ -57,7 +56,14 @@ pub(super) fn configure(config: &mut Config, temp_dir: &Path, set: impl Fn(&str)
     Ok(())
 }
 
-pub(super) async fn run(dev: DevSession, mut signals: ExitSignals, environment: &Environment) -> ExitResult {
+/// What follows the last task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    Exit,
+    Keep,
+}
+
+pub(super) async fn run(dev: DevSession, end: End, mut signals: ExitSignals, environment: &Environment) -> ExitResult {
     let api = dev.state().client()?;
     let tasks = tasks::tasks().map_err(|error| Failure::from_error(Exit::Internal, &error))?;
     let mut demo = Demo { api, tasks, blocked: None, started_at: Instant::now() };
@@ -77,21 +83,31 @@ pub(super) async fn run(dev: DevSession, mut signals: ExitSignals, environment: 
     }
     let worker = worker_setup::build_worker(&dev.config, environment)?.worker;
     let control = worker.control();
-    let mut worker = pin!(worker::run_until_exit(worker, signals.apply_to(control.clone())));
-    let ended = tokio::select! {
-        gone = &mut worker => gone.map(|_| Exit::Failed),
-        shown = demo.watch(&control) => shown,
+    let page = worker::listen_http(&dev.config, worker::PAGE).await?;
+    let address = page.as_ref().and_then(|page| page.address().ok());
+    let address = address.map_or_else(String::new, |address| format!("http://{address}/"));
+    output::line(&format!("page  {address}"))?;
+    let mut watched = None;
+    let background = async {
+        watched = Some(demo.watch(&control).await);
+        if end == End::Keep {
+            let printed = demo.print_summary();
+            let kept = "the queue and the worker stay until Ctrl-C: `journeyman task list --all` lists the tasks, and `journeyman task log TASK` prints a log";
+            if let Err(error) = printed.and_then(|()| output::line(&format!("\n{kept}\npage  {address}"))) {
+                return error.into();
+            }
+            return std::future::pending().await;
+        }
+        control.drain().await;
+        tokio::time::sleep(DEMO_TASKS_TIMEOUT).await;
+        Failure::new(Exit::Failed, "all tasks are resolved, but the worker did not finish draining")
     };
-    control.drain().await;
-    let ended = match ended {
-        Ok(Exit::Success) => tokio::time::timeout(DEMO_TASKS_TIMEOUT, worker).await.unwrap_or_else(|_| {
-            Err(Failure::new(Exit::Failed, "all tasks are resolved, but the worker did not finish draining"))
-        }),
-        Ok(_) | Err(_) => ended,
-    };
+    let ended = Box::pin(worker::serve(worker, &dev.config, environment, signals, None, page, background)).await;
     dev.queue.stop().await;
-    demo.print_summary()?;
-    ended
+    if end == End::Exit {
+        demo.print_summary()?;
+    }
+    ended.and(watched.unwrap_or(Ok(Exit::Failed)))
 }
 
 struct Demo {
