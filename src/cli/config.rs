@@ -12,6 +12,8 @@ use super::{file_checks, output};
 use crate::config::show::{self, ShowOrigins};
 use crate::config::{LoadedConfig, Problem, Problems, SCHEMA, ValueOrigin, reference};
 use journeyman_platform::settings::Environment;
+use journeyman_platform::settings::key::variable;
+use journeyman_platform::settings::problem::{Code, suggest};
 
 #[derive(Debug, Subcommand)]
 pub(super) enum ConfigCommand {
@@ -27,6 +29,18 @@ pub(super) enum ConfigCommand {
     Show(ShowArgs),
     /// Print the JSON Schema of the configuration, for editors
     Schema,
+    /// Explain a key or a section: what it is for, its values, its default, and what it is set to
+    Explain(ExplainArgs),
+}
+
+/// `config explain`
+#[derive(Debug, Args)]
+pub(super) struct ExplainArgs {
+    /// The key, such as `worker.capacity` or `source.ci.task_queue`
+    #[arg(value_name = "KEY")]
+    key: String,
+    #[command(flatten)]
+    settings: ConfigArgs<NoFlags>,
 }
 
 /// `config check`
@@ -88,14 +102,46 @@ pub(super) fn run(command: ConfigCommand, environment: &Environment) -> ExitResu
             output::json(&SCHEMA)?;
             Ok(Exit::Success)
         }
+        ConfigCommand::Explain(explain) => explain_key(&explain, environment),
     }
+}
+
+fn explain_key(ExplainArgs { key, settings }: &ExplainArgs, environment: &Environment) -> ExitResult {
+    let found = reference::matching(key);
+    if found.is_empty() {
+        let near = suggest(key, reference::KEYS.iter().map(|known| known.key.as_str()));
+        let near = near.map_or_else(String::new, |near| format!("; did you mean `{near}`?"));
+        return Err(Failure::new(Exit::Usage, format!("there is no key `{key}`{near}")));
+    }
+    // What cannot be used can be explained.
+    let loaded = settings.load_or_problems(environment)?.ok();
+    for (number, known) in found.iter().enumerate() {
+        let shown = if known.key.split('.').count() == key.split('.').count() { key } else { &known.key };
+        let set = loaded.as_ref().and_then(|loaded| show::value_of(loaded, shown));
+        let line =
+            |name: &str, text: Option<String>| text.map_or_else(String::new, |text| format!("  {name:9} {text}\n"));
+        output::print(&format!(
+            "{}{shown}\n  {}\n{}{}{}{}",
+            if number > 0 { "\n" } else { "" },
+            known.description,
+            line("values", Some(known.value_kind.clone())),
+            line(
+                "default",
+                known.default.clone().or_else(|| known.is_required.then(|| "none, it has to be set".to_owned()))
+            ),
+            line("variable", Some(variable(shown))),
+            line("set to", set),
+        ))?;
+    }
+    Ok(Exit::Success)
 }
 
 fn check_config(check: CheckArgs, environment: &Environment) -> ExitResult {
     let checked = check.settings.with_file(check.file).load_or_problems(environment)?.and_then(|mut loaded| {
         // A worker that a controller starts, and `journeyman dev`, need no source, but handlers.
         if !names_any(&loaded, &["source", "pool", "handler", "notifier", "queue"]) {
-            let mut problem = Problem::error("the configuration runs nothing".to_owned(), ValueOrigin::Default);
+            let mut problem =
+                Problem::error(Code::MissingKey, "the configuration runs nothing".to_owned(), ValueOrigin::Default);
             problem.help = Some(NO_ROLE_HELP.to_owned());
             loaded.warnings.push(problem);
         }

@@ -12,7 +12,7 @@ use journeyman_domain::limits::CONFIG_BYTES_MAX;
 use journeyman_platform::settings::Environment;
 use journeyman_platform::settings::environment::FILE_VARIABLE;
 use journeyman_platform::settings::key::variable;
-use journeyman_platform::settings::problem::{Problem, ValueOrigin};
+use journeyman_platform::settings::problem::{Code, Problem, ValueOrigin};
 
 /// A flag and the key that it sets.
 #[derive(Debug, Clone, Copy)]
@@ -289,6 +289,6 @@ fn read(path: &Path) -> std::io::Result<String> {
 fn read_failure(path: &Path, error: &std::io::Error) -> Failure {
     let help = "`journeyman config init FILE` writes one to start from".to_owned();
     let message = format!("cannot read {}: {error}", path.display());
-    let problem = Problem { help: Some(help), ..Problem::error(message, ValueOrigin::Default) };
+    let problem = Problem { help: Some(help), ..Problem::error(Code::File, message, ValueOrigin::Default) };
     Failure::new(Exit::Config, Problems::new(None, vec![problem]).to_string())
 }

@@ -7,7 +7,7 @@ use super::taskcluster_setup::build_credentials;
 use crate::config::LoadedConfig;
 use crate::config::schema::Source;
 use journeyman_platform::host::program_path::find_program;
-use journeyman_platform::settings::problem::{Problem, ValueOrigin};
+use journeyman_platform::settings::problem::{Code, Problem, ValueOrigin};
 use journeyman_platform::settings::values::{File, SecretFile};
 use journeyman_platform::settings::{Environment, secrets};
 use journeyman_services::controller::config::PoolConfig;
@@ -155,13 +155,13 @@ impl FileChecks<'_> {
     fn world_readable(&mut self, key: &str, path: &Path, holds: &str) {
         let (path, origin) = (path.display(), self.origin(key));
         let message = format!("`{key}`: every user of this host can read {path}, which holds {holds}");
-        self.problems.push(Problem::warning(message, origin, format!("`chmod 600 {path}` restricts it")));
+        self.problems.push(Problem::warning(Code::File, message, origin, format!("`chmod 600 {path}` restricts it")));
     }
 
     fn unusable(&mut self, key: &str, what: String, help: &str) {
         let help = Some(help.to_owned()).filter(|help| !help.is_empty());
         let origin = self.origin(key);
-        self.problems.push(Problem { help, ..Problem::error(format!("`{key}`: {what}"), origin) });
+        self.problems.push(Problem { help, ..Problem::error(Code::File, format!("`{key}`: {what}"), origin) });
     }
 
     fn origin(&self, key: &str) -> ValueOrigin {

@@ -25,6 +25,7 @@ pub use schema::Config;
 use journeyman_platform::settings::broker::Assignment;
 use journeyman_platform::settings::key::{NAME_EXPECTED, VARIABLE_EXPECTED, is_name, is_variable, join};
 use journeyman_platform::settings::load::Loader;
+use journeyman_platform::settings::problem::Code;
 use schema::{Handler, RequestSource, Source};
 
 use journeyman_platform::committed_schema;
@@ -183,7 +184,7 @@ fn handler_for_requests(config: &Config) -> Result<&str, Problem> {
                 "configure exactly one [handler.NAME], or one named [handler.{REQUESTS_SOURCE_NAME}], or a [source.NAME] \
                  that names its handler"
             );
-            Err(Problem { help: Some(help), ..Problem::error(message, ValueOrigin::Default) })
+            Err(Problem { help: Some(help), ..Problem::error(Code::Conflict, message, ValueOrigin::Default) })
         }
     }
 }

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::SCHEMA;
 use journeyman_platform::settings::Environment;
 use journeyman_platform::settings::key::{PREFIX, variable};
-use journeyman_platform::settings::problem::{Problem, ValueOrigin};
+use journeyman_platform::settings::problem::{Code, Problem, ValueOrigin};
 
 /// A key of the configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,6 +45,19 @@ pub static KEYS: LazyLock<Vec<KeyReference>> = LazyLock::new(|| {
 /// The key of that name.
 pub fn find(key: &str) -> Option<&'static KeyReference> {
     KEYS.iter().find(|known| known.key == key)
+}
+
+/// The key, in which any name may stand for `NAME`, or the keys of a section.
+pub fn matching(key: &str) -> Vec<&'static KeyReference> {
+    let asked: Vec<&str> = key.split('.').collect();
+    let fits = |known: &&KeyReference| {
+        let parts: Vec<&str> = known.key.split('.').collect();
+        parts.len() >= asked.len() && parts.iter().zip(&asked).all(|(part, asked)| part == asked || *part == "NAME")
+    };
+    let all: Vec<&KeyReference> = KEYS.iter().filter(fits).collect();
+    let whole: Vec<&KeyReference> =
+        all.iter().copied().filter(|known| known.key.split('.').count() == asked.len()).collect();
+    if whole.is_empty() { all } else { whole }
 }
 
 fn collect(schema: &Value, key: &str, is_required: bool, keys: &mut Vec<KeyReference>) {
@@ -185,7 +198,12 @@ pub(super) fn unknown_variables(environment: &Environment) -> Vec<Problem> {
     };
     let warnings = names.filter_map(|name| Some((name, suggestion(name)?))).map(|(name, known)| {
         let message = format!("the variable {name} sets nothing");
-        Problem::warning(message, ValueOrigin::Env(name.to_owned()), format!("did you mean `{known}`?"))
+        Problem::warning(
+            Code::UnknownVariable,
+            message,
+            ValueOrigin::Env(name.to_owned()),
+            format!("did you mean `{known}`?"),
+        )
     });
     warnings.collect()
 }

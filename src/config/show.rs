@@ -74,6 +74,13 @@ fn format_position(document: &Document, byte: usize) -> String {
     format!("{}:{}:{}", place.file, place.line, place.column)
 }
 
+/// The value of a key in effect and where it comes from; secrets are masked. `None` for one that is not set.
+pub fn value_of(loaded: &LoadedConfig, key: &str) -> Option<String> {
+    let config = serde_json::to_value(&loaded.config).ok()?;
+    let value = key.split('.').try_fold(&config, |value, part| value.get(part)).filter(|value| !value.is_null())?;
+    Some(format!("{value} ({})", show_origin(loaded, key)))
+}
+
 /// The configuration in effect as JSON, with origins. Secrets are masked.
 pub fn to_json(loaded: &LoadedConfig) -> Value {
     let origins: serde_json::Map<String, Value> =

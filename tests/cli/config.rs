@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use crate::cli::host::Host;
 use crate::cli::support::{Said, beside, golden, journeyman, run};
 
 const CONFIG_INVALID: i32 = 30;
@@ -133,7 +134,7 @@ fn a_world_readable_secret_is_a_warning_that_does_not_show_it() {
             std::fs::set_permissions(&secret, mode).expect("the file is ours");
             let said = run(journeyman(folder.path()).args(["config", "check", "-"]), file);
             assert_eq!(said.code, 0, "{key}: {}", said.err);
-            assert_eq!(said.err.contains(&format!("warning: `{key}`")), warned, "{}", said.err);
+            assert_eq!(said.err.contains(&format!("warning[file]: `{key}`")), warned, "{}", said.err);
             assert_eq!(said.err.contains("standard input:2:") && said.err.contains("chmod 600 secret"), warned);
             assert!(!said.err.contains("hunter2") && !said.out.contains("hunter2"), "{}", said.err);
         }
@@ -166,7 +167,7 @@ fn a_variable_with_single_underscores_is_a_warning() {
 
     let said = check(&["-"], &variables, "[worker]\ncapacity = 0\n");
     assert_eq!(said.code, CONFIG_INVALID);
-    let (error, warning) = (said.err.find("error: "), said.err.find("warning: "));
+    let (error, warning) = (said.err.find("error["), said.err.find("warning["));
     assert!(error == Some(0) && warning > error && said.err.contains("\n1 problem in"), "{}", said.err);
 }
 
@@ -332,5 +333,31 @@ fn the_guide_shows_every_exit_code() {
     for (exit, _) in journeyman::cli::exit::Exit::ALL {
         let row = format!("| {} | {} |", exit.code(), exit.description());
         assert!(guide.contains(&row), "configuration.md misses: {row}");
+    }
+}
+
+#[test]
+fn a_key_is_explained_with_what_it_is_set_to() {
+    let host = Host::new();
+    host.write("journeyman.toml", "[worker]\ncapacity = 3\n\n[source.ci]\nkind = \"taskcluster\"\n");
+    let explain = |key: &str| host.run(&["config", "explain", key]);
+    let said = explain("worker.drain_deadline").out;
+    for part in ["How long running tasks", "time with unit", "default   \"1h\"", "JOURNEYMAN__WORKER__DRAIN_DEADLINE"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    // Of a configuration that cannot be used, too.
+    assert!(explain("source.ci.task_queue").out.contains("none, it has to be set"));
+    host.write("journeyman.toml", "[worker]\ncapacity = 3\n");
+    assert!(explain("worker.capacity").out.contains("set to    3 (journeyman.toml:2:12)"));
+    assert!(explain("http").out.contains("http.allow_remote\n"), "a section has its keys explained");
+    let unknown = explain("wroker.capacity");
+    assert!(unknown.code == 2 && unknown.err.contains("did you mean `worker.capacity`?"), "{}", unknown.err);
+}
+
+#[test]
+fn each_code_of_a_problem_is_in_the_guide() {
+    let page = journeyman::guide::PAGES.iter().find(|page| page.name == "configuration").expect("the page");
+    for code in journeyman_platform::settings::problem::Code::ALL {
+        assert!(page.text.contains(&format!("| `{}` |", code.as_str())), "{} is not explained", code.as_str());
     }
 }

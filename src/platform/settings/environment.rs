@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 
 use super::key::{PREFIX, Setting};
-use super::problem::{Problem, ValueOrigin};
+use super::problem::{Code, Problem, ValueOrigin};
 use super::values::trimmed;
 
 /// The configuration file, if no flag names one.
@@ -83,7 +83,7 @@ impl Environment {
                 // Without one of a controller's, the worker would differ from what the controller knows.
                 (None, _) => {
                     let message = format!("the value of {name} is not UTF-8");
-                    problems.push(Problem::error(message, origin));
+                    problems.push(Problem::error(Code::WrongValue, message, origin));
                 }
             }
         }

@@ -13,7 +13,7 @@ use toml::{Table, Value};
 
 use super::key::{NAME_EXPECTED, Setting, is_name, join, shout, variable};
 use super::problem::{
-    Document, Problem, ValueOrigin, holds_password, is_file_with_secret, is_secret_name, suggest, without_path,
+    Code, Document, Problem, ValueOrigin, holds_password, is_file_with_secret, is_secret_name, suggest, without_path,
 };
 use journeyman_domain::limits::{CONFIG_DEPTH_MAX, CONFIG_PROBLEMS_MAX};
 
@@ -44,7 +44,7 @@ impl<'a> Loader<'a> {
             }
             for error in errors.into_iter().take(CONFIG_PROBLEMS_MAX) {
                 let origin = file_origin(start, error.span().unwrap_or(text.len()..text.len()));
-                loader.push(format!("invalid TOML: {}", error.message()), origin, None);
+                loader.push(Code::Syntax, format!("invalid TOML: {}", error.message()), origin, None);
             }
             loader.record_table("", table.get_ref(), start);
         }
@@ -69,7 +69,7 @@ impl<'a> Loader<'a> {
     pub fn set(&mut self, setting: Setting) {
         let origin = setting.origin.clone();
         if let Err(message) = self.try_set(setting) {
-            self.push(message, origin, None);
+            self.push(Code::WrongValue, message, origin, None);
         }
     }
 
@@ -150,7 +150,7 @@ impl<'a> Loader<'a> {
             if !is_valid {
                 let origin = self.key_origins.get(&key).cloned().unwrap_or(ValueOrigin::Default);
                 let message = format!("`{key}` is not a valid name: expected {expected}");
-                self.push(message, origin, None);
+                self.push(Code::InvalidName, message, origin, None);
             }
             is_valid
         });
@@ -248,7 +248,7 @@ impl<'a> Loader<'a> {
         let message = format!("`{key}` cannot be {}: expected {expected}", self.show(key, value));
         let is_quoted = self.is_text(key) && value.as_str().is_some_and(|text| text.starts_with(['"', '\'']));
         let help = if is_quoted { Some("write the value without the quotes".to_owned()) } else { help };
-        self.push_at(key, message, help);
+        self.push_at(Code::WrongValue, key, message, help);
     }
 
     /// True if a variable or a flag has set the value.
@@ -258,7 +258,7 @@ impl<'a> Loader<'a> {
 
     fn missing(&mut self, key: &str, name: &str) {
         let help = format!("add `{name} = …` or set {}", variable(&join(key, name)));
-        self.push_at(key, format!("[{key}] needs `{name}`"), Some(help));
+        self.push_at(Code::MissingKey, key, format!("[{key}] needs `{name}`"), Some(help));
     }
 
     fn unknown(&mut self, key: &str, name: &str, known: &[&str], kind: &str) {
@@ -271,22 +271,22 @@ impl<'a> Loader<'a> {
         let help =
             near.map_or_else(|| format!("known keys: {}", known.join(", ")), |near| format!("did you mean `{near}`?"));
         let place = if key.is_empty() { "at the top level".to_owned() } else { format!("in [{key}]") };
-        self.push(format!("unknown key `{name}` {place}{kind}"), origin, Some(help));
+        self.push(Code::UnknownKey, format!("unknown key `{name}` {place}{kind}"), origin, Some(help));
     }
 
     /// Reports a section that cannot be used, although each of its values can.
     pub fn refuse(&mut self, key: &str, why: &str) {
         let origin = self.key_origins.get(key).cloned().unwrap_or(ValueOrigin::Default);
-        self.push(format!("[{key}] cannot be used: {why}"), origin, None);
+        self.push(Code::Conflict, format!("[{key}] cannot be used: {why}"), origin, None);
     }
 
-    fn push_at(&mut self, key: &str, message: String, help: Option<String>) {
+    fn push_at(&mut self, code: Code, key: &str, message: String, help: Option<String>) {
         let origin = self.origins.get(key).cloned().unwrap_or(ValueOrigin::Default);
-        self.push(message, origin, help);
+        self.push(code, message, origin, help);
     }
 
-    fn push(&mut self, message: String, origin: ValueOrigin, help: Option<String>) {
-        self.problems.push(Problem { help, ..Problem::error(message, origin) });
+    fn push(&mut self, code: Code, message: String, origin: ValueOrigin, help: Option<String>) {
+        self.problems.push(Problem { help, ..Problem::error(code, message, origin) });
     }
 
     /// The value as it was written, without what may be a secret.

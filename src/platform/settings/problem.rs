@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use super::values::{MASK, is_inline_secret};
 use journeyman_domain::limits::CONFIG_PROBLEMS_MAX;
+use journeyman_domain::named_enum;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Severity {
@@ -29,9 +30,26 @@ pub enum ValueOrigin {
     Flag(String),
 }
 
+named_enum! {
+    /// The kind of a problem, which `journeyman guide configuration` explains.
+    pub enum Code {
+        Syntax = "syntax",
+        UnknownKey = "unknown-key",
+        WrongValue = "wrong-value",
+        MissingKey = "missing-key",
+        InvalidName = "invalid-name",
+        UnknownVariable = "unknown-variable",
+        /// Values that are good by themselves.
+        Conflict = "conflict",
+        /// A file or a program that a key names, or the configuration's own.
+        File = "file",
+    }
+}
+
 #[derive(Debug, Clone)]
 pub struct Problem {
     pub severity: Severity,
+    pub code: Code,
     /// One sentence without a full stop.
     pub message: String,
     /// The place of the value; [`ValueOrigin::Default`] has none.
@@ -41,12 +59,12 @@ pub struct Problem {
 }
 
 impl Problem {
-    pub const fn error(message: String, origin: ValueOrigin) -> Self {
-        Self { severity: Severity::Error, message, origin, help: None }
+    pub const fn error(code: Code, message: String, origin: ValueOrigin) -> Self {
+        Self { severity: Severity::Error, code, message, origin, help: None }
     }
 
-    pub const fn warning(message: String, origin: ValueOrigin, help: String) -> Self {
-        Self { severity: Severity::Warning, message, origin, help: Some(help) }
+    pub const fn warning(code: Code, message: String, origin: ValueOrigin, help: String) -> Self {
+        Self { severity: Severity::Warning, code, message, origin, help: Some(help) }
     }
 
     pub const fn is_warning(&self) -> bool {
@@ -159,6 +177,7 @@ impl Problems {
             };
             serde_json::json!({
                 "severity": if problem.is_warning() { "warning" } else { "error" },
+                "code": problem.code.as_str(),
                 "message": problem.message,
                 "help": problem.help,
                 "file": place.as_ref().map(|place| &*place.file),
@@ -172,7 +191,7 @@ impl Problems {
 
     fn write_one(&self, problem: &Problem, out: &mut String) -> fmt::Result {
         let severity = if problem.is_warning() { "warning" } else { "error" };
-        writeln!(out, "{severity}: {}", problem.message)?;
+        writeln!(out, "{severity}[{}]: {}", problem.code.as_str(), problem.message)?;
         let mut margin = 2;
         match (&problem.origin, &self.document) {
             (ValueOrigin::File(span), Some(document)) => {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::key::join;
-use super::problem::{Problem, ValueOrigin, suggest};
+use super::problem::{Code, Problem, ValueOrigin, suggest};
 
 pub struct Rules<'a> {
     pub origins: &'a BTreeMap<String, ValueOrigin>,
@@ -35,11 +35,11 @@ impl Rules<'_> {
     /// Adds a problem of a key, or of the section if `name` is empty.
     pub fn error(&mut self, section: &str, name: &str, message: String, help: &str) {
         let help = Some(help.to_owned()).filter(|help| !help.is_empty());
-        self.problems.push(Problem { help, ..Problem::error(message, self.origin(section, name)) });
+        self.problems.push(Problem { help, ..Problem::error(Code::Conflict, message, self.origin(section, name)) });
     }
 
     pub fn warning(&mut self, section: &str, name: &str, message: String, help: &str) {
-        self.problems.push(Problem::warning(message, self.origin(section, name), help.to_owned()));
+        self.problems.push(Problem::warning(Code::Conflict, message, self.origin(section, name), help.to_owned()));
     }
 
     fn origin(&self, section: &str, name: &str) -> ValueOrigin {
