@@ -2,6 +2,7 @@
 
 mod amqp_setup;
 mod bridge;
+mod bundle;
 mod call;
 mod checks;
 mod config;
@@ -120,6 +121,8 @@ enum CliCommand {
     Setup(setup::SetupCommand),
     /// Check that this host and its services are ready for a worker
     Doctor(doctor::DoctorArgs),
+    /// Write what a bug report needs into a file, without secrets
+    Bundle(bundle::BundleArgs),
     /// Print a page of the documentation
     Guide {
         /// Page [default: list the pages]
@@ -211,6 +214,7 @@ fn dispatch(command: CliCommand, environment: &Environment) -> ExitResult {
         CliCommand::Config(command) => config::run(command, environment),
         CliCommand::Setup(command) => run_local(setup::run(command)),
         CliCommand::Doctor(arguments) => run_local(doctor::run(arguments, environment)),
+        CliCommand::Bundle(arguments) => run_local(bundle::run(arguments, environment)),
         CliCommand::Guide { page } => guide::run(page.as_deref()),
         CliCommand::Man { folder } => man::run(&folder),
         CliCommand::Completions { shell } => {

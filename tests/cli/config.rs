@@ -361,3 +361,29 @@ fn each_code_of_a_problem_is_in_the_guide() {
         assert!(page.text.contains(&format!("| `{}` |", code.as_str())), "{} is not explained", code.as_str());
     }
 }
+
+#[test]
+fn a_bundle_has_what_a_bug_report_needs_and_no_secret() {
+    let host = Host::new();
+    host.write("token", "bundle-canary-71");
+    host.write(
+        "journeyman.toml",
+        "[worker]\nwork_dir = \"work\"\n[source.ci]\nkind = \"taskcluster\"\nroot_url = \"http://127.0.0.1:9\"\ntask_queue = \"a/b\"\n\
+         client_id = \"me\"\naccess_token_file = \"token\"\n",
+    );
+    let mut command = host.journeyman(&["bundle", "report.txt", "--unit", "no-such-unit"]);
+    let said = run(command.env("MY_TOKEN", "bundle-canary-72"), "");
+    assert!(said.code == 0 && said.out.contains("wrote report.txt; look through it"), "{}{}", said.out, said.err);
+    let text = host.read("report.txt");
+    for part in
+        ["== versions\njourneyman ", "task_queue = \"a/b\"", "== doctor", "== status\nnothing is listening", "== log\n"]
+    {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(!text.contains("bundle-canary"), "{text}");
+    let again = host.run(&["bundle", "report.txt"]);
+    assert!(again.code == 21 && again.err.contains("File exists"), "{}", again.err);
+    // A configuration that cannot be used is what a report may be about.
+    host.write("journeyman.toml", "[wroker]\n");
+    assert!(host.run(&["bundle", "-"]).out.contains("error[unknown-key]"));
+}

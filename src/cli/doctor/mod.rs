@@ -42,15 +42,19 @@ pub(super) async fn run(arguments: DoctorArgs, environment: &Environment) -> Exi
     let checks = match arguments.settings.load(environment) {
         Ok(loaded) => {
             worker_setup::redact_secrets(&loaded.config, environment);
-            let mut checks = check_configuration(&loaded, environment);
-            checks.extend(run_checks(&loaded, environment).await);
-            checks
+            run_all(&loaded, environment).await
         }
         Err(failure) => {
             vec![Check::failed("configuration", failure.message, "see `journeyman config check`")]
         }
     };
     report(&checks, arguments.output)
+}
+
+pub(super) async fn run_all(loaded: &LoadedConfig, environment: &Environment) -> Vec<Check> {
+    let mut checks = check_configuration(loaded, environment);
+    checks.extend(run_checks(loaded, environment).await);
+    checks
 }
 
 fn check_configuration(loaded: &LoadedConfig, environment: &Environment) -> Vec<Check> {
