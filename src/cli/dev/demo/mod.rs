@@ -107,7 +107,7 @@ pub(super) async fn run(dev: DevSession, end: End, mut signals: ExitSignals, env
     if end == End::Exit {
         demo.print_summary()?;
     }
-    ended.and(watched.unwrap_or(Ok(Exit::Failed)))
+    ended.and_then(|_| watched.unwrap_or(Ok(Exit::Failed)))
 }
 
 struct Demo {
