@@ -249,7 +249,7 @@ async fn send_once(pool: &Pool, worker: &mut Consumer, call: &RpcRequest, id: &s
             request
         };
         let request = tokio::select! {
-            ended = client.call_once(call, reply_queue) => panic!("it was not answered: {ended:?}"),
+            ended = client.call_once(call, reply_queue.as_str()) => panic!("it was not answered: {ended:?}"),
             request = receiving => request,
         };
         drop(client);
@@ -274,13 +274,13 @@ async fn c7_a_client_finds_what_an_earlier_client_of_its_reply_queue_has_sent() 
     let (of_answered, answered_queue) = send_once(&pool, &mut worker, &answered, "answered").await;
     pool.reply(&of_answered, b"answered", "ok", None).await;
     let call_once = async |call, queue| within("a reply", later.call_once(call, queue)).await.expect("a reply").body;
-    assert_eq!(call_once(&answered, &answered_queue).await, b"answered");
+    assert_eq!(call_once(&answered, answered_queue.as_str()).await, b"answered");
     let replying = async {
         while pool.depth(&pending_queue).await.1 == 0 {}
         pool.reply(&of_pending, b"partial", "ok", Some(true)).await;
         pool.reply(&of_pending, b"pending", "ok", None).await;
     };
-    let (body, ()) = tokio::join!(call_once(&pending, &pending_queue), replying);
+    let (body, ()) = tokio::join!(call_once(&pending, pending_queue.as_str()), replying);
     assert_eq!(body, b"pending");
     // Neither was sent again. A call that has ended is.
     let replying = async {
@@ -288,7 +288,7 @@ async fn c7_a_client_finds_what_an_earlier_client_of_its_reply_queue_has_sent() 
         assert_eq!(request.data, b"answered");
         pool.reply(&request, b"once more", "ok", None).await;
     };
-    let (body, ()) = tokio::join!(call_once(&answered, &answered_queue), replying);
+    let (body, ()) = tokio::join!(call_once(&answered, answered_queue.as_str()), replying);
     assert_eq!(body, b"once more");
 }
 

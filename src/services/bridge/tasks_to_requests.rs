@@ -79,7 +79,7 @@ impl TasksToRequests {
     async fn request_until_reply(&self, mut call: RpcRequest, context: &Context) -> Result<(), ExecuteError> {
         let until = Instant::now() + self.max_run_time;
         let mut retry = Retry::new(RETRY_POLICY);
-        let reply_queue = format!("journeyman-bridge-{}", context.task().run.task).as_str().into();
+        let reply_queue = format!("journeyman-bridge-{}", context.task().run.task);
         loop {
             call.timeout = until.saturating_duration_since(Instant::now());
             context.set_progress("waiting for the reply");

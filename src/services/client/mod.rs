@@ -208,7 +208,8 @@ impl RpcClient {
     /// # Cancel safety
     ///
     /// Cancel safe: the next call with this queue waits for the reply.
-    pub async fn call_once(&self, call: &RpcRequest, reply_queue: &ShortString) -> Result<RpcReply, RpcError> {
+    pub async fn call_once(&self, call: &RpcRequest, reply_queue: &str) -> Result<RpcReply, RpcError> {
+        let reply_queue = &ShortString::from(reply_queue);
         let deadline = Instant::now() + call.timeout;
         let opening = timeout_at(deadline, self.ready_session(call, deadline)).await;
         let (session, _permit) = opening.unwrap_or(Err(RpcError::TimedOut(call.timeout)))?;

@@ -252,7 +252,11 @@ pub(super) fn default_encoding(path: &Path) -> ContentEncoding {
 const EXPIRY_TOLERANCE: jiff::SignedDuration = jiff::SignedDuration::from_secs(1);
 
 /// Says why an artifact that is stored by this time cannot have this `expires`.
-pub fn expiry_error(expires: &str, definition: &serde_json::Value, stored_by: jiff::Timestamp) -> Option<String> {
+pub(crate) fn expiry_error(
+    expires: &str,
+    definition: &serde_json::Value,
+    stored_by: jiff::Timestamp,
+) -> Option<String> {
     let expires = expires.parse::<jiff::Timestamp>().ok()?;
     if time_of(definition, "expires").is_some_and(|task| expires.duration_since(task) > EXPIRY_TOLERANCE) {
         Some("it is later than the task's own expires".to_owned())

@@ -82,7 +82,7 @@ async fn c3_every_queue_says_that_it_is_a_classic_one() {
     let client = RpcClient::new(pool.client.broker.clone(), "a caller");
     let (exchange, routing_key) = (format!("{}-req-xchg", pool.name), "a".to_owned());
     let call = RpcRequest { exchange, routing_key, timeout: TEST_TIMEOUT, ..RpcRequest::default() };
-    let calling = tokio::spawn(async move { client.call_once(&call, &"journeyman-bridge-a".into()).await });
+    let calling = tokio::spawn(async move { client.call_once(&call, "journeyman-bridge-a").await });
     pool.until(&format!("{}-req-a", pool.name), Some((1, 0))).await;
     let queues = get(&format!("queues/{vhost}?disable_stats=true")).await;
     let types = queues.as_array().expect("a list").iter().map(|one| {
