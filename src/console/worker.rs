@@ -4,6 +4,7 @@ use super::openmetrics::{Metric, Number, Sample, by_label, each, histogram, metr
 use super::rows::{Cell, Headline, Level, Report, Row, Section, Table, Value, cell, maybe, row, up};
 use super::text::cut;
 use crate::control::WorkerStatusReply;
+use journeyman_domain::outcome::PrepareFailure;
 use journeyman_worker::engine::Note;
 use journeyman_worker::engine::counters::OutcomeCounts;
 use journeyman_worker::engine::durations::{BOUNDS_SECONDS, EndKind, TaskPhase};
@@ -203,7 +204,7 @@ fn recent_results(results: &[RecentResult]) -> Table {
         vec![
             cell(Value::Code(format!("{}/{}", result.task, result.run))),
             short_name(result.name.as_ref()),
-            cell(&result.outcome).and_some(reason_beside(result)).at(level),
+            cell(&result.outcome).at(level).and_some(reason_beside(result)),
             cell(&result.source),
             cell(Value::Took(result.held_seconds)),
             cell(Value::Ago(result.seconds_ago)),
@@ -216,10 +217,12 @@ fn recent_results(results: &[RecentResult]) -> Table {
 /// The rest is in the task's log.
 const REASON_CHARS_MAX: usize = 60;
 
-/// Without the outcome, which the reason begins with.
+/// Without what the outcome says too.
 fn reason_beside(result: &RecentResult) -> Option<String> {
     let reason = result.reason.as_deref()?;
-    let reason = reason.strip_prefix(&format!("{}: ", result.outcome)).unwrap_or(reason);
+    let known = [&*result.outcome, PrepareFailure::Malformed.description()];
+    let without = |known: &&str| reason.strip_prefix(*known)?.strip_prefix(": ");
+    let reason = known.iter().find_map(without).unwrap_or(reason);
     Some(cut(reason, REASON_CHARS_MAX))
 }
 

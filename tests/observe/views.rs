@@ -76,7 +76,7 @@ pub(crate) fn idle() -> WorkerStatusReply {
             name: Some(HOSTILE.to_owned()),
             source: "ci".to_owned(),
             outcome: "exception (malformed-payload)".to_owned(),
-            reason: None,
+            reason: Some(format!("the payload is malformed; no task code was run: {HOSTILE}")),
             held_seconds: 4.0,
             seconds_ago: 61.0,
         }],
