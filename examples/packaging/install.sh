@@ -7,6 +7,7 @@
 #
 # With DESTDIR it only puts files below that folder, and neither adds a user nor calls systemd.
 set -eu
+umask 022
 here=$(cd "$(dirname "$0")" && pwd)
 binary='' prefix=/usr/local uninstall=''
 while [ $# -gt 0 ]; do
@@ -61,7 +62,8 @@ user=$(id -u journeyman 2>/dev/null || true)
 script postinst configure "${changed:+$before}"
 if [ -z "$to$user" ]; then echo "added the user journeyman"; fi
 if [ ! -d "$to$state" ]; then
-    mkdir -p -m 750 "$to$state"
+    mkdir -p "$to$state"
+    chmod 750 "$to$state"
     if [ -z "$to" ]; then chown journeyman:journeyman "$state"; fi
     echo "made $to$state"
 fi
