@@ -148,7 +148,7 @@ impl Serve {
     ///
     /// # Panics
     ///
-    /// As [`Main::run`] does.
+    /// See [`Main::run`].
     pub fn run(self) -> ExitCode {
         handler_kinds::register(self.program.kinds);
         cli::run_worker(self.settings, &Environment::from_process()).into()
@@ -162,7 +162,7 @@ impl Serve {
     ///
     /// # Panics
     ///
-    /// As [`Main::run`] does.
+    /// See [`Main::run`].
     pub fn build(self) -> Result<Worker, BuildError> {
         handler_kinds::register(self.program.kinds);
         cli::build_worker(self.settings, &Environment::from_process()).map_err(BuildError)

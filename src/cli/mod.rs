@@ -160,7 +160,7 @@ pub(crate) fn run_worker(settings: Vec<Setting>, environment: &Environment) -> E
     exit_after(run_local(worker::run(ConfigArgs::with_settings(settings), environment)))
 }
 
-/// Builds the worker that [`run_worker`] runs, or says why there is none.
+/// Builds the worker that [`run_worker`] runs, or returns what is wrong with its configuration.
 pub(crate) fn build_worker(settings: Vec<Setting>, environment: &Environment) -> Result<Worker, String> {
     let build = || {
         let loaded = ConfigArgs::<WorkerFlags>::with_settings(settings).load(environment)?;

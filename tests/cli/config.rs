@@ -345,7 +345,7 @@ fn a_key_is_explained_with_what_it_is_set_to() {
     for part in ["How long running tasks", "time with unit", "default   \"1h\"", "JOURNEYMAN__WORKER__DRAIN_DEADLINE"] {
         assert!(said.contains(part), "{part}: {said}");
     }
-    // Of a configuration that cannot be used, too.
+    // A configuration that cannot be used is no obstacle.
     assert!(explain("source.ci.task_queue").out.contains("none, it has to be set"));
     host.write("journeyman.toml", "[worker]\ncapacity = 3\n");
     assert!(explain("worker.capacity").out.contains("set to    3 (journeyman.toml:2:12)"));

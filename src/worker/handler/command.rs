@@ -142,7 +142,7 @@ impl PayloadHandler for Command {
         let features = &payload.features;
         let asked = Asked {
             features,
-            max_run_time: payload.max_run_time,
+            max_run_seconds: payload.max_run_time,
             artifacts: payload.artifacts,
             logs: payload.logs,
             on_exit_status: payload.on_exit_status,

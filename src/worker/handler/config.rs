@@ -32,7 +32,7 @@ pub enum Handler {
     Http(HttpHandler),
     /// Runs the task as a pod.
     Kubernetes(KubernetesHandler),
-    /// Of a kind that the program brings.
+    /// Runs tasks by a handler that the program brings.
     #[serde(untagged)]
     #[cfg_attr(debug_assertions, schemars(skip, !untagged))]
     Custom(CustomHandler),

@@ -44,8 +44,7 @@ pub struct PayloadSettings {
 /// What a payload asks for, whatever runs it.
 pub(super) struct Asked<'a> {
     pub(super) features: &'a Map<String, Value>,
-    /// In seconds.
-    pub(super) max_run_time: Option<u32>,
+    pub(super) max_run_seconds: Option<u32>,
     pub(super) artifacts: Vec<PayloadArtifact>,
     pub(super) logs: LogNames,
     pub(super) on_exit_status: OnExitStatus,
@@ -78,7 +77,7 @@ impl PayloadSettings {
         context: &Context,
     ) -> Result<Begun, PrepareError> {
         let Asked { features, on_exit_status, key_exposure, .. } = asked;
-        let run_time = resolve_run_time(self.max_run_time.0, asked.max_run_time, &mut violations);
+        let run_time = resolve_run_time(self.max_run_time.0, asked.max_run_seconds, &mut violations);
         let artifacts = validate_artifacts(asked.artifacts, context, &mut violations);
         violations.extend(asked.logs.publish(&artifacts, context));
         if is_wanted(features, CHAIN_OF_TRUST) {

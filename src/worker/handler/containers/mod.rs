@@ -139,7 +139,7 @@ impl PayloadHandler for Containers {
         let mut environment = ContainerEnvironment::of(variables, &mut violations);
         let asked = Asked {
             features,
-            max_run_time: Some(payload.max_run_time),
+            max_run_seconds: Some(payload.max_run_time),
             artifacts,
             logs: log_names(payload.log),
             on_exit_status: payload.on_exit_status,
