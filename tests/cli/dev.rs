@@ -131,6 +131,39 @@ fn payloads_of_dev_see_the_variables_that_it_is_told() {
 }
 
 #[test]
+fn what_another_made_in_the_temporary_directory_is_not_touched() {
+    let host = Host::new();
+    let hour_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(3600);
+    // With the mode of any directory, and with a lock that leads elsewhere.
+    for (name, mode) in [("notes", 0o755), ("secret", 0o700)] {
+        let work = host.join(&format!("journeyman-dev-{name}/work"));
+        std::fs::create_dir_all(&work).expect("made");
+        host.write(&format!("journeyman-dev-{name}/thesis"), "precious");
+        if name == "secret" {
+            std::os::unix::fs::symlink("../thesis", work.join("worker.lock")).expect("made");
+        }
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+        std::fs::set_permissions(work.parent().expect("its parent"), mode).expect("ours");
+        std::fs::File::open(&work).and_then(|work| work.set_modified(hour_ago)).expect("ours");
+    }
+    dev(host.path(), &[]).quit();
+    for name in ["notes", "secret"] {
+        assert_eq!(host.read(&format!("journeyman-dev-{name}/thesis")), "precious", "{name}");
+    }
+}
+
+#[test]
+fn the_page_of_a_real_worker_keeps_its_address() {
+    let host = Host::new();
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let listen = taken.local_addr().expect("its number");
+    host.write("journeyman.toml", &format!("[http]\nlisten = \"{listen}\"\n"));
+    dev(host.path(), &[]).quit();
+    let said = host.run(&["dev", "--env", "A=B"]);
+    assert!(said.code == 2 && said.err.contains("without a value"), "{}", said.err);
+}
+
+#[test]
 fn the_directory_of_a_killed_dev_is_removed_by_the_next_and_that_of_another_is_not() {
     let host = Host::new();
     let other = |name: &str| {

@@ -5,7 +5,7 @@ pub(super) mod state_file;
 
 use std::fs::Permissions;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::time::Duration;
 
@@ -26,6 +26,7 @@ use journeyman_platform::log;
 use journeyman_platform::log::LogFormat;
 use journeyman_platform::settings::Environment;
 use journeyman_platform::settings::broker::Amqp;
+use journeyman_platform::settings::key::is_variable;
 use journeyman_platform::settings::values::{self, Listen, OptionalSpan, Queue as TaskQueue, Secret};
 use journeyman_services::queue::{self, Auth, RegisteredClient};
 use journeyman_worker::handler::config::{CommandHandler, Handler, ProgramHandler};
@@ -45,7 +46,7 @@ pub(in crate::cli) struct DevArgs {
     #[arg(long, requires = "demo")]
     keep: bool,
     /// Let payloads see this variable of the environment
-    #[arg(long = "env", value_name = "NAME")]
+    #[arg(long = "env", value_name = "NAME", value_parser = parse_variable)]
     variables: Vec<String>,
     /// Serve this program as a handler, under the task queue `dev/NAME`
     #[arg(long = "handler", value_name = "NAME=PROGRAM", value_parser = parse_handler_flag, conflicts_with = "demo")]
@@ -61,6 +62,12 @@ pub(in crate::cli) struct DevArgs {
 struct HandlerProgram {
     name: String,
     exec: Vec<String>,
+}
+
+fn parse_variable(text: &str) -> Result<String, String> {
+    is_variable(text)
+        .then(|| text.to_owned())
+        .ok_or_else(|| "expected the name of a variable, without a value".to_owned())
 }
 
 fn parse_handler_flag(text: &str) -> Result<HandlerProgram, String> {
@@ -94,10 +101,10 @@ pub(in crate::cli) async fn run(arguments: DevArgs, environment: &Environment) -
     if !set("worker.status_poll_interval") {
         config.worker.status_poll_interval = OptionalSpan(Some(STATUS_POLL));
     }
-    if !set("worker.live_log") {
+    if !set_outside_file("worker.live_log") {
         config.worker.live_log = Some(Listen(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))));
     }
-    if !set("http.listen") {
+    if !set_outside_file("http.listen") {
         config.http.listen = Some(Listen(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))));
     }
     if !set_outside_file("queue.auth") {
@@ -152,20 +159,32 @@ pub(in crate::cli) async fn run(arguments: DevArgs, environment: &Environment) -
 
 /// The directories of this command begin with it.
 const TEMP_DIR_PREFIX: &str = "journeyman-dev-";
+const TOKEN_FILE: &str = "token";
 /// One that is younger may be that of a process that has not locked it yet.
 const LEFTOVER_AGE_MIN: Duration = Duration::from_secs(60);
 
-/// Removes the directories of processes that were killed. Those of others are locked by their workers, or not ours.
+/// Removes the directories of processes that were killed; those of others are locked by their workers. What is not ours and private,
+/// as only this command makes it, is not looked into: any user may write where it lies.
 fn remove_leftovers(own: &Path) {
     let entries = std::fs::read_dir(std::env::temp_dir()).into_iter().flatten().flatten();
     for dir in entries.map(|entry| entry.path()).filter(|dir| dir != own) {
         let is_of_dev =
             dir.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(TEMP_DIR_PREFIX.as_bytes()));
+        let is_private = dir.symlink_metadata().is_ok_and(|metadata| {
+            let is_ours = metadata.uid() == rustix::process::geteuid().as_raw();
+            metadata.is_dir() && is_ours && metadata.mode() & 0o777 == 0o700
+        });
         let work = dir.join("work");
+        if !is_of_dev || !is_private || !dir.join(TOKEN_FILE).is_file() || !work.join("worker.lock").is_file() {
+            continue;
+        }
         let age = work.metadata().and_then(|metadata| metadata.modified()).ok().and_then(|at| at.elapsed().ok());
-        if is_of_dev && age.is_some_and(|age| age > LEFTOVER_AGE_MIN) && WorkDir::acquire(&work).is_ok() {
-            // What cannot be removed stays, as it did.
-            drop(remove_tree(&dir));
+        if age.is_some_and(|age| age > LEFTOVER_AGE_MIN) && WorkDir::acquire(&work).is_ok() {
+            let done = match remove_tree(&dir) {
+                Ok(()) => "removed".to_owned(),
+                Err(error) => format!("cannot be removed: {error}"),
+            };
+            output::print_stderr(&format!("{} of a `journeyman dev` that was killed: {done}", dir.display()));
         }
     }
 }
@@ -220,7 +239,7 @@ impl DevSession {
     ) -> Result<Self, Failure> {
         let token = Secret::new(&format!("{}{}", uuid::Uuid::new_v4().simple(), uuid::Uuid::new_v4().simple()));
         let queue = start_queue(&mut config, &token, environment).await?;
-        let token_file = temp_dir.join("token");
+        let token_file = temp_dir.join(TOKEN_FILE);
         write_file(&token_file, token.reveal(), 0o600)?;
         config.handler.entry(COMMAND.to_owned()).or_default();
         for handler in config.handler.values_mut() {

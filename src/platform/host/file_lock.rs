@@ -16,7 +16,7 @@ impl FileLock {
     /// A process that is killed between `fork` and `exec` of a child leaves the lock to the child until its `exec`. A lock that
     /// is held is therefore tried [`LOCK_ATTEMPTS_MAX`] times.
     pub fn acquire(path: &Path) -> io::Result<Option<Self>> {
-        let file = File::create(path)?;
+        let file = File::options().write(true).create(true).truncate(false).open(path)?;
         let locked = retry_while_held(|| match file.try_lock() {
             Ok(()) => Ok(Some(())),
             Err(TryLockError::WouldBlock) => Ok(None),
