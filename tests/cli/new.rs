@@ -31,6 +31,8 @@ fn a_new_handler_passes_its_test_and_runs_at_once() {
         let created =
             host.run(&["task", "create", "--wait", "--queue", "dev/greet", "--payload", r#"{"name":"world"}"#]);
         assert_eq!(created.code, 0, "{}{}", created.out, created.err);
+        let task = created.out.split_whitespace().next().expect("an id");
+        assert!(host.run(&["task", "log", task]).out.contains("hello world\n"));
         dev.quit();
         let again = host.run(&["new", language, folder]);
         assert!(again.code == 21 && again.err.contains("cannot make greet: File exists"), "{}", again.err);

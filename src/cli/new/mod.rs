@@ -35,7 +35,22 @@ enum Language {
 fn parse_name(text: &str) -> Result<String, String> {
     let is_plain = text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
     let is_name = is_plain && text.len() <= 32 && text.starts_with(|first: char| first.is_ascii_lowercase());
-    let is_taken = ["command", "program", "http", "kubernetes", "journeyman", "test"].contains(&text);
+    let is_taken = [
+        "command",
+        "program",
+        "http",
+        "kubernetes",
+        "journeyman",
+        "test",
+        "build",
+        "core",
+        "std",
+        "serde",
+        "self",
+        "crate",
+        "fn",
+    ]
+    .contains(&text);
     if is_name && !is_taken {
         Ok(text.to_owned())
     } else {
