@@ -9,7 +9,7 @@ use toml::{Table, Value};
 use journeyman_platform::settings::Problems;
 use journeyman_platform::settings::key::{is_name, join};
 use journeyman_platform::settings::load::Loader;
-use journeyman_platform::settings::problem::is_secret_name;
+use journeyman_platform::settings::problem::{holds_password, is_secret_name};
 use journeyman_worker::handler::DynHandler;
 use journeyman_worker::handler::config::CustomHandler;
 
@@ -51,13 +51,24 @@ impl HandlerKind {
 
     pub(crate) fn read(&self, loader: &mut Loader<'_>, key: &str, section: Value) -> Option<CustomHandler> {
         let mut settings = section.as_table().cloned().unwrap_or_else(Table::new);
-        for (name, value) in &mut settings {
-            if is_secret_name(name) {
-                *value = Value::from("***");
-            }
-        }
+        settings.iter_mut().for_each(|(name, value)| mask(name, value));
         let handler = (self.make)(loader, key, section)?;
         Some(CustomHandler { kind: self.name.clone(), settings, handler })
+    }
+}
+
+/// Masks what may be a secret in settings whose meaning only the program knows.
+fn mask(name: &str, value: &mut Value) {
+    match value {
+        Value::Table(table) => table.iter_mut().for_each(|(name, value)| mask(name, value)),
+        Value::Array(items) => items.iter_mut().for_each(|item| mask(name, item)),
+        Value::String(text) => {
+            let is_secret = is_secret_name(name) || name.contains("key") || name.contains("auth");
+            if is_secret || holds_password(text) {
+                "***".clone_into(text);
+            }
+        }
+        Value::Integer(_) | Value::Float(_) | Value::Boolean(_) | Value::Datetime(_) => {}
     }
 }
 

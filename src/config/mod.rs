@@ -147,8 +147,10 @@ enum HandlerKind {
 /// A section with the name of a kind that the program brings is of that kind, unless it says another.
 fn read_handler(loader: &mut Loader<'_>, key: &str, mut section: Value) -> Option<Handler> {
     let kind = section.get("kind").map_or_else(|| key.strip_prefix("handler."), Value::as_str);
-    if let Some(kind) = kind.and_then(handler_kinds::find) {
-        section.as_table_mut()?.remove("kind");
+    if let Some(kind) = kind.and_then(handler_kinds::find)
+        && let Value::Table(table) = &mut section
+    {
+        table.remove("kind");
         return kind.read(loader, key, section).map(Handler::Custom);
     }
     match loader.kind(key, &mut section, Some(HandlerKind::Program))? {

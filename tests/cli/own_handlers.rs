@@ -3,9 +3,11 @@
 use std::path::Path;
 use std::process::Command;
 
+use journeyman::handler::{Context, ExecuteError, PayloadHandler, PrepareError};
+use journeyman::worker::ExitReason;
 use serde_json::Value;
 
-use crate::cli::host::Host;
+use crate::cli::host::{Host, TOKEN};
 use crate::cli::server::{Server, get};
 use crate::cli::support::run;
 
@@ -91,6 +93,11 @@ fn settings_of_a_kind_are_checked_with_their_place() {
         assert_eq!(said.code, 30, "{}{}", said.out, said.err);
         words.iter().for_each(|word| assert!(said.err.contains(word), "{word}: {}", said.err));
     }
+    let nested = "[handler.loud]\nkind = \"shout\"\nending = \"https://u:canary-pass@h/\"\n";
+    let shown = check(nested, &["config", "show"]).out;
+    assert!(shown.contains("ending = \"***\"") && !shown.contains("canary-pass"), "{shown}");
+    let said = check("[[handler.shout]]\nending = \"!\"\n", &["config", "check"]);
+    assert!(said.code == 30 && said.err.contains("expected a table"), "{}{}", said.out, said.err);
     // Without a file, `dev` says what the kind needs.
     host.write("journeyman.toml", "");
     let said = run(example("settings", host.path()).arg("dev"), "");
@@ -99,4 +106,48 @@ fn settings_of_a_kind_are_checked_with_their_place() {
     let mut shown = example("settings", host.path());
     let shown = run(shown.env("JOURNEYMAN__HANDLER__SHOUT__ENDING", "?").args(["config", "show"]), "");
     assert!(shown.out.contains("[handler.shout]") && shown.out.contains("ending = \"?\""), "{}", shown.out);
+}
+
+struct Echo;
+
+impl PayloadHandler for Echo {
+    type Payload = Value;
+    type Prepared = Value;
+
+    async fn prepare(&self, payload: Value, _: &Context) -> Result<Value, PrepareError> {
+        Ok(payload)
+    }
+
+    async fn execute(&self, payload: Value, context: &Context) -> Result<(), ExecuteError> {
+        context.log().write_line(&payload.to_string());
+        Ok(())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_of_three_lines_runs_the_tasks_of_a_taskcluster() {
+    let host = Host::with_queue();
+    host.write("token", TOKEN);
+    let path = |name: &str| host.join(name).display().to_string();
+    let worker = journeyman::serve("echo", Echo)
+        .taskcluster(host.root(), "build/linux", "me", &path("token"))
+        .set("worker.work_dir", &path("work"))
+        .set("worker.max_tasks", "1")
+        .set("host.metadata_service", "off")
+        .build()
+        .expect("the configuration is good");
+    let task = host.create(&["--payload", r#"{"say":"hello"}"#]);
+    assert_eq!(worker.run().await.expect("it runs"), ExitReason::LimitReached);
+    assert_eq!(host.task(&["log", &task]).out, "{\"say\":\"hello\"}\n");
+    assert_eq!(host.task(&["wait", &task]).code, 0);
+}
+
+#[test]
+fn what_is_wrong_with_a_worker_is_said_when_it_is_built() {
+    let built = journeyman::serve("echo", Echo).taskcluster("no-url", "build/linux", "me", "token").build();
+    let said = built.err().expect("the address is none").to_string();
+    assert!(
+        said.contains("`source.queue.root_url` cannot be") && said.contains("set(\"source.queue.root_url\""),
+        "{said}"
+    );
 }

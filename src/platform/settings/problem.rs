@@ -274,7 +274,7 @@ pub fn is_secret_name(text: &str) -> bool {
 }
 
 /// True if a text looks like a URL with a user and a password.
-pub(crate) fn holds_password(text: &str) -> bool {
+pub fn holds_password(text: &str) -> bool {
     text.split_once("://").is_some_and(|(_, rest)| rest.contains('@'))
 }
 

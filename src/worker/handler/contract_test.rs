@@ -128,7 +128,14 @@ pub async fn check_handler(handler: &dyn DynHandler, plan: &TestPlan) -> io::Res
     let mut report = ContractReport::default();
     let refusal = match &plan.bad_payload {
         None => RuleOutcome::needs("the handler rejects"),
-        Some(payload) => check_refusal(handler.prepare_task(TestTask::new(payload.clone())?.context()).await.map(drop)),
+        Some(payload) => {
+            let task = TestTask::new(payload.clone())?;
+            let prepared = timeout(plan.timeout, handler.prepare_task(task.context())).await;
+            prepared.map_or_else(
+                |_| RuleOutcome::Failed("no answer".to_owned()),
+                |prepared| check_refusal(prepared.map(drop)),
+            )
+        }
     };
     report.add("rejects a bad payload before it starts", refusal);
     let Some(payload) = &plan.payload else {
