@@ -1,5 +1,7 @@
 //! What says why a task waits or has failed, and what is next.
 
+use serde_json::json;
+
 use crate::cli::host::Host;
 
 #[test]
@@ -30,5 +32,26 @@ fn a_task_that_failed_or_waits_says_why_and_what_is_next() {
     for part in ["1 worker has claimed from dev/command lately", "1 pending", "claims nothing: paused"] {
         assert!(paused.out.contains(part), "{part}: {}", paused.out);
     }
+    dev.quit();
+}
+
+#[test]
+fn the_reason_is_the_payloads_own_and_not_that_of_a_missing_artifact() {
+    let (host, dev) = Host::with_dev(&[]);
+    let run = |script: &str| {
+        let artifacts = json!([{"type": "file", "path": "nope", "name": "public/nope"}]);
+        let payload = json!({"command": [["/bin/sh", "-c", script]], "artifacts": artifacts, "maxRunTime": 60});
+        host.run(&["task", "create", "--wait", "--payload", &payload.to_string()]).out
+    };
+    let failed = run("exit 2");
+    assert!(failed.contains("why    command 0: exit status 2\n"), "{failed}");
+    // Its own lines are no reason, even if they look like the worker's.
+    let missing =
+        run("echo '[journeyman 2026-01-01T00:00:00.000Z] failed: forged'; head -c 400 /dev/zero | tr '\\0' x");
+    let why = "why    without all of its artifacts the task is not completed artifact public/nope: ";
+    assert!(missing.contains(why), "{missing}");
+    assert!(missing.contains(&format!("| {}…", "x".repeat(199))), "{missing}");
+    let reason = host.status()["recent_results"][0]["reason"].to_string();
+    assert!(reason.contains("without all of its artifacts"), "{reason}");
     dev.quit();
 }

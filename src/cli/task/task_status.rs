@@ -6,6 +6,7 @@ use jiff::{SpanRound, Timestamp, Unit};
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::console::text::strip_control_chars;
 use journeyman_domain::named_enum;
 use journeyman_domain::refusal::Refusal;
 use journeyman_worker::source::CallError;
@@ -24,6 +25,9 @@ named_enum! {
         Unknown = "unknown",
     }
 }
+
+/// The runs that are described; `-o json` has all of them.
+const RUNS_SHOWN: usize = 3;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -50,6 +54,7 @@ pub struct TaskStatus {
     pub state: TaskState,
     provisioner_id: String,
     worker_type: String,
+    pub retries_left: u32,
     pub runs: Vec<RunStatus>,
     /// The response of the queue.
     #[serde(skip)]
@@ -133,7 +138,11 @@ impl TaskStatus {
         // Writing to a String cannot fail.
         let state = self.state.as_str();
         _ = writeln!(out, "{}  {state}  {}", self.task, self.task_queue());
-        for run in &self.runs {
+        let folded = self.runs.len().saturating_sub(RUNS_SHOWN);
+        if let Some(last) = self.runs[..folded].last() {
+            _ = writeln!(out, "  runs 0 to {}, the last of them {}", last.number, last.summary());
+        }
+        for run in &self.runs[folded..] {
             _ = writeln!(out, "  run {}  {}", run.number, run.describe());
         }
         out
@@ -144,7 +153,7 @@ impl RunStatus {
     pub fn summary(&self) -> String {
         let state = self.state.as_str();
         match self.reason.as_deref().filter(|reason| *reason != state) {
-            Some(reason) => format!("{state} ({reason})"),
+            Some(reason) => format!("{state} ({})", strip_control_chars(reason)),
             None => state.to_owned(),
         }
     }
@@ -200,6 +209,16 @@ mod tests {
         let refused = TaskStatus::read(&raw).unwrap_err();
         assert_eq!(refused.refusal, Refusal::Rejected);
         assert!(refused.message.contains("status"), "{}", refused.message);
+    }
+
+    #[test]
+    fn earlier_runs_are_folded() {
+        let run = |number: u32| serde_json::json!({ "runId": number, "state": "exception", "reasonResolved": "claim-expired" });
+        let raw =
+            serde_json::json!({ "taskId": "abc", "state": "exception", "runs": (0..5).map(run).collect::<Vec<_>>() });
+        let said = TaskStatus::read(&raw).unwrap().describe();
+        assert!(said.contains("\n  runs 0 to 1, the last of them exception (claim-expired)\n  run 2  "), "{said}");
+        assert_eq!(said.lines().count(), 5, "{said}");
     }
 
     #[test]

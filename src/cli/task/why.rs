@@ -1,6 +1,7 @@
 //! Says why a task waits or did not complete, and what happens next.
 
 use std::fmt::Write as _;
+use std::future::Future;
 
 use jiff::Timestamp;
 use serde_json::Value;
@@ -8,6 +9,7 @@ use tokio::time::timeout;
 
 use super::task_status::{TaskState, TaskStatus};
 use crate::cli::queue_client::QueueClient;
+use crate::console::text::cut;
 use journeyman_domain::id::{Run, TaskId};
 use journeyman_domain::limits::{TASK_CARD_LOG_BYTES_MAX, TASK_CARD_TIMEOUT, TASK_CARD_WORKERS_MAX};
 use journeyman_platform::settings::problem::suggest;
@@ -15,6 +17,8 @@ use journeyman_worker::source::taskcluster::Api;
 
 /// The lines of the log that are shown of a task that did not complete.
 const LOG_LINES: usize = 20;
+
+const LINE_CHARS_MAX: usize = 200;
 
 /// Begins the lines of the worker in a task's log.
 const NOTE: &str = "[journeyman ";
@@ -28,17 +32,35 @@ pub(super) async fn explain(client: &QueueClient, status: &TaskStatus) -> String
             _ = writeln!(out, "  {name:6} {text}");
         }
     };
+    if !status.is_resolved()
+        && let [.., before, now] = status.runs.as_slice()
+    {
+        let left = counted(status.retries_left as usize, "retry", "retries");
+        add("next", &format!("run {}, because the one before ended as {}; {left} left", now.number, before.summary()));
+    }
     match status.state {
         TaskState::Pending => add("why", &waiting(client, status).await),
         TaskState::Unscheduled => add("why", "it waits until the tasks that it depends on are resolved"),
         TaskState::Failed | TaskState::Exception => {
-            let lines = end_of_log(&client.api, status).await;
-            add("why", &reason(status, &lines));
+            let log = end_of_log(&client.api, status).await;
+            let lines = log.as_deref().unwrap_or_default();
+            add("why", &reason(status, lines));
             add("next", &next(status));
             let shown = lines.len().min(LOG_LINES);
-            if shown > 0 {
+            if log.is_none() {
+                add(
+                    "log",
+                    &format!(
+                        "not read to its end in {} s; `journeyman task log {}` prints it",
+                        TASK_CARD_TIMEOUT.as_secs(),
+                        status.task
+                    ),
+                );
+            } else if shown > 0 {
                 add("log", &format!("its last {shown} lines; `journeyman task log {}` prints all of it", status.task));
-                lines[lines.len() - shown..].iter().for_each(|line| add("", &format!("| {line}")));
+                lines[lines.len() - shown..]
+                    .iter()
+                    .for_each(|line| add("", &format!("| {}", cut(line, LINE_CHARS_MAX))));
             }
         }
         TaskState::Running | TaskState::Completed | TaskState::Unknown => {}
@@ -46,16 +68,33 @@ pub(super) async fn explain(client: &QueueClient, status: &TaskStatus) -> String
     out
 }
 
-/// What the worker wrote last into the log, or what the queue says.
+/// How the worker's last word on a payload begins.
+const VERDICTS: [&str; 6] =
+    ["failed: ", "failed, ", "not completed", "not started", "released: ", "the payload is malformed"];
+
+/// The verdict of the worker in the log, or else its last line about the task, or what the queue says.
 fn reason(status: &TaskStatus, log: &[String]) -> String {
-    let notes: Vec<&str> =
-        log.iter().filter_map(|line| line.strip_prefix(NOTE)?.split_once("] ")).map(|(_, note)| note).collect();
-    let is_reason =
-        |note: &&str| !note.starts_with(' ') && !note.starts_with("result: ") && !note.starts_with("resources: ");
-    let last = notes.iter().rposition(is_reason);
-    let Some(last) = last.filter(|_| !status.is_canceled()) else { return meaning(status).to_owned() };
-    let reason = notes[last].strip_prefix("failed: ").unwrap_or(notes[last]);
-    let details: Vec<&str> = notes[last + 1..].iter().filter_map(|note| note.strip_prefix("  ")).collect();
+    let of_queue = ["canceled", "deadline-exceeded", "claim-expired"];
+    if status.runs.last().and_then(|run| run.reason.as_deref()).is_some_and(|reason| of_queue.contains(&reason)) {
+        return meaning(status).to_owned();
+    }
+    let note = |line: &str| {
+        let (time, note) = line.strip_prefix(NOTE)?.split_once("] ")?;
+        time.parse::<Timestamp>().ok().map(|_| note.to_owned())
+    };
+    let notes: Vec<String> = log.iter().filter_map(|line| note(line)).collect();
+    let is_verdict = |note: &String| VERDICTS.iter().any(|start| note.starts_with(start));
+    let is_about = |note: &String| !["  ", "result: ", "resources: "].iter().any(|start| note.starts_with(start));
+    // Commands may print what looks like a verdict, but not after their result.
+    let ended = notes.iter().rposition(|note| note.starts_with("result: ")).unwrap_or(0);
+    let verdict = notes[ended.min(notes.len())..].iter().rposition(is_verdict).map(|at| at + ended);
+    let last = verdict.or_else(|| notes.iter().rposition(is_about));
+    let Some(last) = last else { return meaning(status).to_owned() };
+    let reason = notes[last].strip_prefix("failed: ").unwrap_or(&notes[last]);
+    let mut details: Vec<&str> = notes[last + 1..].iter().filter_map(|note| note.strip_prefix("  ")).collect();
+    if !is_verdict(&notes[last]) {
+        details.extend(notes[..last].iter().filter(|note| note.starts_with("artifact ")).map(String::as_str));
+    }
     if details.is_empty() { reason.to_owned() } else { format!("{reason} {}", details.join("; ")) }
 }
 
@@ -87,51 +126,65 @@ fn next(status: &TaskStatus) -> String {
     }
 }
 
-/// The end of the log of the last run, without what is not text; empty if it has none.
-async fn end_of_log(api: &Api, status: &TaskStatus) -> Vec<String> {
-    let Some(run) = status.runs.last().filter(|run| run.started_at.is_some()) else { return Vec::new() };
-    let Some(task) = TaskId::parse(&status.task) else { return Vec::new() };
+/// The last lines of the log of the last run, none if it has no log; `None` if its end was not reached in time.
+async fn end_of_log(api: &Api, status: &TaskStatus) -> Option<Vec<String>> {
+    let started = status.runs.last().filter(|run| run.started_at.is_some());
+    let (Some(run), Some(task)) = (started, TaskId::parse(&status.task)) else { return Some(Vec::new()) };
     let run = Run { task, run: run.number };
     let mut end = Vec::new();
     let reading = async {
-        let Ok(mut download) = super::open_log(api, &run).await else { return };
-        while let Ok(Some(chunk)) = download.next_chunk().await {
-            end.extend_from_slice(&chunk);
+        let Ok(mut download) = super::open_log(api, &run).await else { return true };
+        loop {
+            match download.next_chunk().await {
+                Ok(Some(chunk)) => end.extend_from_slice(&chunk),
+                Ok(None) => return true,
+                Err(_) => return false,
+            }
             end.drain(..end.len().saturating_sub(TASK_CARD_LOG_BYTES_MAX));
         }
     };
-    // What was read by then is better than no reason.
-    drop(timeout(TASK_CARD_TIMEOUT, reading).await);
-    let text = String::from_utf8_lossy(&end);
-    text.lines().map(str::to_owned).collect()
+    let is_whole = timeout(TASK_CARD_TIMEOUT, reading).await.unwrap_or(false);
+    is_whole.then(|| String::from_utf8_lossy(&end).lines().map(str::to_owned).collect())
 }
 
-/// Who could claim a pending task, and why no worker has; empty if the queue does not say.
+/// Who could claim a pending task, and why no worker has.
 async fn waiting(client: &QueueClient, status: &TaskStatus) -> String {
     let queue = status.task_queue();
-    let asked = timeout(TASK_CARD_TIMEOUT, async {
-        let workers = client.api.workers(&queue).await.ok()?.entries.len();
-        if workers == 0 {
-            return Some(format!("no worker has claimed from {queue} lately{}", other_queues(client, &queue).await));
-        }
-        let pending = client.api.pending_count(&queue).await.ok()?;
-        let running = client.api.claimed_tasks(&queue, None).await.ok()?.entries.len();
-        let first = client.api.pending_tasks(&queue, None).await.ok().and_then(|page| page.entries.into_iter().next());
-        let since =
-            first.as_ref().and_then(|entry| entry.get("inserted").and_then(Value::as_str)?.parse::<Timestamp>().ok());
-        let oldest = since.map_or_else(String::new, |since| {
-            format!(", the next one since {} s", (Timestamp::now() - since).get_seconds())
-        });
-        let (workers, tasks) = (counted(workers, "worker"), counted(running, "task"));
-        let recently = if workers.starts_with('1') { "has" } else { "have" };
-        Some(format!("{workers} {recently} claimed from {queue} lately; {tasks} running, {pending} pending{oldest}"))
+    let mut said = vec![within(workers_of(client, &queue)).await.unwrap_or_else(|| {
+        format!(
+            "the queue does not tell which workers claim from {queue}; that needs the scope queue:list-workers:{queue}"
+        )
+    })];
+    said.extend(within(depth_of(client, &queue)).await);
+    said.extend(client.blocked_worker().await);
+    said.join("; ")
+}
+
+async fn within(asking: impl Future<Output = Option<String>>) -> Option<String> {
+    timeout(TASK_CARD_TIMEOUT, asking).await.ok().flatten()
+}
+
+async fn workers_of(client: &QueueClient, queue: &str) -> Option<String> {
+    let workers = client.api.workers(queue).await.ok()?.entries.len();
+    Some(match workers {
+        0 => format!("no worker has claimed from {queue} lately{}", other_queues(client, queue).await),
+        1 => format!("1 worker has claimed from {queue} lately"),
+        _ => format!("{workers} workers have claimed from {queue} lately"),
+    })
+}
+
+async fn depth_of(client: &QueueClient, queue: &str) -> Option<String> {
+    let pending = client.api.pending_count(queue).await.ok()?;
+    let claimed = client.api.claimed_tasks(queue, None).await.ok();
+    let running =
+        claimed.map_or_else(String::new, |page| format!("{} running, ", counted(page.entries.len(), "task", "tasks")));
+    let first = client.api.pending_tasks(queue, None).await.ok().and_then(|page| page.entries.into_iter().next());
+    let since =
+        first.as_ref().and_then(|entry| entry.get("inserted").and_then(Value::as_str)?.parse::<Timestamp>().ok());
+    let oldest = since.map_or_else(String::new, |since| {
+        format!(", the next one since {} s", (Timestamp::now() - since).get_seconds())
     });
-    let asked = asked.await.ok().flatten().unwrap_or_default();
-    match client.blocked_worker().await {
-        Some(why) if asked.is_empty() => why,
-        Some(why) => format!("{asked}; {why}"),
-        None => asked,
-    }
+    Some(format!("{running}{pending} pending{oldest}"))
 }
 
 /// Queues that workers claim from, the one with the most similar name first.
@@ -145,12 +198,12 @@ async fn other_queues(client: &QueueClient, queue: &str) -> String {
     for name in names.into_iter().take(TASK_CARD_WORKERS_MAX) {
         match client.api.workers(name).await.map(|page| page.entries.len()) {
             Ok(0) | Err(_) => {}
-            Ok(workers) => told.push(format!("{name} has {}", counted(workers, "worker"))),
+            Ok(workers) => told.push(format!("{name} has {}", counted(workers, "worker", "workers"))),
         }
     }
     if told.is_empty() { ", nor from another queue".to_owned() } else { format!("; {}", told.join(", ")) }
 }
 
-fn counted(count: usize, what: &str) -> String {
-    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
+fn counted(count: usize, one: &str, several: &str) -> String {
+    if count == 1 { format!("1 {one}") } else { format!("{count} {several}") }
 }

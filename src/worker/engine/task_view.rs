@@ -64,6 +64,12 @@ impl TaskView {
         self.0.log().write_note(text);
     }
 
+    /// Says why the task is not completed.
+    pub(super) fn fail(&self, why: &str) {
+        self.write_note(why);
+        self.0.set_failure_reason(why);
+    }
+
     pub(super) fn log_bytes(&self) -> u64 {
         self.0.used_log().map_or(0, TaskLog::bytes)
     }

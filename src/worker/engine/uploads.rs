@@ -62,9 +62,9 @@ impl Uploader {
         // The log says how the payload ended, which is not the task's outcome.
         match settled {
             UploadStatus::Complete => {}
-            UploadStatus::ArtifactMissing => task.write_note("without all of its artifacts the task is not completed"),
+            UploadStatus::ArtifactMissing => task.fail("without all of its artifacts the task is not completed"),
             UploadStatus::UploadFailed => {
-                task.write_note("its artifacts could not all be stored, so the task is not completed");
+                task.fail("its artifacts could not all be stored, so the task is not completed")
             }
         }
         // A task that asks for a chain of trust is not completed without it.
