@@ -38,7 +38,7 @@ async fn a_worker_of_three_lines_serves_the_requests_of_a_queue() {
     let connection = broker.connect("a test").await.expect("a connection");
     let channel = connection.create_channel().await.expect("a channel");
     let queue = format!("doubles-{}", uuid::Uuid::new_v4());
-    let options = QueueDeclareOptions { auto_delete: true, ..QueueDeclareOptions::default() };
+    let options = QueueDeclareOptions { durable: true, auto_delete: true, ..QueueDeclareOptions::default() };
     channel.queue_declare(queue.as_str().into(), options, FieldTable::default()).await.expect("a queue");
     let uri_file = folder.path().join("uri");
     std::fs::write(&uri_file, uri).expect("written");
