@@ -82,7 +82,21 @@ impl SourceChecks<'_> {
         checks.push(Check::ok("credentials", format!("{client} is valid")));
         checks.push(self.check_scopes(known));
         checks.push(match api.pending_count(&queue).await {
-            Ok(pending) => Check::ok("task queue", format!("{queue}: {pending} pending")),
+            Ok(pending) => match api.workers(&queue).await.map(|page| page.entries.len()) {
+                Ok(0) if pending > 0 => {
+                    let fix = "start a worker for it, or compare `task_queue` with the queue that the tasks name";
+                    Check::warning(
+                        "task queue",
+                        format!("{queue}: {pending} pending, and no worker has claimed lately"),
+                        fix,
+                    )
+                }
+                Ok(workers) => Check::ok(
+                    "task queue",
+                    format!("{queue}: {pending} pending; workers that claimed lately: {workers}"),
+                ),
+                Err(_) => Check::ok("task queue", format!("{queue}: {pending} pending")),
+            },
             // The credentials are valid.
             Err(refused) if refused.refusal == Refusal::Denied && self.claims_as.is_some() => {
                 Check::ok("task queue", format!("{queue}: no scope to see the number of pending tasks"))
