@@ -16,7 +16,7 @@ use super::{output, worker_setup};
 use crate::config::handler_kinds;
 use journeyman_platform::settings::Environment;
 use journeyman_platform::settings::values::{File, Span};
-use journeyman_worker::handler::config::{ProgramHandler, StagedProgram};
+use journeyman_worker::handler::config::{Handler, ProgramHandler, StagedProgram};
 use journeyman_worker::handler::contract_test::{self, ContractReport, TestPlan};
 use journeyman_worker::handler::program::Program;
 use journeyman_worker::task::COMMAND;
@@ -101,7 +101,16 @@ async fn test_program(test: HandlerTestArgs, environment: &Environment) -> ExitR
     let unusable =
         |error: io::Error| Failure::new(Exit::HostUnusable, format!("cannot use a temporary directory: {error}"));
     if let Some(kind) = handler_kinds::find(&test.exec[0]) {
-        let handler = kind.without_section()?.handler;
+        let loaded = ConfigArgs::<NoFlags>::from_file(None).load(environment)?;
+        let configured = loaded.config.handler.into_values().find_map(|handler| match handler {
+            Handler::Custom(custom) if custom.kind == kind.name => Some(custom.handler),
+            Handler::Custom(_)
+            | Handler::Command(_)
+            | Handler::Program(_)
+            | Handler::Http(_)
+            | Handler::Kubernetes(_) => None,
+        });
+        let handler = configured.map_or_else(|| kind.without_section().map(|made| made.handler), Ok)?;
         let report = contract_test::check_handler(&*handler, &plan).await.map_err(unusable)?;
         return print_report(test.output, &report);
     }

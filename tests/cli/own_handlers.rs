@@ -102,6 +102,10 @@ fn settings_of_a_kind_are_checked_with_their_place() {
     host.write("journeyman.toml", "");
     let said = run(example("settings", host.path()).arg("dev"), "");
     assert!(said.code == 30 && said.err.contains("[handler.shout] needs `ending`"), "{}", said.err);
+    host.write("journeyman.toml", "[handler.loud]\nkind = \"shout\"\nending = \"!\"\n");
+    let tested = run(example("settings", host.path()).args(["handler", "test", "--payload", "\"a\"", "shout"]), "");
+    assert_eq!(tested.code, 0, "the section of this kind is used: {}{}", tested.out, tested.err);
+    host.write("journeyman.toml", "");
     // A section of the kind's name needs no `kind`, nor does a variable.
     let mut shown = example("settings", host.path());
     let shown = run(shown.env("JOURNEYMAN__HANDLER__SHOUT__ENDING", "?").args(["config", "show"]), "");

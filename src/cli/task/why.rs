@@ -12,6 +12,7 @@ use crate::cli::queue_client::QueueClient;
 use crate::console::text::cut;
 use journeyman_domain::id::{Run, TaskId};
 use journeyman_domain::limits::{TASK_CARD_LOG_BYTES_MAX, TASK_CARD_TIMEOUT, TASK_CARD_WORKERS_MAX};
+use journeyman_domain::units::format_seconds;
 use journeyman_platform::settings::problem::suggest;
 use journeyman_worker::source::taskcluster::Api;
 
@@ -182,7 +183,7 @@ async fn depth_of(client: &QueueClient, queue: &str) -> Option<String> {
     let since =
         first.as_ref().and_then(|entry| entry.get("inserted").and_then(Value::as_str)?.parse::<Timestamp>().ok());
     let oldest = since.map_or_else(String::new, |since| {
-        format!(", the next one since {} s", (Timestamp::now() - since).get_seconds())
+        format!(", the next one for {}", format_seconds(Timestamp::now().duration_since(since).as_secs_f64()))
     });
     Some(format!("{running}{pending} pending{oldest}"))
 }
