@@ -21,6 +21,9 @@ pub(crate) struct HandlerKind {
     make: Box<Make>,
 }
 
+/// The kinds of journeyman.
+pub(crate) const BUILT_IN: [&str; 4] = ["command", "program", "http", "kubernetes"];
+
 /// Set once, before the command line is read.
 static KINDS: OnceLock<Vec<HandlerKind>> = OnceLock::new();
 
@@ -83,7 +86,7 @@ impl fmt::Debug for HandlerKind {
 /// A name is no name of a section, or is used twice, or kinds were registered before.
 pub(crate) fn register(kinds: Vec<HandlerKind>) {
     for (number, kind) in kinds.iter().enumerate() {
-        let is_built_in = ["command", "program", "http", "kubernetes"].contains(&kind.name.as_str());
+        let is_built_in = BUILT_IN.contains(&kind.name.as_str());
         let is_twice = kinds[..number].iter().any(|other| other.name == kind.name);
         assert!(is_name(&kind.name) && !is_built_in && !is_twice, "{:?} cannot name a kind of handlers", kind.name);
     }

@@ -21,7 +21,7 @@ use crate::config::{LoadedConfig, ValueOrigin, handler_kinds};
 use journeyman_platform::host::containment::{close_inherited_fds_on_exec, harden_process};
 use journeyman_platform::host::remove_tree::remove_tree;
 use journeyman_platform::host::termination_notice::MetadataProvider;
-use journeyman_platform::host::work_dir::WorkDir;
+use journeyman_platform::host::work_dir::{LOCK_FILE, WorkDir};
 use journeyman_platform::log;
 use journeyman_platform::log::LogFormat;
 use journeyman_platform::settings::Environment;
@@ -175,7 +175,7 @@ fn remove_leftovers(own: &Path) {
             metadata.is_dir() && is_ours && metadata.mode() & 0o777 == 0o700
         });
         let work = dir.join("work");
-        if !is_of_dev || !is_private || !dir.join(TOKEN_FILE).is_file() || !work.join("worker.lock").is_file() {
+        if !is_of_dev || !is_private || !dir.join(TOKEN_FILE).is_file() || !work.join(LOCK_FILE).is_file() {
             continue;
         }
         let age = work.metadata().and_then(|metadata| metadata.modified()).ok().and_then(|at| at.elapsed().ok());

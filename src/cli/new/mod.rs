@@ -9,6 +9,7 @@ use clap::{Args, ValueEnum};
 
 use super::exit::{Exit, ExitResult, Failure};
 use super::output;
+use crate::config::handler_kinds::BUILT_IN;
 
 const UNIT: &str = include_str!("../../../examples/systemd/journeyman.service");
 const PROGRAM: &str = include_str!("../../../examples/greet.rs");
@@ -31,26 +32,14 @@ enum Language {
     Shell,
 }
 
+/// Names that the folder has, or that cargo and the program in it have for something else.
+const NO_CRATES: [&str; 9] = ["journeyman", "test", "build", "core", "std", "serde", "self", "crate", "fn"];
+
 /// A name of a crate, of a handler and of a unit.
 fn parse_name(text: &str) -> Result<String, String> {
     let is_plain = text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
     let is_name = is_plain && text.len() <= 32 && text.starts_with(|first: char| first.is_ascii_lowercase());
-    let is_taken = [
-        "command",
-        "program",
-        "http",
-        "kubernetes",
-        "journeyman",
-        "test",
-        "build",
-        "core",
-        "std",
-        "serde",
-        "self",
-        "crate",
-        "fn",
-    ]
-    .contains(&text);
+    let is_taken = BUILT_IN.contains(&text) || NO_CRATES.contains(&text);
     if is_name && !is_taken {
         Ok(text.to_owned())
     } else {

@@ -88,7 +88,7 @@ fn reason(status: &TaskStatus, log: &[String]) -> String {
     let is_about = |note: &String| !["  ", "result: ", "resources: "].iter().any(|start| note.starts_with(start));
     // Commands may print what looks like a verdict, but not after their result.
     let ended = notes.iter().rposition(|note| note.starts_with("result: ")).unwrap_or(0);
-    let verdict = notes[ended.min(notes.len())..].iter().rposition(is_verdict).map(|at| at + ended);
+    let verdict = notes[ended..].iter().rposition(is_verdict).map(|at| at + ended);
     let last = verdict.or_else(|| notes.iter().rposition(is_about));
     let Some(last) = last else { return meaning(status).to_owned() };
     let reason = notes[last].strip_prefix("failed: ").unwrap_or(&notes[last]);

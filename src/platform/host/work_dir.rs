@@ -10,7 +10,7 @@ use super::remove_tree::remove_tree;
 use journeyman_domain::limits::LEFTOVER_FOLDERS_MAX;
 
 /// Never removed, so that two workers cannot lock two files of this name.
-const LOCK_FILE: &str = "worker.lock";
+pub const LOCK_FILE: &str = "worker.lock";
 const TASKS_DIR: &str = "tasks";
 
 /// A work directory, locked by this worker.
