@@ -27,8 +27,8 @@ use super::environment::{self, Variables};
 use super::mounts::payload::{Mount, PayloadMount};
 use super::mounts::{in_mib, lacking_scopes};
 use super::payload_parts::{
-    Asked, Begun, CHAIN_OF_TRUST, LogNames, OnExitStatus, PROXY, PayloadArtifact, PayloadSettings, hide_secrets,
-    is_declined, is_wanted, unsupported_features,
+    CHAIN_OF_TRUST, LogNames, OnExitStatus, PROXY, PayloadArtifact, PayloadSettings, RequestedParts, StartedPayload,
+    hide_secrets, is_declined, is_wanted, unsupported_features,
 };
 use super::process::{Launch, RunLimits, format_seconds};
 use super::program_messages::{ProgramRun, run_command};
@@ -93,7 +93,7 @@ pub struct PreparedCommands {
     env: Variables,
     user: PayloadUser,
     monitors_resources: bool,
-    begun: Begun,
+    begun: StartedPayload,
 }
 
 impl Command {
@@ -140,7 +140,7 @@ impl PayloadHandler for Command {
         let is_worker = matches!(user, PayloadUser::Worker) || context.user().is_none();
         let exposure = "the task would run as the worker's own user, which can read the key; see `host.task_users`";
         let features = &payload.features;
-        let asked = Asked {
+        let asked = RequestedParts {
             features,
             max_run_seconds: payload.max_run_time,
             artifacts: payload.artifacts,

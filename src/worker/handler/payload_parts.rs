@@ -42,7 +42,7 @@ pub struct PayloadSettings {
 }
 
 /// What a payload asks for, whatever runs it.
-pub(super) struct Asked<'a> {
+pub(super) struct RequestedParts<'a> {
     pub(super) features: &'a Map<String, Value>,
     pub(super) max_run_seconds: Option<u32>,
     pub(super) artifacts: Vec<PayloadArtifact>,
@@ -54,7 +54,7 @@ pub(super) struct Asked<'a> {
 
 /// A payload whose time runs.
 #[derive(Debug)]
-pub(super) struct Begun {
+pub(super) struct StartedPayload {
     pub(super) on_exit_status: OnExitStatus,
     pub(super) run_time: Duration,
     /// Mounts and images count against the run time.
@@ -72,11 +72,11 @@ impl PayloadSettings {
     /// Malformed if there are violations; or the proxy cannot be started.
     pub(super) async fn begin(
         &self,
-        asked: Asked<'_>,
+        asked: RequestedParts<'_>,
         mut violations: Vec<String>,
         context: &Context,
-    ) -> Result<Begun, PrepareError> {
-        let Asked { features, on_exit_status, key_exposure, .. } = asked;
+    ) -> Result<StartedPayload, PrepareError> {
+        let RequestedParts { features, on_exit_status, key_exposure, .. } = asked;
         let run_time = resolve_run_time(self.max_run_time.0, asked.max_run_seconds, &mut violations);
         let artifacts = validate_artifacts(asked.artifacts, context, &mut violations);
         violations.extend(asked.logs.publish(&artifacts, context));
@@ -94,7 +94,7 @@ impl PayloadSettings {
         if is_wanted(features, PROXY) {
             proxy = Some(TaskProxy::start(self.mounter.client(), Credentials::Hidden, context).await?);
         }
-        Ok(Begun { on_exit_status, run_time, started: Instant::now(), artifacts, proxy })
+        Ok(StartedPayload { on_exit_status, run_time, started: Instant::now(), artifacts, proxy })
     }
 
     /// The key that signs artifacts, or why they cannot be signed.
@@ -119,7 +119,7 @@ impl PayloadSettings {
     }
 }
 
-impl Begun {
+impl StartedPayload {
     /// Where the proxy of the task listens.
     pub(super) fn proxy_url(&self) -> Option<&str> {
         self.proxy.as_ref().map(TaskProxy::url)

@@ -25,8 +25,8 @@ use journeyman_platform::settings::Environment;
 use super::environment::{PROXY_VARIABLE, identity};
 use super::mounts::payload::{Mount, MountKind};
 use super::payload_parts::{
-    Asked, Begun, LogNames, PROXY, PayloadArtifact, PayloadArtifactType, PayloadSettings, hide_secrets, is_declined,
-    is_wanted,
+    LogNames, PROXY, PayloadArtifact, PayloadArtifactType, PayloadSettings, RequestedParts, StartedPayload,
+    hide_secrets, is_declined, is_wanted,
 };
 use super::{Context, DynHandler, HandlerFuture, PayloadHandler, PrepareError, Preparing, erase};
 use client::Client;
@@ -53,7 +53,7 @@ pub struct PreparedContainer {
     command: Vec<String>,
     environment: ContainerEnvironment,
     copies: Vec<CopiedArtifact>,
-    begun: Begun,
+    begun: StartedPayload,
 }
 
 /// What is copied out of a container.
@@ -137,7 +137,7 @@ impl PayloadHandler for Containers {
             variables.remove(PROXY_VARIABLE);
         }
         let mut environment = ContainerEnvironment::of(variables, &mut violations);
-        let asked = Asked {
+        let asked = RequestedParts {
             features,
             max_run_seconds: Some(payload.max_run_time),
             artifacts,
