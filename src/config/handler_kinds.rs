@@ -97,6 +97,11 @@ pub(crate) fn all() -> &'static [HandlerKind] {
     KINDS.get().map_or(&[], Vec::as_slice)
 }
 
+/// The kinds of this program, those of journeyman first.
+pub(crate) fn names() -> Vec<&'static str> {
+    BUILT_IN.into_iter().chain(all().iter().map(|kind| kind.name.as_str())).collect()
+}
+
 pub(crate) fn find(name: &str) -> Option<&'static HandlerKind> {
     all().iter().find(|kind| kind.name == name)
 }

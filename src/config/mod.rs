@@ -153,6 +153,11 @@ fn read_handler(loader: &mut Loader<'_>, key: &str, mut section: Value) -> Optio
         table.remove("kind");
         return kind.read(loader, key, section).map(Handler::Custom);
     }
+    let known = handler_kinds::names();
+    if let Some(other) = section.get("kind").filter(|kind| kind.as_str().is_some_and(|kind| !known.contains(&kind))) {
+        loader.not_a_choice(&join(key, "kind"), other, &known);
+        return None;
+    }
     match loader.kind(key, &mut section, Some(HandlerKind::Program))? {
         HandlerKind::Command => loader.read(key, section, " of kind `command`").map(Handler::Command),
         HandlerKind::Program => loader.read(key, section, " of kind `program`").map(Handler::Program),

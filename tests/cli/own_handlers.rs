@@ -83,6 +83,7 @@ fn settings_of_a_kind_are_checked_with_their_place() {
             "[handler.loud]\nkind = \"shout\"\nending = 7\n",
             ["3:10", "`handler.loud.ending` cannot be 7", "a text in quotes"],
         ),
+        ("[handler.loud]\nkind = \"shuot\"\n", ["2:8", "or \"kubernetes\" or \"shout\"", "did you mean \"shout\"?"]),
         ("[handler.loud]\nkind = \"shout\"\n", ["1:1", "[handler.loud] needs `ending`", "add `ending"]),
         (
             "[handler.loud]\nkind = \"shout\"\nending = \"!\"\ntimes = 101\n",

@@ -234,7 +234,8 @@ impl<'a> Loader<'a> {
         }
     }
 
-    fn not_a_choice(&mut self, key: &str, value: &Value, choices: &[&str]) {
+    /// Reports a value that is none of the choices.
+    pub fn not_a_choice(&mut self, key: &str, value: &Value, choices: &[&str]) {
         let expected = choices.iter().map(|choice| format!("\"{choice}\"")).collect::<Vec<_>>().join(" or ");
         let near = value.as_str().and_then(|text| suggest(text, choices.iter().copied()));
         self.invalid_with_help(key, value, &expected, near.map(|near| format!("did you mean \"{near}\"?")));
