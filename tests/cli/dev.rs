@@ -122,8 +122,9 @@ fn a_demo_that_is_kept_leaves_its_page_and_its_logs_to_be_read() {
 #[test]
 fn payloads_of_dev_see_the_variables_that_it_is_told() {
     let host = Host::new();
-    let mut command = host.journeyman(&["dev", "--env", "SHOWN"]);
+    let mut command = host.journeyman(&["dev", "--env", "SHOWN", "--env", "UNSET"]);
     let mut dev = Server::start(command.env("SHOWN", "seen").env("HIDDEN", "unseen"));
+    dev.logs("`--env UNSET` has no effect");
     dev.prints("Ctrl-C");
     let task = host.create(&["--wait", "--", "/bin/sh", "-c", "echo $SHOWN$HIDDEN"]);
     assert!(host.task(&["log", &task]).out.contains("\nseen\n"), "only the one that was named");

@@ -145,6 +145,9 @@ pub(in crate::cli) async fn run(arguments: DevArgs, environment: &Environment) -
     for HandlerProgram { name, exec } in &arguments.handlers {
         config.handler.insert(name.clone(), Handler::Program(ProgramHandler::new(exec.clone())));
     }
+    for variable in arguments.variables.iter().filter(|name| environment.get(name).is_none()) {
+        output::print_stderr(&format!("note: `--env {variable}` has no effect: the variable is not set"));
+    }
     if !config.source.is_empty() {
         output::print_stderr("note: dev uses its own queue only and ignores the sources of the configuration");
     }
