@@ -31,6 +31,11 @@ pub const TOP_KEYS_QUEUED_MAX: usize = 64;
 pub const TOP_KEY_POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Ended claims in the status.
 pub const RECENT_RESULTS_MAX: usize = 20;
+/// Ended claims of the last hour whose phases are kept.
+pub const HISTORY_CLAIMS_MAX: usize = 500;
+pub const HISTORY_WINDOW: Duration = Duration::from_secs(3600);
+/// Times of reclaims that are kept of a claim, the latest.
+pub const HISTORY_RECLAIMS_MAX: usize = 64;
 pub const CONTROL_CONNECTIONS_MAX: usize = 128;
 /// Connections that wait to be accepted.
 pub const CONTROL_BACKLOG: u32 = 128;
@@ -42,3 +47,29 @@ pub const TRACES_BATCH_MAX: usize = 128;
 pub const TRACES_BATCH_DELAY: Duration = Duration::from_secs(5);
 pub const TRACES_EXPORT_TIMEOUT: Duration = Duration::from_secs(10);
 pub const TRACES_CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How often a console asks each role for its status.
+pub const CONSOLE_ASK_INTERVAL: Duration = Duration::from_secs(3);
+pub const CONSOLE_ASK_TIMEOUT: Duration = Duration::from_secs(5);
+pub const CONSOLE_ANSWER_BYTES_MAX: usize = 16 << 20;
+/// The time that a page may wait for a queue.
+pub const CONSOLE_QUEUE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Rows of a table of tasks.
+pub const CONSOLE_TASKS_SHOWN: usize = 50;
+/// The latest tasks of a queue whose times are drawn.
+pub const CONSOLE_TASKS_MEASURED: usize = 500;
+/// The tasks that one order may change.
+pub const BULK_TASKS_MAX: usize = 1_000;
+/// Calls of an order at the same time.
+pub const BULK_CALLS_MAX: usize = 8;
+/// Of a task queue's page: counts of a queue without the extension of this project are asked one by one.
+pub const CONSOLE_QUEUES_COUNTED: usize = 50;
+/// The end of a log that is shown; what is before is cut.
+pub const CONSOLE_LOG_BYTES_MAX: usize = 1 << 20;
+/// The last lines of it that are drawn.
+pub const CONSOLE_LOG_LINES_MAX: usize = 10_000;
+/// The log of a running task is drawn when it has said nothing for so long.
+pub const CONSOLE_LOG_STALL: Duration = Duration::from_millis(250);
+/// Images of a task, and texts of it, on its page.
+pub const CONSOLE_IMAGES_MAX: usize = 8;
+/// A text of a task on its page.
+pub const CONSOLE_TEXT_BYTES_MAX: usize = 256 << 10;

@@ -3,16 +3,16 @@
 use crate::handler::log::TaskLog;
 use journeyman_domain::claim::{CancelCommand, CancelResult, ClaimEvent};
 use journeyman_domain::id::LocalToken;
-use journeyman_domain::time::Instant;
 use journeyman_domain::worker::Event;
 use journeyman_platform::host::containment::ProcessScope;
 
 use super::claim_runtime::ClaimCommand;
 use super::event_loop::Engine;
-use super::status::{ClaimCommandStatus, ClaimDetail, Note, PhaseStatus};
+use super::snapshot::phase_statuses;
+use super::status::{ClaimCommandStatus, ClaimDetail, Note};
 use super::task_lookup::{self, TaskLookupError};
 use super::task_view::TaskView;
-use super::timeline::{PhaseTiming, seconds_between};
+use super::timeline::seconds_between;
 
 /// A claim, with the scope of its processes.
 #[derive(Debug)]
@@ -69,7 +69,7 @@ impl Engine {
             memory_peak_bytes: None,
             cpu_seconds: None,
             work_dir: task.and_then(|task| Some(task.workdir()?.to_owned())),
-            phases: live.timeline.phases().iter().map(|lap| phase_status(lap, now)).collect(),
+            phases: phase_statuses(&live.timeline, now),
             last_command: live.last_command.as_ref().map(|last| ClaimCommandStatus {
                 command: last.command.as_str().to_owned(),
                 note: last.note.clone(),
@@ -107,13 +107,5 @@ impl Engine {
         }
         self.handle_event(Event::Claim(claim, ClaimEvent::Command(command)));
         Ok(CommandResult { run, result })
-    }
-}
-
-fn phase_status(lap: &PhaseTiming, now: Instant) -> PhaseStatus {
-    PhaseStatus {
-        phase: lap.phase.as_str().to_owned(),
-        seconds_ago: seconds_between(lap.started_at, now),
-        duration_seconds: lap.ended_at.map(|ended| seconds_between(lap.started_at, ended)),
     }
 }

@@ -133,6 +133,8 @@ impl Engine {
                 reason,
                 granted_at,
                 ended_at: now,
+                timeline: live.timeline.clone(),
+                reclaimed_at: live.reclaimed_at.clone(),
             });
         }
         if let Some(task) = live.task {

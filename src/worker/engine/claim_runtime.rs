@@ -1,5 +1,6 @@
 //! The runtime state of one claim that the rules do not need.
 
+use std::collections::VecDeque;
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
@@ -15,6 +16,7 @@ use crate::task::Definition;
 use journeyman_domain::claim::{CancelCause, CancelCommand};
 use journeyman_domain::id::{LocalToken, Run, SourceId};
 use journeyman_domain::lease::Lease;
+use journeyman_domain::limits::HISTORY_RECLAIMS_MAX;
 use journeyman_domain::time::Instant;
 use journeyman_domain::trace_context::TraceParent;
 
@@ -63,7 +65,8 @@ pub(super) struct ClaimRuntime {
     pub(super) calls: Vec<AbortHandle>,
     pub(super) granted_at: Option<Instant>,
     pub(super) queued_for: Option<Duration>,
-    pub(super) reclaimed_at: Option<Instant>,
+    /// The latest last.
+    pub(super) reclaimed_at: VecDeque<Instant>,
     pub(super) reclaims: u32,
     pub(super) timeline: Timeline,
     pub(super) last_command: Option<ClaimCommand>,
@@ -90,7 +93,7 @@ impl ClaimRuntime {
             calls: Vec::new(),
             granted_at: None,
             queued_for: None,
-            reclaimed_at: None,
+            reclaimed_at: VecDeque::new(),
             reclaims: 0,
             timeline: Timeline::default(),
             last_command: None,
@@ -121,7 +124,10 @@ impl ClaimRuntime {
     }
 
     pub(super) fn on_reclaimed(&mut self, now: Instant) {
-        self.reclaimed_at = Some(now);
+        if self.reclaimed_at.len() == HISTORY_RECLAIMS_MAX {
+            self.reclaimed_at.pop_front();
+        }
+        self.reclaimed_at.push_back(now);
         self.reclaims = self.reclaims.saturating_add(1);
     }
 

@@ -12,7 +12,8 @@ use super::durations::TaskDurations;
 use super::recent_outcomes::{RecentOutcomes, RequestSummary};
 use super::status::Note;
 use super::storage_health::StorageHealth;
-use journeyman_domain::limits::RECENT_RESULTS_MAX;
+use super::timeline::Timeline;
+use journeyman_domain::limits::HISTORY_CLAIMS_MAX;
 
 #[derive(Debug, Default)]
 pub(super) struct History {
@@ -39,6 +40,8 @@ pub(super) struct EndedClaim {
     pub(super) reason: Option<String>,
     pub(super) granted_at: Instant,
     pub(super) ended_at: Instant,
+    pub(super) timeline: Timeline,
+    pub(super) reclaimed_at: VecDeque<Instant>,
 }
 
 /// The calls of one source.
@@ -95,7 +98,7 @@ impl History {
     }
 
     pub(super) fn keep_result(&mut self, ended: EndedClaim) {
-        if self.ended_claims.len() == RECENT_RESULTS_MAX {
+        if self.ended_claims.len() == HISTORY_CLAIMS_MAX {
             self.ended_claims.pop_front();
         }
         self.ended_claims.push_back(ended);

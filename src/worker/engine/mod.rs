@@ -75,7 +75,7 @@ use journeyman_platform::host::termination_notice::{NoticeOrigin, WatchStatus};
 use journeyman_platform::tasks::{self, supervised};
 use live_log::LiveLogs;
 use liveness::Liveness;
-pub use status::{Note, WorkerStatus};
+pub use status::{ClaimHistory, Note, WorkerStatus};
 pub use task_lookup::TaskLookupError;
 pub use trace_recorder::TraceRecorder;
 
@@ -288,6 +288,12 @@ impl Worker {
         inspected.map(|binding| (binding.name.clone(), Arc::clone(&binding.source))).collect()
     }
 
+    /// The schemas of payloads, by the name of their source.
+    #[doc(hidden)]
+    pub fn payload_schemas(&self) -> Vec<(String, serde_json::Value)> {
+        self.sources.iter().map(|binding| (binding.name.clone(), binding.handler.schema())).collect()
+    }
+
     /// The handle for commands and counters.
     pub fn control(&self) -> Control {
         self.control.clone()
@@ -401,6 +407,15 @@ impl Control {
     /// Cancel safe.
     pub async fn status(&self) -> Option<WorkerStatus> {
         Some(self.query(event_loop::Engine::snapshot).await?.with_memory().await)
+    }
+
+    /// The claims that are held, and those that ended in the last hour; `None` once the worker has exited.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn claim_history(&self) -> Option<Vec<ClaimHistory>> {
+        self.query(|engine| engine.claim_history()).await
     }
 
     /// The log of a held claim, named by `TASK`, `TASK/RUN` or a unique prefix.

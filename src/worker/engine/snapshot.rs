@@ -1,9 +1,11 @@
 //! Builds the status of a worker from the rules and the engine.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
-use journeyman_domain::id::SourceId;
-use journeyman_domain::limits::STATUS_MEMORY_TIMEOUT;
+use journeyman_domain::claim::ClaimEnd;
+use journeyman_domain::id::{Run, SourceId};
+use journeyman_domain::limits::{HISTORY_WINDOW, RECENT_RESULTS_MAX, STATUS_MEMORY_TIMEOUT};
 use journeyman_domain::service_supervisor::ServiceAvailability;
 use journeyman_domain::time::Instant;
 use journeyman_domain::units::{format_bytes, format_duration};
@@ -18,11 +20,11 @@ use super::history::EndedClaim;
 use super::host_probe::blocking_probe;
 use super::running_calls::UncleanedScope;
 use super::status::{
-    BlockedReason, ClaimStatus, HostStatus, LifecycleState, Note, NoticeStatus, RecentResult, RecoverySummary,
-    SidecarSummary, SourceError, SourceStatus, WorkerStatus,
+    BlockedReason, ClaimHistory, ClaimStatus, HostStatus, LifecycleState, Note, NoticeStatus, PhaseStatus,
+    RecentResult, RecoverySummary, SidecarSummary, SourceError, SourceStatus, WorkerStatus,
 };
 use super::task_view::TaskView;
-use super::timeline::seconds_between;
+use super::timeline::{PhaseTiming, Timeline, seconds_between};
 
 /// A source that fails for longer gets a hint.
 const TROUBLE_HINT_SECONDS: f64 = 5.0;
@@ -174,7 +176,7 @@ impl Engine {
             held_seconds: live.granted_at.map_or(0.0, |since| seconds_between(since, now)),
             lease_seconds: claim.state.lease().map(|lease| lease.length().as_secs_f64()),
             lease_left_seconds: claim.state.lease().map(|lease| seconds_between(now, lease.expires_at())),
-            reclaimed_seconds_ago: live.reclaimed_at.map(|at| seconds_between(at, now)),
+            reclaimed_seconds_ago: live.reclaimed_at.back().map(|at| seconds_between(*at, now)),
             log_bytes: task.map_or(0, TaskView::log_bytes),
             memory_bytes: None,
             trace_id: live.trace.map(|trace| trace.trace_id().to_string()),
@@ -192,7 +194,33 @@ impl Engine {
             held_seconds: seconds_between(ended.granted_at, ended.ended_at),
             seconds_ago: seconds_between(ended.ended_at, now),
         };
-        self.history.ended_claims.iter().rev().map(result).collect()
+        self.history.ended_claims.iter().rev().take(RECENT_RESULTS_MAX).map(result).collect()
+    }
+
+    /// The claims that are held, and those that ended in the last hour.
+    pub(super) fn claim_history(&self) -> Vec<ClaimHistory> {
+        let now = self.now();
+        let entry = |run: &Run, name, end: Option<ClaimEnd>, timeline: &Timeline, reclaimed_at: &VecDeque<Instant>| {
+            ClaimHistory {
+                task: run.task.to_string(),
+                run: run.run,
+                name,
+                outcome: end.map(|end| end.to_string()),
+                progress: None,
+                phases: phase_statuses(timeline, now),
+                reclaimed_seconds_ago: reclaimed_at.iter().map(|at| seconds_between(*at, now)).collect(),
+            }
+        };
+        let ended = self.history.ended_claims.iter().filter(|ended| now.since(ended.ended_at) <= HISTORY_WINDOW);
+        let ended = ended
+            .map(|ended| entry(&ended.run, ended.name.clone(), Some(ended.end), &ended.timeline, &ended.reclaimed_at));
+        let held = self.calls.claims.values().filter(|live| live.granted_at.is_some());
+        let held = held.map(|live| {
+            let name = live.task_name().map(str::to_owned);
+            let progress = live.task.as_ref().and_then(TaskView::progress).filter(|progress| !progress.is_empty());
+            ClaimHistory { progress, ..entry(&live.run, name, None, &live.timeline, &live.reclaimed_at) }
+        });
+        ended.chain(held).collect()
     }
 
     fn next_action(&self, claiming: ClaimingState, now: Instant) -> Option<String> {
@@ -275,6 +303,15 @@ impl Engine {
         };
         (state, Some(reason), Some(message))
     }
+}
+
+pub(super) fn phase_statuses(timeline: &Timeline, now: Instant) -> Vec<PhaseStatus> {
+    let status = |lap: &PhaseTiming| PhaseStatus {
+        phase: lap.phase.as_str().to_owned(),
+        seconds_ago: seconds_between(lap.started_at, now),
+        duration_seconds: lap.ended_at.map(|ended| seconds_between(lap.started_at, ended)),
+    };
+    timeline.phases().iter().map(status).collect()
 }
 
 fn blocked_reason(blocked: ClaimingBlocked, now: Instant, services: &[SidecarSummary]) -> (BlockedReason, String) {

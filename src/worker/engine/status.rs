@@ -394,6 +394,28 @@ pub struct PhaseStatus {
     pub duration_seconds: Option<f64>,
 }
 
+/// A claim that is held, or that ended in the last hour. `GET /history.json` of a worker's page lists them; the keys are stable.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ClaimHistory {
+    /// The task.
+    pub task: String,
+    /// The run, from 0.
+    pub run: u32,
+    /// The task's name in its metadata.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The outcome that was reported, or why none was; absent while the claim is held.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outcome: Option<String>,
+    /// The handler's last progress message; absent once the claim has ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub progress: Option<String>,
+    /// Its phases, in order.
+    pub phases: Vec<PhaseStatus>,
+    /// Since each of its last reclaims.
+    pub reclaimed_seconds_ago: Vec<f64>,
+}
+
 /// A command about a claim.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ClaimCommandStatus {
