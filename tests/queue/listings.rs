@@ -48,6 +48,33 @@ async fn e2_tasks_are_found_by_state_queue_name_and_time() {
 }
 
 #[tokio::test]
+async fn the_activity_of_a_queue_is_counted_by_minute() {
+    let server = TestQueue::new().await;
+    let api = &server.api;
+    let first = api.create("p/w", json!({})).await;
+    server.advance(60).await;
+    api.create("p/w", json!({})).await;
+    let claims = api.claim_work("p/w", "w1", 1).await;
+    let worker = api.with(&claims[0]["credentials"]);
+    worker.bare_post(&format!("task/{first}/runs/0/failed")).await.expect(200);
+    // What is resolved already is not counted again.
+    api.bare_post(&format!("task/{first}/cancel")).await.expect(200);
+    let queue = api.get("journeyman/task-queues").await.expect(200)["taskQueues"][0].take();
+    assert_eq!(queue["taskQueueId"], "p/w");
+    assert_eq!((&queue["pendingTasks"], &queue["claimedTasks"]), (&json!(1), &json!(0)));
+    assert_eq!(queue["oldestPending"], iso(server.clock.unix_millis()));
+    let minutes = queue["minutes"].as_array().expect("a list");
+    let counts = |minute: &Value| ["created", "completed", "failed", "exceptions"].map(|name| minute[name].clone());
+    assert_eq!(
+        minutes.iter().map(counts).collect::<Vec<_>>(),
+        [[1, 0, 0, 0], [1, 0, 1, 0]].map(|row| row.map(Value::from))
+    );
+    server.advance(3600).await;
+    let queue = api.get("journeyman/task-queues").await.expect(200)["taskQueues"][0].take();
+    assert_eq!(queue["minutes"], json!([]));
+}
+
+#[tokio::test]
 async fn d8_a_task_group_is_listed_and_canceled() {
     let server = TestQueue::new().await;
     let api = &server.api;

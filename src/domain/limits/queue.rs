@@ -41,6 +41,10 @@ pub const QUEUE_SWEEP_MAX: u32 = 512;
 /// The latest tasks of a queue whose runs tell its workers.
 pub const QUEUE_WORKER_TASKS_MAX: u32 = 10_000;
 pub const QUEUE_PAGE_MAX: u32 = 1_000;
+/// What is counted of each queue in memory.
+pub const QUEUE_ACTIVITY_MINUTES: i64 = 60;
+/// Tasks of further queues are not counted.
+pub const QUEUE_ACTIVITY_QUEUES_MAX: usize = 1_000;
 /// At least one task is returned; a worker reads [`JSON_BODY_BYTES_MAX`](super::JSON_BODY_BYTES_MAX).
 pub const QUEUE_REPLY_BYTES_MAX: usize = 12 << 20;
 pub const QUEUE_STOP_TIMEOUT: Duration = Duration::from_secs(10);

@@ -71,6 +71,7 @@ pub(super) fn router(app: App) -> Router {
         ("/task-queues/{taskQueueId}/claimed", get(call("listClaimedTasks", calls::list_claimed))),
         ("/task-group/{taskGroupId}/list", get(call("listTaskGroup", calls::list_task_group))),
         ("/task-group/{taskGroupId}/cancel", post(call("cancelTaskGroup", calls::cancel_task_group))),
+        ("/journeyman/task-queues", get(call("journeymanListActivity", calls::list_activity))),
         ("/journeyman/tasks", get(call("journeymanListTasks", calls::find_tasks))),
     ];
     let api = |router: Router<App>, (path, calls)| router.route(&format!("/api/queue/v1{path}"), calls);

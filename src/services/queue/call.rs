@@ -9,6 +9,7 @@ use axum::http::header::{CONTENT_TYPE, HOST};
 use axum::http::uri::Authority;
 use axum::response::Response;
 use futures_util::StreamExt as _;
+use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
@@ -21,6 +22,7 @@ use super::field_types::{
     body_error, header_str, invalid_argument, is_identifier, is_printable, is_queue_id, query_param,
 };
 use super::queue_error::{Params, QueueError, QueueErrorCode};
+use super::store::activity::Activity;
 use super::store::tx::{PageRequest, Tx};
 use super::store::{Store, StoreError};
 use journeyman_domain::limits::{
@@ -44,6 +46,7 @@ pub(crate) struct QueueState {
     /// Bytes of request bodies in memory together.
     pub(crate) body_budget: Arc<Semaphore>,
     pub(crate) stop: CancellationToken,
+    pub(crate) activity: Arc<Mutex<Activity>>,
 }
 
 impl QueueState {

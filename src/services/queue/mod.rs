@@ -25,6 +25,7 @@ use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use axum::Router;
 use axum::serve::ListenerExt as _;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::{Notify, Semaphore, watch};
@@ -81,8 +82,17 @@ pub struct RunningQueue {
 /// # Errors
 ///
 /// The database, the artifact directory or the address cannot be used.
+pub async fn start(config: Config) -> Result<RunningQueue, StartError> {
+    start_with(config, |_| Router::new()).await
+}
+
+/// As [`start`], with pages at the same address, which is their argument.
+///
+/// # Errors
+///
+/// The database, the artifact directory or the address cannot be used.
 #[expect(clippy::unused_async, reason = "it needs the runtime in which it is awaited")]
-pub async fn start(mut config: Config) -> Result<RunningQueue, StartError> {
+pub async fn start_with(mut config: Config, pages: impl FnOnce(&str) -> Router) -> Result<RunningQueue, StartError> {
     check_exposure(&config)?;
     // A worker counts its lease from the time of the request, so a poll may take only a small part of it.
     config.long_poll = config.long_poll.min(config.claim_timeout / 10);
@@ -98,7 +108,7 @@ pub async fn start(mut config: Config) -> Result<RunningQueue, StartError> {
     let address = listener.local_addr().map_err(failed)?;
     let root_url = format!("http://{address}");
     let owner = QueueStore::new(Arc::clone(&config));
-    let announced = Arc::clone(&owner.announced);
+    let (announced, activity) = (Arc::clone(&owner.announced), Arc::clone(&owner.activity));
     let RunningStore { store, status } = database.start(owner, tokio::runtime::Handle::current())?;
     let long_poll_permits = Arc::new(Semaphore::new(QUEUE_LONG_POLLS_MAX));
     let stop = CancellationToken::new();
@@ -109,6 +119,7 @@ pub async fn start(mut config: Config) -> Result<RunningQueue, StartError> {
         long_poll_permits: Arc::clone(&long_poll_permits),
         body_budget: Arc::new(Semaphore::new(QUEUE_BODIES_BYTES_MAX as usize)),
         stop: stop.clone(),
+        activity,
         config,
     };
     let listener = listener.tap_io(|stream| {
@@ -125,7 +136,13 @@ pub async fn start(mut config: Config) -> Result<RunningQueue, StartError> {
     #[expect(clippy::disallowed_methods, reason = "owned by RunningQueue, which aborts and awaits it")]
     let server = tokio::spawn(supervised(
         "the queue's server",
-        http::serve_until(listener, api::router(Arc::new(app)), limits, SocketAddr::ip, stop.clone()),
+        http::serve_until(
+            listener,
+            api::router(Arc::new(app)).merge(pages(&root_url)),
+            limits,
+            SocketAddr::ip,
+            stop.clone(),
+        ),
     ));
     let stop = stop.drop_guard();
     Ok(RunningQueue { address, root_url, stop, long_poll_permits, store, store_status: status, server, announced })

@@ -9,7 +9,7 @@ use super::call::{App, Call, QueueState, ReplyResult};
 use super::clock::UnixMillis;
 use super::field_types::{Identifier, Integer, SlugId, invalid_argument};
 use super::queue_error::{QueueError, QueueErrorCode, json_response};
-use super::store::tx::{ClaimedRun, TaskFilter, TaskRow, Tx};
+use super::store::tx::{ClaimedRun, ListPage, QueueSummary, TaskFilter, TaskRow, Tx};
 use super::store::{self, StoreError};
 use super::task_state::{ResolvedReason, RunError, TaskRecord, WorkerIdentity};
 use super::{response_json, task_definition};
@@ -249,6 +249,31 @@ pub(crate) async fn list_task_queues(app: App, call: Call) -> ReplyResult {
         let entry = json!({
             "taskQueueId": queue.name, "stability": "stable", "description": "",
             "lastDateActive": queue.last_created, "expires": queue.expires,
+        });
+        entry.to_string()
+    }))
+}
+
+/// An extension of this project: what each task queue holds, and its tasks of the last hour by minute.
+pub(crate) async fn list_activity(app: App, call: Call) -> ReplyResult {
+    let page = call.page()?;
+    call.caller.require_scope("queue:journeyman-list-tasks".to_owned())?;
+    let page = app.read(move |tx| {
+        let queues = tx.list_task_queues(page)?;
+        let held = |QueueSummary { name, .. }: QueueSummary| {
+            let (pending, claimed) = (tx.count_pending(&name)?, tx.count_claimed(&name)?);
+            let oldest = tx.oldest_pending(&name)?;
+            Ok((name, pending, claimed, oldest))
+        };
+        let items = queues.items.into_iter().map(held).collect::<Result<Vec<_>, StoreError>>()?;
+        Ok(ListPage { items, next: queues.next })
+    });
+    let (page, now) = (page.await?, app.now());
+    let activity = app.activity.lock();
+    ok(response_json::listing("", "taskQueues", &page, |(name, pending, claimed, oldest)| {
+        let entry = json!({
+            "taskQueueId": name, "pendingTasks": pending, "claimedTasks": claimed, "oldestPending": oldest,
+            "minutes": activity.of(name, now),
         });
         entry.to_string()
     }))

@@ -49,7 +49,7 @@ impl Tx<'_> {
             params![queue, rank, self.now.0, limit],
         )?;
         let mut received = Vec::new();
-        for TaskRow { id, task } in found {
+        for TaskRow { id, task, .. } in found {
             let Some((run, record)) = task.pending_run() else { continue };
             let (inserted, receipt) = (record.scheduled, new_pop_receipt());
             let update =

@@ -1,5 +1,6 @@
 //! The queue's store: its tables, its own secret, and the workers that wait for work.
 
+pub(crate) mod activity;
 pub(crate) mod artifacts;
 pub(crate) mod messages;
 pub(super) mod outbox;

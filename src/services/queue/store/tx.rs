@@ -11,6 +11,7 @@ use super::super::queue_error::QueueError;
 use super::super::task_definition::{NewTask, Requires};
 use super::super::task_state::{Priority, RunRecord, RunState, TaskRecord, WorkerIdentity};
 use super::StoreError;
+use super::activity::TaskEvent;
 use super::writer::Effects;
 use journeyman_domain::limits::{QUEUE_DEADLINE_DELAY, QUEUE_REPLY_BYTES_MAX, QUEUE_SWEEP_MAX, QUEUE_WORKER_TASKS_MAX};
 
@@ -18,6 +19,8 @@ use journeyman_domain::limits::{QUEUE_DEADLINE_DELAY, QUEUE_REPLY_BYTES_MAX, QUE
 pub(crate) struct TaskRow {
     pub(crate) id: i64,
     pub(crate) task: TaskRecord,
+    /// As it was read.
+    was_open: bool,
 }
 
 #[derive(Debug)]
@@ -136,7 +139,7 @@ impl<'a> Tx<'a> {
 
     /// Writes a task back, with a new message if a run became pending, and schedules the dependents of a resolved task.
     pub(crate) fn save(&mut self, row: TaskRow) -> StoreResult<TaskRecord> {
-        let TaskRow { id, task } = row;
+        let TaskRow { id, task, was_open } = row;
         let runs = serde_json::to_string(&task.runs).map_err(StoreError::json)?;
         let pending_since = task.pending_run().map(|(_, run)| run.scheduled.0);
         let taken_until = task.running_until().map(|until| until.0);
@@ -149,6 +152,9 @@ impl<'a> Tx<'a> {
             self.effects.queues_with_work.push(task.queue.clone());
         }
         if open_until.is_none() {
+            if let Some(last) = task.runs.last().filter(|_| was_open) {
+                self.effects.events.push((task.queue.clone(), TaskEvent::Resolved(last.state)));
+            }
             self.announce(&task)?;
             self.schedule_dependents(&task)?;
         }
@@ -196,7 +202,8 @@ impl<'a> Tx<'a> {
         for needs in &unmet {
             self.execute(insert, params![needs, id])?;
         }
-        self.save(TaskRow { id, task })
+        self.effects.events.push((task.queue.clone(), TaskEvent::Created));
+        self.save(TaskRow { id, task, was_open: true })
     }
 
     /// Fails if a dependency does not exist. A task that needs itself waits until its deadline.
@@ -332,6 +339,12 @@ impl<'a> Tx<'a> {
         Ok(ListPage::of(found, page))
     }
 
+    /// When the run that has been pending for longest was scheduled.
+    pub(crate) fn oldest_pending(&self, queue: &str) -> StoreResult<Option<UnixMillis>> {
+        let select = "SELECT min(pending_since) FROM tasks WHERE queue = ?1 AND pending_since IS NOT NULL";
+        Ok(self.query_one::<Option<i64>>(select, [queue])?.map(UnixMillis))
+    }
+
     /// Lists the workers by group and id, from the runs of the latest tasks.
     pub(crate) fn list_workers(&self, queue: &str, page: PageRequest) -> StoreResult<ListPage<WorkerSeen>> {
         let latest = params![queue, QUEUE_WORKER_TASKS_MAX];
@@ -453,5 +466,5 @@ fn read_task(row: &Row<'_>) -> rusqlite::Result<TaskRow> {
         retries_left: row.get(10)?,
         runs,
     };
-    Ok(TaskRow { id: row.get(0)?, task })
+    Ok(TaskRow { id: row.get(0)?, was_open: task.is_open(), task })
 }

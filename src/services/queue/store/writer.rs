@@ -4,11 +4,13 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::Notify;
 
 use super::super::config::Config;
 use super::super::queue_error::{QueueError, QueueErrorCode};
+use super::activity::{Activity, TaskEvent};
 use super::tx::Tx;
 use super::{Batch, Waiter, Writer};
 use journeyman_platform::sqlite::Owner;
@@ -19,6 +21,7 @@ pub(crate) struct QueueStore {
     waiters: HashMap<String, VecDeque<Waiter>>,
     /// Notified when events of tasks were committed.
     pub(crate) announced: Arc<Notify>,
+    pub(crate) activity: Arc<Mutex<Activity>>,
 }
 
 #[derive(Default)]
@@ -29,11 +32,13 @@ pub(crate) struct Effects {
     pub(super) files_to_remove: Vec<String>,
     /// Events that were added to the outbox.
     pub(super) announced: usize,
+    /// What happened to tasks of queues.
+    pub(super) events: Vec<(String, TaskEvent)>,
 }
 
 impl QueueStore {
     pub(crate) fn new(config: Arc<Config>) -> Self {
-        Self { config, waiters: HashMap::new(), announced: Arc::default() }
+        Self { config, waiters: HashMap::new(), announced: Arc::default(), activity: Arc::default() }
     }
 }
 
@@ -63,6 +68,7 @@ impl Owner for QueueStore {
         effects.queues_with_work.extend(of_job.queues_with_work);
         effects.files_to_remove.extend(of_job.files_to_remove);
         effects.announced += of_job.announced;
+        effects.events.extend(of_job.events);
     }
 
     fn end_batch(writer: &mut Writer, batch: &mut Batch) {
@@ -78,6 +84,10 @@ impl Owner for QueueStore {
         }
         if effects.announced > 0 {
             self.announced.notify_one();
+        }
+        if !effects.events.is_empty() {
+            let (now, mut activity) = (self.config.clock.now(), self.activity.lock());
+            effects.events.iter().for_each(|(queue, event)| activity.count(queue, *event, now));
         }
     }
 }

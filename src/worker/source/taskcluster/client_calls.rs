@@ -107,6 +107,16 @@ impl Api {
         self.call_for_status(call).await
     }
 
+    /// task: returns the task's definition.
+    ///
+    /// # Errors
+    ///
+    /// `Gone` if the task does not exist, `Denied` without the scope `queue:get-task:<task>`.
+    pub async fn task_definition(&self, task: &TaskId) -> Result<Value, CallError> {
+        let call = ApiRequest::to_queue(format!("definition of {task}"), Method::GET, task_path(task, ""));
+        self.call(call).await?.json()
+    }
+
     /// cancelTask: returns the task's status.
     ///
     /// # Errors
@@ -147,6 +157,16 @@ impl Api {
         self.list_page("listTaskQueues".to_owned(), "/task-queues".to_owned(), None).await
     }
 
+    /// What each task queue of an embedded queue holds, and its tasks of the last hour by minute: the first page of them. Taskcluster
+    /// has no such call.
+    ///
+    /// # Errors
+    ///
+    /// `Gone` if the queue has no such call.
+    pub async fn activity(&self) -> Result<ListPage, CallError> {
+        self.list_page("activity of the task queues".to_owned(), "/journeyman/task-queues".to_owned(), None).await
+    }
+
     /// One page of the tasks of an embedded queue, the newest first. Taskcluster has no such call.
     ///
     /// # Errors
@@ -178,6 +198,16 @@ impl Api {
     pub async fn claimed_tasks(&self, task_queue: &str, token: Option<&str>) -> Result<ListPage, CallError> {
         let path = format!("/task-queues/{}/claimed", urlencoding::encode(task_queue));
         self.list_page(format!("listClaimedTasks of {task_queue}"), path, token).await
+    }
+
+    /// listTaskGroup: one page of the tasks of a group.
+    ///
+    /// # Errors
+    ///
+    /// `Gone` if no task has this group.
+    pub async fn task_group(&self, group: &str, token: Option<&str>) -> Result<ListPage, CallError> {
+        let path = format!("/task-group/{}/list", urlencoding::encode(group));
+        self.list_page(format!("listTaskGroup {group}"), path, token).await
     }
 
     /// listArtifacts: one page of the artifacts of a run.
