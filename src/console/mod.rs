@@ -7,6 +7,7 @@ pub(crate) mod notifier;
 pub mod openmetrics;
 pub mod page;
 pub mod rows;
+pub(crate) mod task;
 pub mod text;
 pub(crate) mod untrusted_text;
 pub mod worker;

@@ -4,18 +4,18 @@ use std::io::Read as _;
 use std::path::Path;
 
 use clap::Args;
-use jiff::{SignedDuration, Timestamp};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use super::super::exit::{Exit, ExitResult, Failure};
 use super::super::output::{self, Format};
 use super::super::queue_client::QueueClient;
+use crate::console::task::definition;
 use journeyman_domain::id::TaskId;
 use journeyman_domain::limits::TASK_DEFINITION_BYTES_MAX;
 use journeyman_platform::settings::values::{Queue, Span};
 use journeyman_services::queue::Priority;
-use journeyman_worker::task::formats::{format_time, new_task_id};
+use journeyman_worker::task::formats::new_task_id;
 
 #[derive(Debug, Args)]
 pub struct CreateArgs {
@@ -86,26 +86,9 @@ impl CreateArgs {
         if !definition.contains_key("payload") {
             definition.insert("payload".to_owned(), self.payload()?);
         }
-        let now = Timestamp::now();
-        let deadline = SignedDuration::try_from(self.deadline.0)
-            .ok()
-            .and_then(|span| now.checked_add(span).ok())
+        let name = self.name.as_ref().or_else(|| self.program.first()).map_or("task", String::as_str);
+        definition::complete(&mut definition, name, self.deadline.0)
             .ok_or_else(|| Failure::new(Exit::Usage, "--deadline is too large"))?;
-        let mut fill = |name: &str, value: Value| {
-            definition.entry(name).or_insert(value);
-        };
-        fill("created", json!(format_time(now)));
-        fill("deadline", json!(format_time(deadline)));
-        let name = self.name.clone().or_else(|| self.program.first().cloned());
-        fill(
-            "metadata",
-            json!({
-                "name": name.unwrap_or_else(|| "task".to_owned()),
-                "description": "created by journeyman task create",
-                "owner": "unknown@example.com",
-                "source": "https://example.com/journeyman",
-            }),
-        );
         if let Some(priority) = self.priority {
             definition.insert("priority".to_owned(), json!(priority));
         }

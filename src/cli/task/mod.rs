@@ -1,8 +1,6 @@
 //! `journeyman task`: creates, shows, waits for, cancels and lists tasks of any Taskcluster queue, and prints their logs.
 
 pub mod create;
-pub mod task_status;
-mod why;
 
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
@@ -12,6 +10,9 @@ use super::exit::{Exit, ExitResult, Failure};
 use super::output::{self, Format};
 use super::queue_client::{QueueClient, QueueClientArgs};
 use crate::console::rows::{Table, cell};
+use crate::console::task::card;
+use crate::console::task::log::open_log;
+use crate::console::task::status::{FoundTask, TaskState, TaskStatus};
 use crate::console::text::{self, strip_control_chars};
 use journeyman_domain::id::{Run, TaskId};
 use journeyman_domain::limits::{
@@ -22,11 +23,8 @@ use journeyman_domain::refusal::Refusal;
 use journeyman_platform::settings::Environment;
 use journeyman_platform::settings::values::{Queue, Span};
 use journeyman_worker::source::CallError;
-use journeyman_worker::source::taskcluster::{Api, Download, ListPage, TaskSearch};
+use journeyman_worker::source::taskcluster::{Api, ListPage, TaskSearch};
 use journeyman_worker::task::formats::is_slugid;
-use task_status::{FoundTask, TaskState, TaskStatus};
-
-const LOG_ARTIFACT: &str = "public/logs/live.log";
 
 #[derive(Debug, Args)]
 pub struct TaskArgs {
@@ -204,7 +202,7 @@ pub async fn wait_for(client: &QueueClient, tasks: &[TaskId], timeout: Span) -> 
                     let is_pending = |status: &&TaskStatus| status.state == TaskState::Pending;
                     if let Some(pending) = statuses.iter().find(is_pending) {
                         output::print_stderr(
-                            format!("{}{}", pending.describe(), why::explain(client, pending).await).trim_end(),
+                            format!("{}{}", pending.describe(), explain(client, pending).await).trim_end(),
                         );
                     }
                 }
@@ -221,6 +219,12 @@ pub async fn wait_for(client: &QueueClient, tasks: &[TaskId], timeout: Span) -> 
     waited.await.unwrap_or_else(|_| Err(Failure::new(Exit::Failed, format!("not resolved after {timeout}"))))
 }
 
+/// Lines below the status of a task.
+async fn explain(client: &QueueClient, status: &TaskStatus) -> String {
+    let blocked = if status.state == TaskState::Pending { client.blocked_worker().await } else { None };
+    card::read(&client.api, status, blocked).await.text(&status.task)
+}
+
 fn exit_after(resolved: &[TaskStatus]) -> Exit {
     let completed = resolved.iter().all(|status| status.state == TaskState::Completed);
     if completed { Exit::Success } else { Exit::Failed }
@@ -231,7 +235,7 @@ async fn print_statuses(client: &QueueClient, statuses: &[TaskStatus], format: F
         return print_json(statuses);
     }
     for status in statuses {
-        output::print(&format!("{}{}", status.describe(), why::explain(client, status).await))?;
+        output::print(&format!("{}{}", status.describe(), explain(client, status).await))?;
     }
     Ok(())
 }
@@ -309,26 +313,6 @@ async fn read_log(
             Err(refused) => return Ok(Err(refused)),
         }
     }
-}
-
-/// Opens the log of a run, under whichever of the usual names it has.
-async fn open_log(api: &Api, run: &Run) -> Result<Download, CallError> {
-    let refused = match api.artifact(run, LOG_ARTIFACT).await {
-        // It may also lead to a worker that is gone.
-        Err(refused) => refused,
-        opened => return opened,
-    };
-    let Ok(ListPage { entries: listed, .. }) = api.artifacts(run, None).await else { return Err(refused) };
-    let names: Vec<&str> = listed.iter().filter_map(|artifact| artifact.get("name")?.as_str()).collect();
-    // Of generic-worker and docker-worker, whose tasks choose the folder, and of scriptworker.
-    for usual in ["live.log", "live_backing.log", "terminal.log", "chain_of_custody.log"] {
-        for name in names.iter().filter(|name| name.rsplit('/').next() == Some(usual)) {
-            if let Ok(download) = api.artifact(run, name).await {
-                return Ok(download);
-            }
-        }
-    }
-    Err(refused)
 }
 
 async fn list_queue(client: &QueueClient, list: ListArgs) -> ExitResult {

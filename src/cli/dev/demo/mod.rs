@@ -14,7 +14,7 @@ use self::tasks::{DemoTask, GREET, GREET_PROGRAM};
 use super::{DevSession, write_file};
 use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::signals::ExitSignals;
-use crate::cli::task::task_status::{TaskState, TaskStatus};
+use crate::console::task::status::{TaskState, TaskStatus};
 use crate::cli::{output, worker, worker_setup};
 use crate::config::schema::Config;
 use journeyman_domain::limits::{DEMO_POLL_INTERVAL, DEMO_TASKS_TIMEOUT};

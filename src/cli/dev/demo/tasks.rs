@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::cli::task::task_status::TaskStatus;
+use crate::console::task::status::TaskStatus;
 use journeyman_domain::id::TaskId;
 use journeyman_worker::task::formats::new_task_id;
 

@@ -37,12 +37,13 @@ pub struct RunStatus {
     pub state: TaskState,
     #[serde(rename = "reasonResolved")]
     pub reason: Option<String>,
-    worker_group: String,
-    worker_id: Option<String>,
+    pub worker_group: String,
+    pub worker_id: Option<String>,
+    pub scheduled: Option<Timestamp>,
     #[serde(rename = "started")]
     pub started_at: Option<Timestamp>,
     #[serde(rename = "resolved")]
-    resolved_at: Option<Timestamp>,
+    pub resolved_at: Option<Timestamp>,
     taken_until: Option<Timestamp>,
 }
 
@@ -61,9 +62,16 @@ pub struct TaskStatus {
     pub raw: Value,
 }
 
+impl TaskStatus {
+    /// A text of the queue's response; empty without it.
+    pub fn text(&self, name: &str) -> &str {
+        self.raw.get(name).and_then(Value::as_str).unwrap_or_default()
+    }
+}
+
 /// An entry of the list of all tasks.
 #[derive(Debug, Clone, Deserialize)]
-pub struct FoundTask {
+pub(crate) struct FoundTask {
     pub status: TaskStatus,
     #[serde(default)]
     pub name: String,
@@ -71,7 +79,7 @@ pub struct FoundTask {
 }
 
 impl FoundTask {
-    pub fn read(entry: &Value) -> Result<Self, CallError> {
+    pub(crate) fn read(entry: &Value) -> Result<Self, CallError> {
         Self::deserialize(entry).map_err(|error| CallError {
             refusal: Refusal::Rejected,
             message: format!("cannot read the list of tasks of the queue: {error}"),

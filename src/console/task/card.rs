@@ -7,8 +7,8 @@ use jiff::Timestamp;
 use serde_json::Value;
 use tokio::time::timeout;
 
-use super::task_status::{TaskState, TaskStatus};
-use crate::cli::queue_client::QueueClient;
+use super::log::open_log;
+use super::status::{TaskState, TaskStatus};
 use crate::console::text::cut;
 use journeyman_domain::id::{Run, TaskId};
 use journeyman_domain::limits::{TASK_CARD_LOG_BYTES_MAX, TASK_CARD_TIMEOUT, TASK_CARD_WORKERS_MAX};
@@ -24,49 +24,73 @@ const LINE_CHARS_MAX: usize = 200;
 /// Begins the lines of the worker in a task's log.
 const NOTE: &str = "[journeyman ";
 
-/// Lines below the status of a task: why it waits or did not complete, what is next, and the end of its log; empty for any other task.
-pub(super) async fn explain(client: &QueueClient, status: &TaskStatus) -> String {
-    let mut out = String::new();
-    let mut add = |name: &str, text: &str| {
-        if !text.is_empty() {
-            // Writing to a String cannot fail.
-            _ = writeln!(out, "  {name:6} {text}");
+/// Why a task waits or did not complete, what happens next, and the end of its log. Empty for any other task.
+#[derive(Debug, Default)]
+pub(crate) struct TaskCard {
+    pub(crate) why: String,
+    pub(crate) next: String,
+    /// `None` if its end was not reached in time.
+    pub(crate) log: Option<Vec<String>>,
+}
+
+impl TaskCard {
+    /// Lines below the status of the task.
+    pub(crate) fn text(&self, task: &str) -> String {
+        let mut out = String::new();
+        let mut add = |name: &str, text: &str| {
+            if !text.is_empty() {
+                // Writing to a String cannot fail.
+                _ = writeln!(out, "  {name:6} {text}");
+            }
+        };
+        add("why", &self.why);
+        add("next", &self.next);
+        match &self.log {
+            None => {
+                let limit = TASK_CARD_TIMEOUT.as_secs();
+                add("log", &format!("not read to its end in {limit} s; `journeyman task log {task}` prints it"));
+            }
+            Some(lines) if !lines.is_empty() => {
+                add("log", &format!("its last {} lines; `journeyman task log {task}` prints all of it", lines.len()));
+                lines.iter().for_each(|line| add("", &format!("| {}", cut(line, LINE_CHARS_MAX))));
+            }
+            Some(_) => {}
         }
-    };
+        out
+    }
+}
+
+/// Asks the queue; takes at most some seconds. `blocked` is why a worker that is known to be the only one claims nothing.
+pub(crate) async fn read(api: &Api, status: &TaskStatus, blocked: Option<String>) -> TaskCard {
+    let mut card = TaskCard { log: Some(Vec::new()), ..TaskCard::default() };
     if !status.is_resolved()
         && let [.., before, now] = status.runs.as_slice()
     {
         let left = counted(status.retries_left as usize, "retry", "retries");
-        add("next", &format!("run {}, because the one before ended as {}; {left} left", now.number, before.summary()));
+        let run = now.number;
+        card.next = format!("run {run}, because the one before ended as {}; {left} left", before.summary());
     }
     match status.state {
-        TaskState::Pending => add("why", &waiting(client, status).await),
-        TaskState::Unscheduled => add("why", "it waits until the tasks that it depends on are resolved"),
+        TaskState::Pending => card.why = waiting(api, status, blocked).await,
+        TaskState::Unscheduled => "it waits until the tasks that it depends on are resolved".clone_into(&mut card.why),
         TaskState::Failed | TaskState::Exception => {
-            let log = end_of_log(&client.api, status).await;
-            let lines = log.as_deref().unwrap_or_default();
-            add("why", &reason(status, lines));
-            add("next", &next(status));
-            let shown = lines.len().min(LOG_LINES);
-            if log.is_none() {
-                add(
-                    "log",
-                    &format!(
-                        "not read to its end in {} s; `journeyman task log {}` prints it",
-                        TASK_CARD_TIMEOUT.as_secs(),
-                        status.task
-                    ),
-                );
-            } else if shown > 0 {
-                add("log", &format!("its last {shown} lines; `journeyman task log {}` prints all of it", status.task));
-                lines[lines.len() - shown..]
-                    .iter()
-                    .for_each(|line| add("", &format!("| {}", cut(line, LINE_CHARS_MAX))));
+            let mut log = end_of_log(api, status).await;
+            card.why = reason(status, log.as_deref().unwrap_or_default());
+            card.next = next(status);
+            if let Some(lines) = &mut log {
+                lines.drain(..lines.len().saturating_sub(LOG_LINES));
             }
+            card.log = log;
         }
         TaskState::Running | TaskState::Completed | TaskState::Unknown => {}
     }
-    out
+    card
+}
+
+/// Time and text of a line of the worker.
+pub(crate) fn split_note(line: &str) -> Option<(Timestamp, &str)> {
+    let (time, note) = line.strip_prefix(NOTE)?.split_once("] ")?;
+    Some((time.parse().ok()?, note))
 }
 
 /// How the worker's last word on a payload begins.
@@ -79,11 +103,7 @@ fn reason(status: &TaskStatus, log: &[String]) -> String {
     if status.runs.last().and_then(|run| run.reason.as_deref()).is_some_and(|reason| of_queue.contains(&reason)) {
         return meaning(status).to_owned();
     }
-    let note = |line: &str| {
-        let (time, note) = line.strip_prefix(NOTE)?.split_once("] ")?;
-        time.parse::<Timestamp>().ok().map(|_| note.to_owned())
-    };
-    let notes: Vec<String> = log.iter().filter_map(|line| note(line)).collect();
+    let notes: Vec<String> = log.iter().filter_map(|line| Some(split_note(line)?.1.to_owned())).collect();
     let is_verdict = |note: &String| VERDICTS.iter().any(|start| note.starts_with(start));
     let is_about = |note: &String| !["  ", "result: ", "resources: "].iter().any(|start| note.starts_with(start));
     // Commands may print what looks like a verdict, but not after their result.
@@ -134,7 +154,7 @@ async fn end_of_log(api: &Api, status: &TaskStatus) -> Option<Vec<String>> {
     let run = Run { task, run: run.number };
     let mut end = Vec::new();
     let reading = async {
-        let Ok(mut download) = super::open_log(api, &run).await else { return true };
+        let Ok(mut download) = open_log(api, &run).await else { return true };
         loop {
             match download.next_chunk().await {
                 Ok(Some(chunk)) => end.extend_from_slice(&chunk),
@@ -149,15 +169,15 @@ async fn end_of_log(api: &Api, status: &TaskStatus) -> Option<Vec<String>> {
 }
 
 /// Who could claim a pending task, and why no worker has.
-async fn waiting(client: &QueueClient, status: &TaskStatus) -> String {
+async fn waiting(api: &Api, status: &TaskStatus, blocked: Option<String>) -> String {
     let queue = status.task_queue();
-    let mut said = vec![within(workers_of(client, &queue)).await.unwrap_or_else(|| {
+    let mut said = vec![within(workers_of(api, &queue)).await.unwrap_or_else(|| {
         format!(
             "the queue does not tell which workers claim from {queue}; that needs the scope queue:list-workers:{queue}"
         )
     })];
-    said.extend(within(depth_of(client, &queue)).await);
-    said.extend(client.blocked_worker().await);
+    said.extend(within(depth_of(api, &queue)).await);
+    said.extend(blocked);
     said.join("; ")
 }
 
@@ -165,21 +185,21 @@ async fn within(asking: impl Future<Output = Option<String>>) -> Option<String> 
     timeout(TASK_CARD_TIMEOUT, asking).await.ok().flatten()
 }
 
-async fn workers_of(client: &QueueClient, queue: &str) -> Option<String> {
-    let workers = client.api.workers(queue).await.ok()?.entries.len();
+async fn workers_of(api: &Api, queue: &str) -> Option<String> {
+    let workers = api.workers(queue).await.ok()?.entries.len();
     Some(match workers {
-        0 => format!("no worker has claimed from {queue} lately{}", other_queues(client, queue).await),
+        0 => format!("no worker has claimed from {queue} lately{}", other_queues(api, queue).await),
         1 => format!("1 worker has claimed from {queue} lately"),
         _ => format!("{workers} workers have claimed from {queue} lately"),
     })
 }
 
-async fn depth_of(client: &QueueClient, queue: &str) -> Option<String> {
-    let pending = client.api.pending_count(queue).await.ok()?;
-    let claimed = client.api.claimed_tasks(queue, None).await.ok();
+async fn depth_of(api: &Api, queue: &str) -> Option<String> {
+    let pending = api.pending_count(queue).await.ok()?;
+    let claimed = api.claimed_tasks(queue, None).await.ok();
     let running =
         claimed.map_or_else(String::new, |page| format!("{} running, ", counted(page.entries.len(), "task", "tasks")));
-    let first = client.api.pending_tasks(queue, None).await.ok().and_then(|page| page.entries.into_iter().next());
+    let first = api.pending_tasks(queue, None).await.ok().and_then(|page| page.entries.into_iter().next());
     let since =
         first.as_ref().and_then(|entry| entry.get("inserted").and_then(Value::as_str)?.parse::<Timestamp>().ok());
     let oldest = since.map_or_else(String::new, |since| {
@@ -189,15 +209,15 @@ async fn depth_of(client: &QueueClient, queue: &str) -> Option<String> {
 }
 
 /// Queues that workers claim from, the one with the most similar name first.
-async fn other_queues(client: &QueueClient, queue: &str) -> String {
-    let Ok(page) = client.api.task_queues().await else { return String::new() };
+async fn other_queues(api: &Api, queue: &str) -> String {
+    let Ok(page) = api.task_queues().await else { return String::new() };
     let mut names: Vec<&str> = page.entries.iter().filter_map(|entry| entry.get("taskQueueId")?.as_str()).collect();
     names.retain(|name| *name != queue);
     let near = suggest(queue, names.iter().copied());
     names.sort_by_key(|name| Some(*name) != near);
     let mut told = Vec::new();
     for name in names.into_iter().take(TASK_CARD_WORKERS_MAX) {
-        match client.api.workers(name).await.map(|page| page.entries.len()) {
+        match api.workers(name).await.map(|page| page.entries.len()) {
             Ok(0) | Err(_) => {}
             Ok(workers) => told.push(format!("{name} has {}", counted(workers, "worker", "workers"))),
         }
