@@ -70,6 +70,14 @@ impl FlagSet for QueueFlags {
     ];
 }
 
+/// `journeyman console`.
+#[derive(Debug, Clone)]
+pub struct ConsoleFlags;
+
+impl FlagSet for ConsoleFlags {
+    const LIST: &'static [ConfigFlag] = &[flag("listen", "http.listen"), LOG[0], LOG[1]];
+}
+
 /// `journeyman notifier`.
 #[derive(Debug, Clone)]
 pub struct NotifierFlags;

@@ -33,6 +33,9 @@ pub(super) fn check_files(loaded: &LoadedConfig, environment: &Environment) -> V
     let amqp = &loaded.config.amqp;
     checks.secret("amqp.uri_file", amqp.uri_file.as_ref(), "an AMQP address");
     checks.secret("http.token_file", loaded.config.http.token_file.as_ref(), "a token");
+    for (name, target) in &loaded.config.console.target {
+        checks.secret(&format!("console.target.{name}.token_file"), target.token_file.as_ref(), "a token");
+    }
     if let Some(File(path)) = &amqp.key_file
         && secrets::is_world_readable(path)
     {

@@ -7,6 +7,7 @@ mod call;
 mod checks;
 mod config;
 pub mod config_args;
+mod console;
 mod control;
 mod controller;
 mod controller_socket;
@@ -96,6 +97,8 @@ enum CliCommand {
     Claims(control::ClaimsCommand),
     /// Serve the embedded queue
     Queue(ConfigArgs<QueueFlags>),
+    /// Serve pages over queues, workers, controllers and notifiers
+    Console(Box<console::ConsoleArgs>),
     /// Deliver events as webhooks, in order
     Notifier(notifier::NotifierArgs),
     /// Create, watch, read, cancel and list tasks
@@ -196,6 +199,7 @@ fn dispatch(command: CliCommand, environment: &Environment) -> ExitResult {
     match command {
         CliCommand::Dev(arguments) => run_server(dev::run(*arguments, environment)),
         CliCommand::Queue(settings) => run_server(queue::run(settings, environment)),
+        CliCommand::Console(arguments) => run_server(console::run(*arguments, environment)),
         CliCommand::Notifier(arguments) => run_server(notifier::run(arguments, environment)),
         CliCommand::Worker(settings) => run_local(worker::run(settings, environment)),
         CliCommand::Bridge(settings) => run_local(bridge::run(settings, environment)),

@@ -35,6 +35,11 @@ pub struct QueueClient {
 }
 
 impl QueueClientArgs {
+    /// True if a flag or a variable names a queue.
+    pub fn is_given(&self, environment: &Environment) -> bool {
+        self.root_url.is_some() || environment.get("TASKCLUSTER_ROOT_URL").is_some()
+    }
+
     pub fn build(&self, environment: &Environment) -> Result<QueueClient, Failure> {
         let from_environment = environment.get("TASKCLUSTER_ROOT_URL").map(str::parse::<Url>).transpose();
         let from_environment = from_environment

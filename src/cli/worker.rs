@@ -16,6 +16,7 @@ use super::worker_identity::WorkerIdentity;
 use super::worker_setup::BuiltWorker;
 use super::{amqp_setup, notify_setup, screwdriver, systemd_notify, termination_watch, worker_setup};
 use crate::config::schema::Config;
+use crate::console::app::Console;
 use crate::console::http::{self, SnapshotFn};
 use crate::control::worker_api::{ReloadSender, ServedWorker, Socket};
 use crate::control::{WorkerStatusReply, socket_in, worker_api};
@@ -27,9 +28,8 @@ use journeyman_platform::http::{Exposure, HttpListener};
 use journeyman_platform::log;
 use journeyman_platform::settings::Environment;
 use journeyman_worker::engine::live_log::LiveLogs;
-use journeyman_worker::engine::{Control, ExitReason, Worker};
+use journeyman_worker::engine::{ClaimHistory, ExitReason, Worker};
 use journeyman_worker::notify::Announcing;
-use journeyman_worker::source::Source;
 use journeyman_worker::traces::{self, Export};
 
 pub(super) async fn run(settings: ConfigArgs<WorkerFlags>, environment: &Environment) -> ExitResult {
@@ -80,7 +80,7 @@ pub(super) async fn run_with(
         }
     };
     let signals = ExitSignals::listen()?;
-    let page = listen_http(&loaded.config, PAGE).await?;
+    let page = listen_http(&loaded.config, PAGE).await?.map(|listener| (listener, Console::default()));
     let ended = Box::pin(serve(worker, &loaded.config, environment, signals, Some(reloads), page, background)).await;
     if let Some(manager) = &manager {
         let exit = ended.as_ref().map_or_else(|failure| failure.exit, |exit| *exit);
@@ -98,7 +98,7 @@ pub(super) async fn serve(
     environment: &Environment,
     signals: ExitSignals,
     reloads: Option<ReloadSender>,
-    page: Option<HttpListener>,
+    page: Option<(HttpListener, Console)>,
     background: impl Future<Output = Failure>,
 ) -> ExitResult {
     let name = WorkerIdentity::from_config(config);
@@ -110,7 +110,7 @@ pub(super) async fn serve(
     let live_logs = serve_live_logs(&mut worker, config).await?;
     let control = worker.control();
     let watch = termination_watch::watch_notices(config, control.clone())?;
-    let http = serve_http(page, &name, &control, worker.inspected_sources());
+    let http = serve_http(page, &name, config, &worker);
     let WorkerIdentity { group, id } = name;
     let socket =
         Socket::listen(&control_socket(config)).map_err(|error| Failure::from_error(Exit::HostUnusable, &error))?;
@@ -155,19 +155,30 @@ pub(super) const PAGE: &str = "health, metrics and a status page";
 
 /// Pending forever without a listener.
 fn serve_http(
-    listener: Option<HttpListener>,
+    page: Option<(HttpListener, Console)>,
     name: &WorkerIdentity,
-    control: &Control,
-    sources: Vec<(String, Arc<dyn Source>)>,
+    config: &Config,
+    worker: &Worker,
 ) -> impl Future<Output = Infallible> + use<> {
-    let (control, name) = (control.clone(), name.clone());
+    let (control, name, sources) = (worker.control(), name.clone(), worker.inspected_sources());
+    let task_queue = |name: &str| config.source.get(name)?.as_taskcluster().map(|source| source.task_queue.to_string());
+    let schemas = worker.payload_schemas().into_iter();
+    let schemas = schemas.filter_map(|(source, schema)| Some((task_queue(&source)?, schema))).collect();
+    let history_of = control.clone();
+    let history: Arc<SnapshotFn<Vec<ClaimHistory>>> = Arc::new(move || {
+        let control = history_of.clone();
+        Box::pin(async move { control.claim_history().await })
+    });
     let snapshot: Arc<SnapshotFn<WorkerStatusReply>> = Arc::new(move || {
         let (control, name) = (control.clone(), name.clone());
         Box::pin(async move { Some(WorkerStatusReply::new(name.id, name.group, control.status().await?)) })
     });
     async move {
-        match listener {
-            Some(listener) => http::worker::serve(listener, snapshot, sources).await,
+        match page {
+            Some((listener, console)) => {
+                let console = Console { schemas, history: Some(history), ..console };
+                http::worker::serve(listener, snapshot, sources, console).await
+            }
             None => std::future::pending().await,
         }
     }

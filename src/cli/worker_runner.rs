@@ -15,6 +15,7 @@ use super::signals::ExitSignals;
 use super::{output, taskcluster_setup, worker, worker_setup};
 use crate::config::schema::Config;
 use crate::config::{self, Document};
+use crate::console::app::Console;
 use journeyman_domain::limits::{
     RUNNER_FILE_BYTES_MAX, RUNNER_LINE_BYTES_MAX, RUNNER_LINES_MAX, RUNNER_SEND_TIMEOUT, RUNNER_WELCOME_TIMEOUT,
 };
@@ -80,7 +81,7 @@ async fn run_worker(arguments: &WorkerRunnerArgs, environment: &Environment, lin
     let messages = handle_messages(lines, built.apis, control.clone());
     // The runner reports alerts, and removes the worker.
     let background = async { match tokio::join!(messages, built.pools.run(&control, None)).1 {} };
-    let page = worker::listen_http(&config, worker::PAGE).await?;
+    let page = worker::listen_http(&config, worker::PAGE).await?.map(|listener| (listener, Console::default()));
     Box::pin(worker::serve(built.worker, &config, environment, signals, None, page, background)).await
 }
 

@@ -86,6 +86,7 @@ pub fn load(
         notifier: read_with_names(&mut loader, "notifier", "endpoint").unwrap_or_default(),
         notify: loader.section("notify"),
         control: loader.section("control"),
+        console: read_with_names(&mut loader, "console", "target").unwrap_or_default(),
         http: loader.section("http"),
         hooks: loader.section("hooks"),
         log: loader.section("log"),

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use journeyman_domain::named_enum;
 pub use journeyman_platform::log::{Log, LogFormat};
 pub use journeyman_platform::settings::broker::Amqp;
 use journeyman_platform::settings::rules::Rules;
-use journeyman_platform::settings::values::{File, Listen, SecretFile};
+use journeyman_platform::settings::values::{File, Listen, SecretFile, Url};
 pub use journeyman_services::bridge::config::Bridge;
 pub use journeyman_services::controller::config::{DemandConfig, PoolConfig};
 pub use journeyman_services::notifier::config::Notifier;
@@ -53,8 +54,10 @@ pub struct Config {
     pub notify: Notify,
     /// The control socket.
     pub control: Control,
-    /// Health checks, metrics and a status page over HTTP.
+    /// Health checks, metrics and pages over HTTP.
     pub http: Http,
+    /// What `journeyman console` shows.
+    pub console: ConsoleConfig,
     /// Logs.
     pub log: Log,
 }
@@ -77,7 +80,7 @@ pub struct Http {
     pub listen: Option<Listen>,
     /// Allow a `listen` address that other hosts can reach. Anyone who can connect sees task names and sources, but no secrets.
     pub allow_remote: bool,
-    /// File with the bearer token for commands to a controller [built-in: no commands over HTTP].
+    /// File with the bearer token for orders on pages and over HTTP [built-in: pages have no buttons].
     pub token_file: Option<SecretFile>,
 }
 
@@ -90,6 +93,46 @@ impl Http {
             let message = format!("other hosts can reach {}; set `http.allow_remote = true` to allow it", listen.0);
             rules.error("http", "listen", message, "use 127.0.0.1, or set `allow_remote`");
         }
+    }
+}
+
+/// What `journeyman console` shows.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct ConsoleConfig {
+    /// Roles at their addresses, by name.
+    pub target: BTreeMap<String, ConsoleTarget>,
+}
+
+/// Roles of one kind.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct ConsoleTarget {
+    /// What is there: `worker`, `controller`, `notifier` or `queue`.
+    pub kind: TargetKind,
+    /// Its address: of the pages (`http.listen`) of a worker or a controller, of a notifier, or the root URL of a queue. Workers of one
+    /// fleet may have one section.
+    pub urls: Vec<Url>,
+    /// File with the token: that of `http.token_file` of a controller, of `notifier.token_file`, or of the client of a queue.
+    #[serde(default)]
+    pub token_file: Option<SecretFile>,
+    /// Client id at a queue.
+    #[serde(default)]
+    pub client_id: Option<String>,
+}
+
+named_enum! {
+    /// A role that a console shows.
+    #[derive(Default)]
+    #[cfg_attr(debug_assertions, derive(schemars::JsonSchema))]
+    pub enum TargetKind {
+        #[default]
+        Worker = "worker",
+        Controller = "controller",
+        Notifier = "notifier",
+        Queue = "queue",
     }
 }
 

@@ -18,7 +18,7 @@ const STYLE: &str = include_str!("page/page.css");
 const SCRIPT: &str = include_str!("page/page.js");
 /// Without scripts.
 const RELOAD_SECONDS: u8 = 10;
-const REFRESH_SECONDS: u8 = 2;
+pub(crate) const REFRESH_SECONDS: u8 = 2;
 const SHORT_CHARS_MAX: usize = 24;
 
 #[derive(Debug, Clone)]
@@ -49,6 +49,10 @@ pub(crate) struct PageContent {
     pub(crate) commands: Commands,
     pub(crate) refresh_seconds: u8,
     pub(crate) links: Markup,
+    /// The page stays at its end while it grows.
+    pub(crate) follows: bool,
+    /// Links to the other pages of the console.
+    pub(crate) nav: Markup,
 }
 
 impl PageContent {
@@ -60,14 +64,16 @@ impl PageContent {
             commands: Commands::None,
             refresh_seconds: REFRESH_SECONDS,
             links: html! {},
+            nav: html! {},
+            follows: false,
         }
     }
 
     pub(crate) fn build(self) -> HtmlPage {
         let hash = |text: &str| format!("'sha256-{}'", STANDARD.encode(Sha256::digest(text)));
         let policy = format!(
-            "default-src 'none'; style-src {}; script-src {}; connect-src 'self'; base-uri 'none'; \
-             form-action 'none'; frame-ancestors 'none'",
+            "default-src 'none'; style-src {}; script-src {}; connect-src 'self'; img-src 'self'; base-uri 'none'; \
+             form-action 'self'; frame-ancestors 'none'",
             hash(STYLE),
             hash(SCRIPT)
         );
@@ -82,12 +88,13 @@ impl PageContent {
                     meta charset="utf-8";
                     meta name="viewport" content="width=device-width, initial-scale=1";
                     title { (self.title) }
-                    noscript { meta http-equiv="refresh" content=(RELOAD_SECONDS); }
+                    @if self.refresh_seconds > 0 { noscript { meta http-equiv="refresh" content=(RELOAD_SECONDS); } }
                     style { (PreEscaped(STYLE)) }
                 }
                 body {
                     header {
                         h1 { "journeyman" }
+                        @if !self.nav.0.is_empty() { nav { (self.nav) } }
                         span { (self.name) }
                         div #live {
                             span #state { "as of " (Timestamp::now().strftime("%H:%M:%S UTC")) }
@@ -95,7 +102,7 @@ impl PageContent {
                         }
                         @if let Commands::Token(key) = self.commands { (token_form(key)) }
                     }
-                    main data-refresh-seconds=(self.refresh_seconds) { (self.main) }
+                    main data-refresh-seconds=(self.refresh_seconds) data-follows[self.follows] { (self.main) }
                     // Outside of `main`, so that a refresh does not replace it.
                     section #aside {}
                     footer {
@@ -121,19 +128,12 @@ fn token_form(key: &str) -> Markup {
     }
 }
 
-/// The page of a worker or a controller.
-pub fn status_page(mut report: Report, commands: Commands) -> HtmlPage {
-    if commands == Commands::None {
-        for Section { title, tables, .. } in &mut report.sections {
-            let cells = tables.iter_mut().flat_map(|table| table.rows.iter_mut().flatten());
-            cells.chain([title]).for_each(|cell| cell.actions.clear());
-        }
+/// Of a page without commands.
+pub(crate) fn remove_actions(report: &mut Report) {
+    for Section { title, tables, .. } in &mut report.sections {
+        let cells = tables.iter_mut().flat_map(|table| table.rows.iter_mut().flatten());
+        cells.chain([title]).for_each(|cell| cell.actions.clear());
     }
-    let links = html! {
-        a href="/metrics" { "metrics" } " · " a href="/readyz" { "readiness" } " · " a href="/status.json" { "JSON" }
-    };
-    let main = html! { @for one in &report.sections { (section(one)) } };
-    PageContent { commands, links, ..PageContent::new(report.title, cell(&report.name), main) }.build()
 }
 
 pub fn section(Section { title, headline, alerts, facts, tables }: &Section) -> Markup {
@@ -190,7 +190,7 @@ const fn class(level: Level) -> &'static str {
 }
 
 /// A sentence with commands in backticks.
-fn prose(text: &str) -> Markup {
+pub(crate) fn prose(text: &str) -> Markup {
     html! {
         @for (index, part) in text.split('`').enumerate() {
             @if index % 2 == 0 { (part) } @else { code { (part) } }

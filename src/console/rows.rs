@@ -68,6 +68,11 @@ impl Value {
     }
 }
 
+/// The length of a phase: below a minute with milliseconds.
+pub(crate) fn precise(seconds: f64) -> String {
+    if seconds < 60.0 { format!("{seconds:.3}s") } else { format_seconds(seconds) }
+}
+
 macro_rules! value_from {
     ($($type:ty, $from:ident => $value:expr;)+) => {
         $(impl From<$type> for Value {
@@ -272,7 +277,7 @@ pub struct Section {
 }
 
 /// All that a role shows.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Report {
     /// The title of a browser's window.
     pub title: String,

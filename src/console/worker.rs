@@ -1,7 +1,7 @@
 //! What a worker shows.
 
 use super::openmetrics::{Metric, Number, Sample, by_label, each, histogram, metrics, sample};
-use super::rows::{Cell, Headline, Level, Report, Row, Section, Table, Value, cell, maybe, row, up};
+use super::rows::{Cell, Headline, Level, Report, Row, Section, Table, Value, cell, maybe, precise, row, up};
 use super::text::cut;
 use crate::control::WorkerStatusReply;
 use journeyman_domain::outcome::PrepareFailure;
@@ -45,12 +45,12 @@ pub fn section(view: &WorkerStatus, inspected: &[String]) -> Section {
     }
 }
 
-/// What the worker does, and why it claims nothing, if so.
-pub fn headline(view: &WorkerStatus) -> Headline {
+/// Whether the worker claims, and why not.
+pub(crate) fn claiming(view: &WorkerStatus) -> (Level, String) {
     let down: Vec<&str> =
         view.sources.iter().filter(|source| source.failing).map(|source| source.name.as_str()).collect();
     let all_down = !down.is_empty() && !view.sources.iter().any(SourceStatus::is_up);
-    let (level, claiming) = match (&view.blocked_message, view.blocked_reason) {
+    match (&view.blocked_message, view.blocked_reason) {
         (Some(why), reason) => {
             let level = match reason {
                 Some(reason) if reason.is_problem() => Level::Bad,
@@ -62,7 +62,12 @@ pub fn headline(view: &WorkerStatus) -> Headline {
         (None, _) if all_down => (Level::Bad, format!("no source answers: {}", down.join(", "))),
         (None, _) if !down.is_empty() => (Level::Warn, format!("claiming, except from {}", down.join(", "))),
         (None, _) => (Level::Plain, "claiming".to_owned()),
-    };
+    }
+}
+
+/// What the worker does, and why it claims nothing, if so.
+pub fn headline(view: &WorkerStatus) -> Headline {
+    let (level, claiming) = claiming(view);
     let pending = Some(view.cleanup_pending.len()).filter(|pending| *pending > 0);
     let cell = cell(view.occupancy())
         .and_some(pending.map(|pending| format!("{pending} cleanup pending")))
@@ -141,6 +146,10 @@ fn claims(view: &WorkerStatus) -> Table {
     claim_table(&view.claims).or(format!("No claims.{next}"))
 }
 
+fn progress(claim: &ClaimStatus) -> Option<&str> {
+    claim.progress.as_deref().filter(|progress| !progress.is_empty())
+}
+
 /// `journeyman claims list`
 pub fn claim_table(claims: &[ClaimStatus]) -> Table {
     let columns = ["task", "name", "lease left", "state", "source", "held for", "log", "memory", "reclaimed"];
@@ -149,7 +158,7 @@ pub fn claim_table(claims: &[ClaimStatus]) -> Table {
             cell(Value::Code(format!("{}/{}", claim.task, claim.run))),
             short_name(claim.name.as_ref()),
             maybe(claim.lease_left_seconds, |seconds| Value::Left { seconds, of: claim.lease_seconds }),
-            cell(&claim.state).and_some(claim.progress.as_ref().map(|progress| cut(progress, PROGRESS_CHARS_MAX))),
+            cell(&claim.state).and_some(progress(claim).map(|progress| cut(progress, PROGRESS_CHARS_MAX))),
             cell(&claim.source),
             cell(Value::Lasts(claim.held_seconds)),
             cell(Value::Bytes(claim.log_bytes)),
@@ -265,7 +274,7 @@ pub fn claim(detail: &ClaimDetail) -> Vec<Row> {
     add("source", Some(cell(&claim.source).note(&detail.source_description)));
     add("received", detail.dequeue_count.map(|count| cell(format!("{count} times"))));
     add("handler", Some(cell(&detail.handler)));
-    add("state", Some(cell(&claim.state).and_some(claim.progress.as_ref())));
+    add("state", Some(cell(&claim.state).and_some(progress(claim))));
     add("held", Some(cell(Value::Lasts(claim.held_seconds))));
     add("lease left", Some(left));
     add("reclaimed", Some(reclaimed));
@@ -287,12 +296,10 @@ fn command(ClaimCommandStatus { command, seconds_ago, note: by }: &ClaimCommandS
     cell(command).and(Value::Ago(*seconds_ago)).and(note(by))
 }
 
-/// Times below a minute have milliseconds.
 fn phase(phase: &PhaseStatus) -> Row {
     let took = match phase.duration_seconds {
         None => "running".to_owned(),
-        Some(seconds) if seconds < 60.0 => format!("took {seconds:.3}s"),
-        Some(seconds) => format!("took {}", Value::Took(seconds).text()),
+        Some(seconds) => format!("took {}", precise(seconds)),
     };
     row(format!("phase {}", phase.phase), cell(Value::Ago(phase.seconds_ago)).note(took))
 }

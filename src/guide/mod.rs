@@ -28,4 +28,4 @@ macro_rules! pages {
     };
 }
 
-pages! { handlers staged kubernetes taskcluster generic_worker payloads requests zookeeper screwdriver notifier bridge controller drivers hosts watching secrets queue scale configuration figures why }
+pages! { handlers staged kubernetes taskcluster generic_worker payloads requests zookeeper screwdriver notifier bridge controller drivers hosts watching console secrets queue scale configuration figures why }

@@ -8,8 +8,8 @@ use axum::http::HeaderMap;
 use axum::response::Html;
 use axum::routing::{get as get_route, post as post_route};
 use axum::{Json, Router};
-use journeyman::console::controller::{poison_section, report};
-use journeyman::console::page::{Commands, section, status_page};
+use journeyman::console::controller::poison_section;
+use journeyman::console::page::section;
 use journeyman::control::controller_api::{
     ControllerStatusReply, Inventories, PoisonActionRequest, PoolCommandRequest,
 };
@@ -137,7 +137,8 @@ async fn the_page_has_commands_only_if_a_token_is_configured() {
     let page = get(server.address, "/").await.body;
     assert!(page.contains("token of http.token_file") && page.contains("data-path"), "{page}");
     assert!(!page.contains(TOKEN) && !page.contains("<form"), "{page}");
-    let without = status_page(report(&busy()), Commands::None).html;
+    let without = Server::with_commands(busy(), None, accepting(Received::default())).await;
+    let without = get(without.address, "/").await.body;
     assert!(!without.contains("token of http.token_file") && !without.contains("data-path=\""), "{without}");
 }
 
@@ -198,7 +199,8 @@ async fn hands(page: String) -> (std::net::SocketAddr, Requests) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_buttons_of_the_page_send_commands_with_the_token() {
     let Some(chromium) = chromium() else { return };
-    let page = status_page(report(&failing()), Commands::Token("http.token_file")).html;
+    let server = Server::with_commands(failing(), Some(BearerToken::new(TOKEN)), accepting(Received::default())).await;
+    let page = get(server.address, "/").await.body;
     let page = page.replace("</body>", &format!("<script>{HANDS}</script></body>"));
     let (address, told) = hands(page).await;
     let seen = dom(&chromium, Scripts::On, &format!("http://{address}/"), 5_000).await;

@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
+use journeyman::console::app::Console;
 use journeyman::console::http::SnapshotFn;
 use journeyman::console::http::worker::serve;
 use journeyman::control::WorkerStatusReply;
@@ -213,13 +214,17 @@ pub(crate) struct Server<S> {
 
 impl Server<WorkerStatusReply> {
     pub(crate) async fn start(status: WorkerStatusReply) -> Self {
-        Self::serving(Some(status), |listener, snapshot| serve(listener, snapshot, Vec::new())).await
+        Self::serving(Some(status), |listener, snapshot| serve(listener, snapshot, Vec::new(), Console::default()))
+            .await
     }
 
     /// One whose worker does not answer.
     pub(crate) async fn stuck() -> Self {
-        Self::serving(None, |listener, _| serve(listener, Arc::new(|| Box::pin(std::future::pending())), Vec::new()))
-            .await
+        Self::serving(None, |listener, _| {
+            let snapshot = Arc::new(|| Box::pin(std::future::pending()) as _);
+            serve(listener, snapshot, Vec::new(), Console::default())
+        })
+        .await
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use journeyman::console::app::Console;
 use journeyman::console::http::SnapshotFn;
 use journeyman::console::http::worker::serve;
 use journeyman::control::WorkerStatusReply;
@@ -48,7 +49,7 @@ async fn a_source_shows_components_queues_locks_and_semaphores() {
         let listener = listener.expect("a port");
         let address = listener.address().expect("an address");
         let snapshot: Arc<SnapshotFn<WorkerStatusReply>> = Arc::new(|| Box::pin(std::future::ready(None)));
-        let serving = tokio::spawn(serve(listener, snapshot, worker.sources.clone()));
+        let serving = tokio::spawn(serve(listener, snapshot, worker.sources.clone(), Console::default()));
 
         let json = get(address, "/sources.json").await;
         let found: Value = serde_json::from_str(&json.body).expect("JSON");

@@ -14,6 +14,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::config_args::{self, ConfigArgs, ControllerFlags};
+use super::console::http_token;
 use super::control::StatusArgs;
 use super::controller_socket::{controller_socket, no_pools};
 use super::exit::{Exit, ExitResult, Failure};
@@ -27,10 +28,9 @@ use crate::console::http::{self, SnapshotFn};
 use crate::control::controller_api::{ControllerStatusReply, PoolHandles, command_routes, serve};
 use crate::control::worker_api::{ReloadSender, Socket};
 use journeyman_domain::group::{KEY_BYTES_MAX, Key};
-use journeyman_domain::limits::{CONTROLLER_HEARTBEAT, CONTROLLER_STANDBY_INTERVAL, TOKEN_BYTES_MIN};
+use journeyman_domain::limits::{CONTROLLER_HEARTBEAT, CONTROLLER_STANDBY_INTERVAL};
 use journeyman_platform::host::clock::Clock;
 use journeyman_platform::host::containment::{close_inherited_fds_on_exec, harden_process};
-use journeyman_platform::http::BearerToken;
 use journeyman_platform::log;
 use journeyman_platform::settings::Environment;
 use journeyman_platform::tasks::supervised;
@@ -135,15 +135,6 @@ fn snapshot_provider(pools: &PoolHandles) -> Arc<SnapshotFn<ControllerStatusRepl
         let pools = pools.clone();
         Box::pin(async move { pools.snapshot().await })
     })
-}
-
-fn http_token(config: &Config, environment: &Environment) -> Result<Option<BearerToken>, Failure> {
-    let token = config.http.token_file.as_ref().map(|file| file.load("a token", environment)).transpose()?;
-    if token.as_ref().is_some_and(|token| token.reveal().len() < TOKEN_BYTES_MIN) {
-        let text = format!("the token of `http.token_file` is shorter than {TOKEN_BYTES_MIN} bytes");
-        return Err(Failure::new(Exit::Config, text));
-    }
-    Ok(token.map(|token| BearerToken::new(token.reveal())))
 }
 
 /// Waits for the socket if another controller of this host holds it.

@@ -18,10 +18,13 @@ use super::signals::ExitSignals;
 use super::{output, worker, worker_setup};
 use crate::config::schema::{Config, Source};
 use crate::config::{LoadedConfig, ValueOrigin, handler_kinds};
+use crate::console::app::Console;
+use crate::console::app::targets::QueueTarget;
 use journeyman_platform::host::containment::{close_inherited_fds_on_exec, harden_process};
 use journeyman_platform::host::remove_tree::remove_tree;
 use journeyman_platform::host::termination_notice::MetadataProvider;
 use journeyman_platform::host::work_dir::{LOCK_FILE, WorkDir};
+use journeyman_platform::http::{BearerToken, HttpListener};
 use journeyman_platform::log;
 use journeyman_platform::log::LogFormat;
 use journeyman_platform::settings::Environment;
@@ -214,8 +217,7 @@ async fn serve(dev: DevSession, signals: ExitSignals, environment: &Environment)
     harden_process();
     let worker = worker_setup::build_worker(&dev.config, environment)?.worker;
     close_inherited_fds_on_exec();
-    let page = worker::listen_http(&dev.config, worker::PAGE).await?;
-    let address = page.as_ref().and_then(|page| page.address().ok());
+    let (address, page) = dev.listen().await?;
     let background = async {
         match dev.print_banner(address) {
             Ok(()) => std::future::pending().await,
@@ -276,6 +278,15 @@ impl DevSession {
             pid: std::process::id(),
             socket: Some(worker::control_socket(&self.config)),
         }
+    }
+
+    /// Listens for readers of the pages of the queue and of the worker.
+    async fn listen(&self) -> Result<(Option<SocketAddr>, Option<(HttpListener, Console)>), Failure> {
+        let Some(listener) = worker::listen_http(&self.config, worker::PAGE).await? else { return Ok((None, None)) };
+        let queue = QueueTarget { name: "dev".to_owned(), api: self.state().client()? };
+        let token = Some(BearerToken::new(self.token.reveal()));
+        let console = Console { queues: vec![queue], token, ..Console::default() };
+        Ok((listener.address().ok(), Some((listener, console))))
     }
 
     fn print_banner(&self, page: Option<SocketAddr>) -> std::io::Result<()> {

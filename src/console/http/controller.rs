@@ -15,10 +15,12 @@ use maud::html;
 use serde_json::{Map, Value, json};
 use tokio::time::timeout;
 
-use super::commands::require_token;
 use super::{ReadinessCheck, SnapshotFn, StatusRoutes};
-use crate::console::controller::{metrics, poison_section, report};
-use crate::console::page::{self, Commands, PageContent};
+use crate::console::app::commands::require_token;
+use crate::console::app::targets::Target;
+use crate::console::app::{self, Console};
+use crate::console::controller::{metrics, poison_section};
+use crate::console::page::{self, PageContent};
 use crate::control::controller_api::{ControllerStatusReply, Inventories};
 use journeyman_domain::limits::{CONTROL_ANSWER_BYTES_MAX, HTTP_SNAPSHOT_TIMEOUT};
 use journeyman_platform::http::{BearerToken, HttpListener};
@@ -31,7 +33,8 @@ pub async fn serve(
     token: Option<BearerToken>,
     commands: Router,
 ) -> Infallible {
-    let has_token = token.is_some();
+    let controllers = vec![Target::Own(Arc::clone(&snapshot))];
+    let console = app::routes(Arc::new(Console { controllers, token, ..Console::default() }));
     let as_osrdyne = Router::new().route("/status", get(workers_of_keys)).route("/health", get(health));
     let as_osrdyne = as_osrdyne.with_state(Arc::clone(&snapshot));
     let routes = StatusRoutes {
@@ -40,13 +43,9 @@ pub async fn serve(
         checks: |status| status.pools.iter().map(readiness_check).collect(),
         is_started: |_| true,
         metrics,
-        page: Box::new(move |status| {
-            let commands = if has_token { Commands::Token("http.token_file") } else { Commands::None };
-            page::status_page(report(status), commands)
-        }),
     };
     let commands = commands.route_layer(middleware::from_fn(draw_poison));
-    listener.serve(routes.into_router().merge(as_osrdyne).merge(require_token(commands, token))).await
+    listener.serve(routes.into_router().merge(as_osrdyne).merge(console).merge(require_token(commands, token))).await
 }
 
 type Snapshot = State<Arc<SnapshotFn<ControllerStatusReply>>>;

@@ -1,12 +1,9 @@
-//! The read-only routes that workers and controllers share: health, metrics, the status page and its JSON.
+//! The read-only routes that workers and controllers share: health, metrics and the status as JSON.
 
-pub(super) mod commands;
 pub mod controller;
 pub mod worker;
 
 use std::fmt::Write as _;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 
 use axum::extract::State;
@@ -18,14 +15,9 @@ use axum::{Json, Router};
 use serde::Serialize;
 use tokio::time::timeout;
 
+pub use crate::console::app::targets::SnapshotFn;
 use crate::console::openmetrics::{self, Metric};
-use crate::console::page::HtmlPage;
 use journeyman_domain::limits::HTTP_SNAPSHOT_TIMEOUT;
-
-/// Takes a snapshot; `None` once the worker or controller has exited.
-pub type SnapshotFn<S> = dyn Fn() -> Pin<Box<dyn Future<Output = Option<S>> + Send>> + Send + Sync;
-
-type RenderPage<S> = Box<dyn Fn(&S) -> HtmlPage + Send + Sync>;
 
 pub(super) struct StatusRoutes<S> {
     /// "worker" or "controller".
@@ -34,7 +26,6 @@ pub(super) struct StatusRoutes<S> {
     pub(super) checks: fn(&S) -> Vec<ReadinessCheck>,
     pub(super) is_started: fn(&S) -> bool,
     pub(super) metrics: fn(&S) -> Vec<Metric>,
-    pub(super) page: RenderPage<S>,
 }
 
 pub(super) struct ReadinessCheck {
@@ -48,7 +39,6 @@ type Unavailable = (StatusCode, String);
 impl<S: Serialize + Send + Sync + 'static> StatusRoutes<S> {
     pub(super) fn into_router(self) -> Router {
         Router::new()
-            .route("/", get(Self::page))
             .route("/livez", get(Self::liveness))
             .route("/startupz", get(Self::startup))
             .route("/readyz", get(Self::readiness))
@@ -103,9 +93,5 @@ impl<S: Serialize + Send + Sync + 'static> StatusRoutes<S> {
 
     async fn json(State(routes): State<Arc<Self>>) -> Result<Json<S>, Unavailable> {
         routes.take_snapshot().await.map(Json)
-    }
-
-    async fn page(State(routes): State<Arc<Self>>) -> Result<HtmlPage, Unavailable> {
-        routes.take_snapshot().await.map(|status| (routes.page)(&status))
     }
 }

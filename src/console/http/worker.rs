@@ -14,11 +14,14 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::{ReadinessCheck, SnapshotFn, StatusRoutes};
-use crate::console::page::{self, Commands, HtmlPage, PageContent};
-use crate::console::worker::{self, metrics, report};
+use crate::console::app::targets::Target;
+use crate::console::app::{self, Console};
+use crate::console::page::{self, HtmlPage, PageContent};
+use crate::console::worker::{self, metrics};
 use crate::control::WorkerStatusReply;
 use journeyman_domain::limits::{HTTP_SNAPSHOT_TIMEOUT, SOURCE_INSPECT_TIMEOUT};
 use journeyman_platform::http::HttpListener;
+use journeyman_worker::engine::ClaimHistory;
 use journeyman_worker::engine::status::{BlockedReason, LifecycleState, WorkerStatus};
 use journeyman_worker::source::{InspectionTable, Source};
 
@@ -27,13 +30,20 @@ const SOURCE_REFRESH_SECONDS: u8 = 30;
 
 type Sources = Arc<Vec<(String, Arc<dyn Source>)>>;
 
-/// Serves until dropped. Each of the sources has a page of its own.
+/// Serves until dropped. Each of the sources has a page of its own; `console` has what the worker's pages show besides it.
 pub async fn serve(
     listener: HttpListener,
     snapshot: Arc<SnapshotFn<WorkerStatusReply>>,
     sources: Vec<(String, Arc<dyn Source>)>,
+    mut console: Console,
 ) -> Infallible {
-    let names: Vec<String> = sources.iter().map(|(name, _)| name.clone()).collect();
+    console.sources = sources.iter().map(|(name, _)| name.clone()).collect();
+    console.workers.push(Target::Own(Arc::clone(&snapshot)));
+    let console = Arc::new(console);
+    let own_routes = Router::new()
+        .route("/history.json", get(history_json))
+        .route("/schemas.json", get(schemas_json))
+        .with_state(Arc::clone(&console));
     let source_routes = Router::new()
         .route("/sources/{*name}", get(source_page))
         .route("/sources.json", get(sources_json))
@@ -46,9 +56,25 @@ pub async fn serve(
         // Not the queue's answer: one that boots with this host would get the worker restarted.
         is_started: |status| status.snapshot.sidecars.iter().all(|sidecar| sidecar.up || sidecar.restarts > 0),
         metrics,
-        page: Box::new(move |status| page::status_page(report(status, &names), Commands::None)),
     };
-    listener.serve(routes.into_router().merge(source_routes).merge(health_route)).await
+    listener
+        .serve(
+            routes.into_router().merge(source_routes).merge(health_route).merge(own_routes).merge(app::routes(console)),
+        )
+        .await
+}
+
+/// The claims of the last hour, for the pages of other consoles.
+async fn history_json(State(console): State<Arc<Console>>) -> Json<Option<Vec<ClaimHistory>>> {
+    match &console.history {
+        Some(history) => Json(history().await),
+        None => Json(None),
+    }
+}
+
+/// The schemas of payloads, by task queue.
+async fn schemas_json(State(console): State<Arc<Console>>) -> Json<BTreeMap<String, Value>> {
+    Json(console.schemas.clone())
 }
 
 /// As Screwdriver's own worker answers: whether the broker can be reached.

@@ -4,7 +4,7 @@
   const [state, stop, ask, field, use, message, aside] = ["state", "stop", "ask", "token", "use", "message", "aside"].map(get);
   const main = document.querySelector("main");
   const interval = 1000 * main.dataset.refreshSeconds;
-  // Kept in this page only.
+  // Kept in this tab only.
   let token = "";
   // The path of what is shown beside `main`.
   let shown = "";
@@ -45,9 +45,12 @@
     const found = new DOMParser().parseFromString(await call(path), "text/html").querySelector("main");
     if (token !== given) return;
     local(found);
-    const open = new Set([...target.querySelectorAll("details[open]")].map((details) => details.dataset.name));
-    for (const details of found.querySelectorAll("details")) details.open = open.has(details.dataset.name);
+    const open = new Map([...target.querySelectorAll("details")].map((details) => [details.dataset.name, details.open]));
+    for (const details of found.querySelectorAll("details")) details.open = open.get(details.dataset.name) ?? details.open;
+    const root = document.documentElement;
+    const isAtEnd = root.scrollTop + root.clientHeight > root.scrollHeight - 40;
     target.replaceChildren(...found.childNodes);
+    if (isAtEnd && "follows" in main.dataset) root.scrollTop = root.scrollHeight;
   }
 
   async function refresh() {
@@ -68,11 +71,13 @@
     const selected = document.getSelection();
     const busy = typing || (selected && !selected.isCollapsed);
     if (refreshing && !document.hidden && !busy) await refresh();
-    setTimeout(loop, interval);
+    if (interval) setTimeout(loop, interval);
   }
 
   function may(given) {
     token = given;
+    if (given) sessionStorage.setItem("token", given);
+    else sessionStorage.removeItem("token");
     field.value = shown = "";
     document.body.classList.toggle("may", token !== "");
     field.hidden = use.hidden = true;
@@ -94,6 +99,7 @@
 
   function answerOf(path, text) {
     const answer = JSON.parse(text);
+    if (answer.href) location = answer.href;
     if (!answer.succeeded) return answer.message ?? path.split("/").slice(2).map(decodeURIComponent).join(" ") + ": done";
     return [answer.succeeded.length + " done", ...Object.entries(answer.failed).map(([id, why]) => id + ": " + why)].join("; ");
   }
@@ -121,9 +127,47 @@
     }
   }
 
+  // The payload of a form; fields that are left empty are left out.
+  function payloadOf(form) {
+    let payload = {};
+    for (const field of form.querySelectorAll("[data-field]")) {
+      const { field: name, kind } = field.dataset;
+      if (kind === "flag") {
+        if (field.checked) payload[name] = true;
+      } else if (field.value.trim() !== "") {
+        let value = field.value;
+        if (kind === "number") value = Number(value);
+        else if (kind !== "text") {
+          try {
+            value = JSON.parse(value);
+          } catch (error) {
+            throw new Error((name || "payload") + ": " + error.message);
+          }
+        }
+        if (name) payload[name] = value;
+        else payload = value;
+      }
+    }
+    return payload;
+  }
+
+  async function create(button) {
+    try {
+      const form = button.closest(".form");
+      const name = form.querySelector("[data-name]").value;
+      const { create: path, queue } = button.dataset;
+      const body = JSON.stringify({ queue, name, payload: payloadOf(form) });
+      say(answerOf(path, await call(path, body)), true);
+    } catch (error) {
+      say("failed: " + error.message, false);
+    }
+  }
+
   document.addEventListener("click", (event) => {
-    const button = event.target.closest("button[data-path]");
-    if (button && token) press(button);
+    const button = event.target.closest("button[data-path], button[data-create]");
+    if (!button || !token) return;
+    if (button.dataset.create) create(button);
+    else press(button);
   });
   stop.addEventListener("click", () => {
     refreshing = !refreshing;
@@ -131,11 +175,13 @@
     state.textContent = refreshing ? "live" : "paused";
     state.className = refreshing ? "good" : "warn";
   });
-  stop.hidden = false;
-  state.textContent = "live";
-  state.className = "good";
   local(document);
-  setTimeout(loop, interval);
+  if (interval) {
+    stop.hidden = false;
+    state.textContent = "live";
+    state.className = "good";
+    setTimeout(loop, interval);
+  }
   if (!ask) return;
   ask.addEventListener("click", () => {
     if (token) {
@@ -154,4 +200,9 @@
     if (event.key === "Enter") use.click();
   });
   ask.hidden = false;
+  const kept = sessionStorage.getItem("token");
+  if (kept) {
+    may(kept);
+    refresh();
+  }
 })();

@@ -118,14 +118,18 @@ impl HttpListener {
 
     /// As [`HttpListener::serve`]; without a largest age, responses may take any time.
     pub async fn serve_with(self, router: Router, connection_age_max: Option<Duration>) -> Infallible {
-        let router = match self.exposure {
-            Exposure::Loopback => router.layer(middleware::from_fn(require_loopback_host)),
-            Exposure::Network => router,
-        };
         let limits = Limits { connection_age_max, ..Limits::for_connections(HTTP_CONNECTIONS_MAX) };
-        let router = router.layer(middleware::map_response(add_headers));
-        serve(self.listener, router, limits, SocketAddr::ip).await
+        serve(self.listener, pages(router, self.exposure), limits, SocketAddr::ip).await
     }
+}
+
+/// What browsers need of pages: they are neither cached nor embedded, and no name of another site leads to those of this host.
+pub fn pages(router: Router, exposure: Exposure) -> Router {
+    let router = match exposure {
+        Exposure::Loopback => router.layer(middleware::from_fn(require_loopback_host)),
+        Exposure::Network => router,
+    };
+    router.layer(middleware::map_response(add_headers))
 }
 
 /// Serves until dropped.

@@ -14,9 +14,9 @@ use self::tasks::{DemoTask, GREET, GREET_PROGRAM};
 use super::{DevSession, write_file};
 use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::signals::ExitSignals;
-use crate::console::task::status::{TaskState, TaskStatus};
 use crate::cli::{output, worker, worker_setup};
 use crate::config::schema::Config;
+use crate::console::task::status::{TaskState, TaskStatus};
 use journeyman_domain::limits::{DEMO_POLL_INTERVAL, DEMO_TASKS_TIMEOUT};
 use journeyman_platform::settings::Environment;
 use journeyman_platform::settings::values::Span;
@@ -83,8 +83,7 @@ pub(super) async fn run(dev: DevSession, end: End, mut signals: ExitSignals, env
     }
     let worker = worker_setup::build_worker(&dev.config, environment)?.worker;
     let control = worker.control();
-    let page = worker::listen_http(&dev.config, worker::PAGE).await?;
-    let address = page.as_ref().and_then(|page| page.address().ok());
+    let (address, page) = dev.listen().await?;
     let address = address.map_or_else(String::new, |address| format!("http://{address}/"));
     output::line(&format!("page  {address}"))?;
     let mut watched = None;

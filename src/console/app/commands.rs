@@ -12,7 +12,7 @@ use journeyman_domain::limits::CONTROL_BODY_BYTES_MAX;
 use journeyman_platform::http::BearerToken;
 
 /// Requires the token for every route of `commands`; without a token, rejects every command.
-pub(super) fn require_token(commands: Router, token: Option<BearerToken>) -> Router {
+pub(crate) fn require_token(commands: Router, token: Option<BearerToken>) -> Router {
     commands
         .route_layer(middleware::from_fn_with_state(token, authenticate))
         .layer(DefaultBodyLimit::max(CONTROL_BODY_BYTES_MAX))

@@ -1,0 +1,167 @@
+//! A form for a new task, made of the schema of its handler.
+
+use std::collections::BTreeMap;
+
+use axum::extract::{Path, Query, State};
+use axum::http::HeaderMap;
+use futures_util::future::join_all;
+use maud::{Markup, html};
+use serde::Deserialize;
+use serde_json::Value as Json;
+
+use super::listing::parse_id;
+use super::{Console, PageResult, Shared, within};
+use crate::console::page::PageContent;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Given {
+    queue: String,
+    /// The task whose payload is filled in.
+    from: String,
+}
+
+/// The schemas of payloads by task queue, as the workers tell them.
+async fn schemas(console: &Console) -> BTreeMap<String, Json> {
+    let mut found = console.schemas.clone();
+    let remote = console.workers.iter().filter_map(|target| target.address());
+    for answer in join_all(remote.map(|address| address.get::<BTreeMap<String, Json>>("schemas.json"))).await {
+        found.extend(answer.unwrap_or_default());
+    }
+    found
+}
+
+pub(super) async fn page(
+    State(console): Shared,
+    Path(name): Path<String>,
+    Query(given): Query<Given>,
+    headers: HeaderMap,
+) -> PageResult {
+    let target = console.queue(&name)?;
+    let may_read = console.token.is_some_and(|token| token.is_in(&headers) == Some(true));
+    let schemas = schemas(&console).await;
+    let mut queue = given.queue;
+    let mut payload = Json::Null;
+    let mut title = String::new();
+    if !given.from.is_empty() && may_read {
+        let mut definition = within(target.api.task_definition(&parse_id(&given.from)?)).await?;
+        let text = |path: &str| definition.pointer(path).and_then(Json::as_str).unwrap_or_default().to_owned();
+        title = text("/metadata/name");
+        if queue.is_empty() {
+            queue = format!("{}/{}", text("/provisionerId"), text("/workerType"));
+        }
+        payload = definition["payload"].take();
+    }
+    if queue.is_empty() {
+        queue = schemas.keys().next().cloned().unwrap_or_default();
+    }
+    let schema = schemas.get(&queue).cloned().unwrap_or(Json::Null);
+    let main = html! {
+        form.search method="get" {
+            label { "queue " input name="queue" value=(queue) list="queues" size="30"; }
+            datalist id="queues" { @for known in schemas.keys() { option value=(known) {} } }
+            @if !given.from.is_empty() { input type="hidden" name="from" value=(given.from); }
+            button type="submit" { "choose" }
+        }
+        @if console.token.is_none() { p.empty { "Tasks are created with a token: set " code { "http.token_file" } " to a file with one." } }
+        @if !given.from.is_empty() && !may_read { p.empty { "The payload of " code { (given.from) } " is filled in once the token is given." } }
+        @if !queue.is_empty() {
+            section.form {
+                h2 { "new task for " (queue) }
+                label { "name" input data-name="name" value=(title); }
+                (fields(&schema, &payload))
+                span.act { button type="button" data-create={ "/tasks/" (name) } data-queue=(queue) { "create" } }
+            }
+        }
+    };
+    let content = console.page("create", html! { "queue " (name) }, main);
+    // What a person types would be lost.
+    Ok(PageContent { refresh_seconds: 0, ..content }.build())
+}
+
+/// One field for each property of the schema, or one for the whole payload.
+fn fields(schema: &Json, payload: &Json) -> Markup {
+    let Some(properties) = schema["properties"].as_object().filter(|properties| !properties.is_empty()) else {
+        let text = if payload.is_null() { "{}".to_owned() } else { pretty(payload) };
+        return html! { label { "payload, as JSON" textarea data-field="" rows="10" { (text) } } };
+    };
+    let required = schema["required"].as_array().cloned().unwrap_or_default();
+    let is_required = |name: &String| required.iter().any(|one| one == name);
+    let is_given = |name: &String| payload.get(name).is_some();
+    let others = payload.as_object().into_iter().flatten().filter(|(name, _)| !properties.contains_key(*name));
+    let (first, folded): (Vec<_>, Vec<_>) = properties
+        .iter()
+        .partition(|(name, property)| is_required(name) || is_given(name) || property["type"].is_string());
+    let draw = |(name, property): &(&String, &Json)| field(name, property, payload.get(*name), is_required(name));
+    html! {
+        @for one in &first { (draw(one)) }
+        @for (name, value) in others { (field(name, &Json::Null, Some(value), false)) }
+        @if !folded.is_empty() { details { summary { "more" } @for one in &folded { (draw(one)) } } }
+    }
+}
+
+fn pretty(value: &Json) -> String {
+    serde_json::to_string_pretty(value).unwrap_or_default()
+}
+
+fn field(name: &str, property: &Json, given: Option<&Json>, is_required: bool) -> Markup {
+    let value = given.cloned().unwrap_or(Json::Null);
+    let default = property.get("default").map(Json::to_string).unwrap_or_default();
+    let text =
+        value.as_str().map_or_else(|| if value.is_null() { String::new() } else { value.to_string() }, str::to_owned);
+    let choices = property["enum"].as_array().filter(|choices| choices.iter().all(Json::is_string));
+    let kind = property["type"].as_str().unwrap_or_default();
+    html! {
+        label {
+            span { (name) @if is_required { " *" } @if let Some(hint) = property["description"].as_str() { small { (hint) } } }
+            @if let Some(choices) = choices {
+                select data-field=(name) data-kind="text" {
+                    @if !is_required { option value="" {} }
+                    @for choice in choices.iter().filter_map(Json::as_str) { option value=(choice) selected[choice == text] { (choice) } }
+                }
+            } @else if kind == "boolean" {
+                input type="checkbox" data-field=(name) data-kind="flag" checked[value == true];
+            } @else if kind == "integer" || kind == "number" {
+                input type="number" step="any" data-field=(name) data-kind="number" value=(text) placeholder=(default);
+            } @else if kind == "string" {
+                input data-field=(name) data-kind="text" value=(text) placeholder=(default);
+            } @else {
+                textarea data-field=(name) data-kind="json" rows="3" placeholder=(if default.is_empty() { "JSON" } else { &default }) { @if !value.is_null() { (pretty(&value)) } }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn each_property_has_a_field_of_its_type() {
+        let schema = json!({
+            "required": ["name"],
+            "properties": {
+                "name": { "type": "string", "description": "Whom <to> greet" },
+                "times": { "type": "integer", "default": 2 },
+                "loud": { "type": "boolean" },
+                "mood": { "type": "string", "enum": ["glad", "sad"] },
+                "env": { "type": "object" },
+            },
+        });
+        let drawn = fields(&schema, &json!({ "name": "A\"da", "env": { "a": 1 }, "more": [1] })).into_string();
+        for part in [
+            "name *<small>Whom &lt;to&gt; greet",
+            r#"data-kind="text" value="A&quot;da""#,
+            r#"data-kind="number" value="" placeholder="2""#,
+            r#"type="checkbox" data-field="loud""#,
+            r#"<option value="glad">"#,
+            r#"data-field="more" data-kind="json""#,
+        ] {
+            assert!(drawn.contains(part), "{part}: {drawn}");
+        }
+        let drawn = fields(&Json::Null, &json!({ "a": 1 })).into_string();
+        assert!(drawn.contains(r#"data-field="""#) && drawn.contains("&quot;a&quot;: 1"), "{drawn}");
+    }
+}

@@ -1,0 +1,186 @@
+//! Workers of all hosts: what their addresses, the queues and the controllers tell of them.
+
+use std::collections::BTreeMap;
+
+use axum::extract::{Path, State};
+use futures_util::future::join_all;
+use maud::{Markup, html};
+
+use super::phases::{PHASES, bars, history};
+use super::queues::workers_of_queue;
+use super::targets::{Reading, read_all};
+use super::{PageError, PageResult, QUEUE_REFRESH_SECONDS, Shared, report, within};
+use crate::console::page::{self, PageContent};
+use crate::console::picture::{Bar, Lane, legend, packed, slots, timeline};
+use crate::console::rows::{Cell, Level, Section, Table, Value, cell, maybe};
+use crate::console::worker;
+use crate::control::WorkerStatusReply;
+use crate::control::controller_api::ControllerStatusReply;
+use journeyman_domain::limits::HISTORY_WINDOW;
+use journeyman_worker::engine::ClaimHistory;
+
+fn slot_classes(status: &WorkerStatusReply) -> Vec<&'static str> {
+    let view = &status.snapshot;
+    let busy = view.claims.iter().map(|claim| if claim.state == "running" { "run" } else { "prepare" });
+    let kept = view.cleanup_pending.iter().map(|_| "bad-slot");
+    let free = if view.blocked_message.is_some() { "blocked" } else { "free" };
+    let taken: Vec<&'static str> = busy.chain(kept).collect();
+    let rest = (view.capacity as usize).saturating_sub(taken.len());
+    taken.into_iter().chain(std::iter::repeat_n(free, rest)).collect()
+}
+
+/// The slots of all workers.
+pub(super) fn summary(workers: &[Reading<WorkerStatusReply>]) -> Markup {
+    let known: Vec<&WorkerStatusReply> = workers.iter().filter_map(|reading| reading.status.as_deref()).collect();
+    let busy: usize = known.iter().map(|status| status.snapshot.claims.len()).sum();
+    let capacity: u32 = known.iter().map(|status| status.snapshot.capacity).sum();
+    let silent = workers.iter().filter(|reading| reading.error.is_some()).count();
+    html! {
+        section {
+            h2 { a href="/fleet" { "fleet" } }
+            p { (known.len()) " workers, " (busy) " of " (capacity) " slots busy"
+                @if silent > 0 { ", " strong.bad { (silent) " do not answer" } } }
+            div.grid { @for status in known {
+                a href=(worker_path(status)) title=(worker::headline(&status.snapshot).cell.text()) { (slots(&slot_classes(status))) }
+            } }
+            (legend(&[("run", "running"), ("prepare", "another phase"), ("free", "free"), ("blocked", "not claiming"), ("bad-slot", "processes left")]))
+        }
+    }
+}
+
+fn worker_path(status: &WorkerStatusReply) -> String {
+    format!("/workers/{}", urlencoding::encode(&status.id))
+}
+
+/// A row of the fleet, with the order in which it is shown.
+type Row = (u8, Vec<Cell>);
+
+fn row(reading: &Reading<WorkerStatusReply>) -> Option<Row> {
+    let status = reading.status.as_ref()?;
+    let view = &status.snapshot;
+    let headline = worker::headline(view);
+    let is_silent = reading.error.is_some();
+    let level = if is_silent { Level::Bad } else { headline.level };
+    let state = if is_silent { "silent" } else { view.state.as_str() };
+    let why = cell(reading.error.clone().unwrap_or_else(|| worker::claiming(view).1));
+    let name = Value::Link { text: status.id.clone(), href: worker_path(status) };
+    let lease = view
+        .claims
+        .first()
+        .and_then(|claim| Some(Value::Left { seconds: claim.lease_left_seconds?, of: claim.lease_seconds }));
+    let seen = maybe(reading.age, |age| Value::Ago(age.as_secs_f64()));
+    let rank = if level == Level::Bad {
+        0
+    } else if level == Level::Warn {
+        1
+    } else {
+        2
+    };
+    let cells = vec![
+        cell(name),
+        cell(&status.group),
+        cell(state).at(level),
+        cell(view.occupancy()),
+        maybe(lease, |left| left),
+        why,
+        seen,
+    ];
+    Some((rank, cells))
+}
+
+/// Workers that only a queue or a controller knows.
+async fn others(console: &super::Console, known: &[String]) -> Vec<Row> {
+    let mut found: BTreeMap<String, Row> = BTreeMap::new();
+    let of_queues = join_all(console.queues.iter().map(|queue| within(workers_of_queue(queue)))).await;
+    for (id, group, task) in of_queues.into_iter().filter_map(Result::ok).flatten() {
+        let cells = vec![
+            cell(&id),
+            cell(group),
+            cell("claimed lately"),
+            cell(""),
+            cell(""),
+            cell(format!("latest task {task}")),
+            cell(""),
+        ];
+        found.insert(id, (3, cells));
+    }
+    for reading in read_all(&console.controllers).await {
+        let pools = reading.status.as_deref().into_iter().flat_map(|status: &ControllerStatusReply| &status.pools);
+        let groups = pools.flat_map(|pool| pool.groups.iter().map(move |group| (&pool.name, group)));
+        for (pool, group) in groups {
+            for one in &group.worker_list {
+                let state = cell(one.state.as_str());
+                let why = cell(format!("pool {pool}, key {}", group.key)).note_some(one.detail.clone());
+                let cells = vec![
+                    cell(&one.id),
+                    cell(pool),
+                    state,
+                    cell(""),
+                    cell(""),
+                    why,
+                    cell(Value::Lasts(one.age_seconds)),
+                ];
+                found.insert(one.id.clone(), (2, cells));
+            }
+        }
+    }
+    found.into_iter().filter(|(id, _)| !known.contains(id)).map(|(_, row)| row).collect()
+}
+
+pub(super) async fn page(State(console): Shared) -> PageResult {
+    let workers = read_all(&console.workers).await;
+    let known: Vec<String> = workers.iter().filter_map(|reading| Some(reading.status.as_ref()?.id.clone())).collect();
+    let mut rows: Vec<Row> = workers.iter().filter_map(row).collect();
+    rows.extend(others(&console, &known).await);
+    rows.sort_by_key(|(rank, _)| *rank);
+    let columns = ["worker", "group", "state", "slots", "shortest lease", "why", "seen"];
+    let table = Table::new("workers, those to look at first", &columns, rows.into_iter().map(|(_, row)| row))
+        .or("No worker is known: none has claimed from a queue lately, and the console was told of none.");
+    let unknown = workers.iter().filter(|reading| reading.status.is_none()).filter_map(|reading| reading.error.clone());
+    let alerts = unknown.map(|error| (Level::Bad, error)).collect();
+    let section = Section { alerts, tables: vec![table], ..Section::default() };
+    let main = html! { (summary(&workers)) (page::section(&section)) };
+    let content = console.page("fleet", html! { "fleet" }, main);
+    Ok(PageContent { refresh_seconds: QUEUE_REFRESH_SECONDS, ..content }.build())
+}
+
+pub(super) async fn worker_page(State(console): Shared, Path(id): Path<String>) -> PageResult {
+    for target in &console.workers {
+        let reading = target.read().await;
+        if reading.status.as_ref().is_some_and(|status| status.id == id) {
+            let history = history(&console, target).await;
+            let report = report(&reading, "worker", |status| worker::report(status, &[]));
+            let main = html! {
+                @for section in report.iter().flat_map(|report| &report.sections) { (page::section(section)) }
+                (hour(&history))
+            };
+            let name = report.map_or_else(|| html! { "worker" }, |report| page::cell(&report.name));
+            return Ok(console.page(&id, name, main).build());
+        }
+    }
+    Err(PageError::not_found(format!("this console knows no worker {id:?}; it may not have answered yet")))
+}
+
+/// The last hour of a worker as rows of slots.
+fn hour(history: &[ClaimHistory]) -> Markup {
+    let window = HISTORY_WINDOW.as_secs_f64();
+    let named = |claim: &ClaimHistory| {
+        let mut bars = bars(claim, None);
+        let name = claim.name.as_deref().unwrap_or(&claim.task);
+        let end = claim.outcome.as_deref().unwrap_or("held");
+        bars.iter_mut().for_each(|bar| bar.title = format!("{name}, {end}: {}", bar.title));
+        bars
+    };
+    let lanes = packed(history.iter().map(named).filter(|bars| !bars.is_empty()).collect());
+    let lane = |(index, bars): (usize, Vec<Bar>)| Lane { label: format!("{}", index + 1), bars, ticks: Vec::new() };
+    let lanes: Vec<Lane> = lanes.into_iter().enumerate().map(lane).collect();
+    html! {
+        section {
+            h3 { "slots in the last hour" }
+            @if lanes.is_empty() { p.empty { "No claim yet." } } @else {
+                (timeline(&lanes, -window, 0.0, ["an hour ago", "now"]))
+                (legend(&PHASES[1..]))
+            }
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! The console: one program of pages over every role that it is told of. Each role serves it at its own address.
+
+pub(crate) mod commands;
+mod create_form;
+mod fleet;
+mod listing;
+mod log_text;
+mod log_view;
+mod phases;
+mod queues;
+mod result;
+pub mod targets;
+mod tasks;
+mod via;
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use futures_util::future::join_all;
+use maud::{Markup, html};
+use serde_json::Value as Json;
+use tokio::time::timeout;
+
+use self::commands::require_token;
+use self::targets::{QueueTarget, Reading, SnapshotFn, Target, read_all};
+use super::page::{self, Commands, HtmlPage, PageContent};
+use super::rows::{Headline, Level, Report, Section, Value, cell};
+use super::{controller, notifier, worker};
+use crate::control::WorkerStatusReply;
+use crate::control::controller_api::ControllerStatusReply;
+use journeyman_domain::limits::CONSOLE_QUEUE_TIMEOUT;
+use journeyman_domain::refusal::Refusal;
+use journeyman_platform::host::clock::stamp;
+use journeyman_platform::http::BearerToken;
+use journeyman_services::notifier::Status as NotifierStatus;
+use journeyman_worker::engine::ClaimHistory;
+use journeyman_worker::source::CallError;
+use journeyman_worker::task::formats::is_slugid;
+
+/// What a console shows.
+#[derive(Default)]
+pub struct Console {
+    pub queues: Vec<QueueTarget>,
+    pub workers: Vec<Target<WorkerStatusReply>>,
+    pub controllers: Vec<Target<ControllerStatusReply>>,
+    pub notifiers: Vec<Target<NotifierStatus>>,
+    /// The sources of its own worker that have a page.
+    pub sources: Vec<String>,
+    /// The schemas of payloads that its own worker runs, by task queue.
+    pub schemas: BTreeMap<String, Json>,
+    /// The history of its own worker.
+    pub history: Option<Arc<SnapshotFn<Vec<ClaimHistory>>>>,
+    /// Orders need it.
+    pub token: Option<BearerToken>,
+    /// Readers need the token too.
+    pub is_private: bool,
+}
+
+type Shared = State<Arc<Console>>;
+type PageResult = Result<HtmlPage, PageError>;
+
+/// Why there is no page.
+#[derive(Debug)]
+struct PageError(StatusCode, String);
+
+impl PageError {
+    fn not_found(what: impl Into<String>) -> Self {
+        Self(StatusCode::NOT_FOUND, what.into())
+    }
+}
+
+impl From<CallError> for PageError {
+    fn from(error: CallError) -> Self {
+        let status = match error.refusal {
+            Refusal::Gone => StatusCode::NOT_FOUND,
+            Refusal::Rejected => StatusCode::BAD_REQUEST,
+            Refusal::Denied | Refusal::Stale => StatusCode::FORBIDDEN,
+            Refusal::Retry { .. } | Refusal::Throttled { .. } | Refusal::Full => StatusCode::BAD_GATEWAY,
+        };
+        Self(status, error.message)
+    }
+}
+
+impl IntoResponse for PageError {
+    fn into_response(self) -> Response {
+        let headline = Headline { level: Level::Bad, state: self.0.as_str().to_owned(), cell: cell(self.1) };
+        let main = page::section(&Section { headline, ..Section::default() });
+        let home = html! { a href="/" { "overview" } };
+        (self.0, PageContent::new("not shown · journeyman", home, main).build()).into_response()
+    }
+}
+
+/// Bounds what a page asks of a queue.
+async fn within<T, E: Into<PageError>>(asking: impl Future<Output = Result<T, E>>) -> Result<T, PageError> {
+    let slow = |_| {
+        PageError(StatusCode::GATEWAY_TIMEOUT, format!("the queue did not answer within {CONSOLE_QUEUE_TIMEOUT:?}"))
+    };
+    timeout(CONSOLE_QUEUE_TIMEOUT, asking).await.map_err(slow)?.map_err(Into::into)
+}
+
+impl Console {
+    /// Asks the roles at other addresses; does not end.
+    pub(crate) async fn watch(&self) {
+        let workers = join_all(self.workers.iter().map(Target::watch));
+        let controllers = join_all(self.controllers.iter().map(Target::watch));
+        let notifiers = join_all(self.notifiers.iter().map(Target::watch));
+        tokio::join!(workers, controllers, notifiers);
+        std::future::pending::<()>().await;
+    }
+
+    /// True if it shows no role.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queues.is_empty() && self.workers.is_empty() && self.controllers.is_empty() && self.notifiers.is_empty()
+    }
+
+    fn queue(&self, name: &str) -> Result<&QueueTarget, PageError> {
+        let found = self.queues.iter().find(|queue| queue.name == name);
+        found.ok_or_else(|| PageError::not_found(format!("this console has no queue {name:?}")))
+    }
+
+    fn commands(&self) -> Commands {
+        let has_orders = !(self.queues.is_empty() && self.controllers.is_empty() && self.notifiers.is_empty());
+        if has_orders && self.token.is_some() { Commands::Token("http.token_file") } else { Commands::None }
+    }
+
+    /// A page with the navigation; without a token it has no buttons.
+    fn page(&self, title: &str, name: Markup, main: Markup) -> PageContent {
+        let nav = html! {
+            a href="/" { "overview" }
+            @if !self.workers.is_empty() || !self.queues.is_empty() { a href="/fleet" { "fleet" } }
+            @for queue in &self.queues {
+                a href={ "/tasks/" (queue.name) } { "tasks" @if self.queues.len() > 1 { " of " (queue.name) } }
+                @if self.token.is_some() { a href={ "/create/" (queue.name) } { "create" } }
+            }
+        };
+        let title = format!("{title} · journeyman");
+        PageContent { nav, commands: self.commands(), ..PageContent::new(title, name, main) }
+    }
+
+    async fn overview(&self) -> Result<PageContent, PageError> {
+        let queues = join_all(self.queues.iter().map(queues::summary)).await;
+        let (workers, controllers) = (read_all(&self.workers).await, read_all(&self.controllers).await);
+        let notifiers = read_all(&self.notifiers).await;
+        let roles = self.workers.len() + self.controllers.len() + self.notifiers.len() + self.queues.len();
+        let gone = workers.iter().map(Reading::gone).chain(controllers.iter().map(Reading::gone)).flatten().next();
+        if let Some(why) = gone.filter(|_| roles == 1) {
+            return Err(PageError(StatusCode::SERVICE_UNAVAILABLE, why.to_owned()));
+        }
+        let mut reports = Vec::new();
+        let fleet = match workers.as_slice() {
+            [one] => {
+                reports.extend(report(one, "worker", |status| worker::report(status, &self.sources)));
+                html! {}
+            }
+            [] => html! {},
+            _ => fleet::summary(&workers),
+        };
+        for (target, reading) in self.controllers.iter().zip(&controllers) {
+            let prefix = via::prefix(target);
+            let report = report(reading, "controller", controller::report);
+            reports.extend(report.map(|report| via::redirect(report, &prefix)));
+        }
+        for (target, reading) in self.notifiers.iter().zip(&notifiers) {
+            let prefix = via::prefix(target);
+            let report = report(reading, "notifier", |status| {
+                let section = Section { title: via::link(target), ..notifier::status(status, stamp()) };
+                Report {
+                    title: "notifier".to_owned(),
+                    name: cell("notifier"),
+                    sections: vec![section],
+                    ..Report::default()
+                }
+            });
+            reports.extend(report.map(|report| via::redirect(report, &prefix)));
+        }
+        if let [queue] = self.queues.as_slice() {
+            reports.iter_mut().for_each(|report| link_tasks(report, queue));
+        }
+        if self.token.is_none() {
+            reports.iter_mut().for_each(page::remove_actions);
+        }
+        let main = html! {
+            (fleet)
+            @for report in &reports { @for section in &report.sections { (page::section(section)) } }
+            @for queue in queues { (queue) }
+        };
+        let (title, name) = match reports.as_slice() {
+            [one] => (one.title.clone(), page::cell(&one.name)),
+            _ => ("overview".to_owned(), html! { "console" }),
+        };
+        // The addresses of a role have more than pages.
+        let is_role = self.workers.iter().any(Target::is_own) || self.controllers.iter().any(Target::is_own);
+        let links = html! {
+            @if is_role { a href="/metrics" { "metrics" } " · " a href="/readyz" { "readiness" } " · " a href="/status.json" { "JSON" } }
+        };
+        Ok(PageContent { links, title: title.clone(), ..self.page(&title, name, main) })
+    }
+}
+
+/// Lets the runs of a report lead to the pages of their tasks.
+fn link_tasks(report: &mut Report, queue: &QueueTarget) {
+    let tables = report.sections.iter_mut().flat_map(|section| &mut section.tables);
+    for cell in tables.flat_map(|table| table.rows.iter_mut().filter_map(|row| row.first_mut())) {
+        for part in &mut cell.parts {
+            if let Value::Code(text) = &part.value
+                && let Some((task, _)) = text.split_once('/').filter(|(task, _)| is_slugid(task))
+            {
+                part.value = Value::Link { text: text.clone(), href: listing::path(queue, task) };
+            }
+        }
+    }
+}
+
+/// The report of a role, or why there is none.
+fn report<S>(reading: &Reading<S>, role: &str, make: impl Fn(&S) -> Report) -> Option<Report> {
+    let Reading { status, age, error } = reading;
+    let mut report = status.as_deref().map(make);
+    if let Some(error) = error {
+        let old = age.map_or_else(String::new, |age| format!("; what follows is {} s old", age.as_secs()));
+        let unknown = || Report {
+            title: format!("{role} unknown"),
+            name: cell(role),
+            sections: vec![Section::default()],
+            ..Report::default()
+        };
+        let report = report.get_or_insert_with(unknown);
+        let first = report.sections.first_mut();
+        first.into_iter().for_each(|section| section.alerts.insert(0, (Level::Bad, format!("{error}{old}"))));
+    }
+    report
+}
+
+/// The routes of the pages, and of the orders that they give.
+pub fn routes(console: Arc<Console>) -> Router {
+    let token = console.token;
+    let orders = Router::new()
+        .route("/tasks/{target}", post(tasks::create))
+        .route("/tasks/{target}/{task}/{action}", post(tasks::change))
+        .route("/bulk/{target}/{action}", get(tasks::bulk_page).post(tasks::bulk))
+        .route("/via/{target}/{*path}", get(via::forward).post(via::forward))
+        .with_state(Arc::clone(&console));
+    let pages = Router::new()
+        .route("/", get(overview))
+        .route("/fleet", get(fleet::page))
+        .route("/workers/{id}", get(fleet::worker_page))
+        .route("/queues/{target}/{*queue}", get(queues::page))
+        .route("/groups/{target}/{group}", get(tasks::group))
+        .route("/create/{target}", get(create_form::page))
+        .route("/notifiers/{target}", get(via::notifier))
+        .route("/tasks/{target}", get(tasks::list))
+        .route("/tasks/{target}/{task}", get(tasks::page))
+        .route("/tasks/{target}/{task}/log", get(log_view::page))
+        .route("/tasks/{target}/{task}/{run}/{*name}", get(result::artifact))
+        .route_layer(middleware::from_fn_with_state(Arc::clone(&console), ask_for_token))
+        .with_state(console);
+    pages.merge(require_token(orders, token))
+}
+
+async fn overview(State(console): Shared) -> PageResult {
+    let refresh = if console.queues.is_empty() { page::REFRESH_SECONDS } else { QUEUE_REFRESH_SECONDS };
+    let content = console.overview().await?;
+    Ok(PageContent { refresh_seconds: refresh, ..content }.build())
+}
+
+/// Of pages for which a queue is asked.
+const QUEUE_REFRESH_SECONDS: u8 = 5;
+
+/// Pages of a queue that checks its callers show nothing without the token.
+async fn ask_for_token(State(console): Shared, request: Request, next: Next) -> Response {
+    let is_known = console.token.is_some_and(|token| token.is_in(request.headers()) == Some(true));
+    if !console.is_private || is_known {
+        return next.run(request).await;
+    }
+    let hint = if console.token.is_some() {
+        html! { p.empty { "This queue checks its callers: its pages are shown with the token of " code { "http.token_file" } "." } }
+    } else {
+        html! { p.empty { "This queue checks its callers: its pages are shown with a token. Set " code { "http.token_file" } " to a file with one." } }
+    };
+    console.page("queue", html! { "queue" }, hint).build().into_response()
+}
