@@ -1,6 +1,7 @@
 //! The command line as a user meets it: the built binary, its texts, its exit codes.
 
 mod config;
+mod console;
 mod controller;
 mod dev;
 mod doctor;

@@ -30,6 +30,30 @@ fn e2_tasks_are_found_by_state_queue_name_and_age() {
 }
 
 #[test]
+fn many_tasks_are_changed_by_what_a_search_finds() {
+    let host = Host::with_queue();
+    let kept = host.create(&["--name", "keep", "--", "/bin/true"]);
+    let all: Vec<String> = (0..3).map(|_| host.create(&["--name", "nightly", "--", "/bin/true"])).collect();
+    let search = ["--queue", "build/linux", "--name", "night", "--since", "1h"];
+    let cancel = |more: &[&str]| host.task(&[&["cancel"], &search[..], more].concat());
+    let listed = cancel(&["--dry-run"]);
+    assert!(listed.code == 0 && all.iter().all(|id| listed.out.contains(id)), "{}{}", listed.out, listed.err);
+    assert!(!listed.out.contains(&kept), "{}", listed.out);
+    let asked = cancel(&[]);
+    assert!(asked.code == 2 && asked.err.contains("--yes does not ask"), "nobody answers: {}", asked.err);
+    let done = cancel(&["--yes"]);
+    assert!(done.code == 0 && done.out.contains("3 done, 0 failed"), "{}{}", done.out, done.err);
+    // Canceled tasks are no longer found by what cancels, and are by what runs them again.
+    assert!(cancel(&["--yes"]).out.contains("no such tasks"));
+    let again = host.task(&["rerun", "--since", "1h", "--yes", "-o", "json"]);
+    let again: serde_json::Value = serde_json::from_str(&again.out).expect("JSON");
+    assert_eq!((again["succeeded"].as_array().map(Vec::len), &again["failed"]), (Some(3), &json!({})));
+    assert!(host.task(&["rerun", "--failed", "--dry-run"]).out.contains("no such tasks"));
+    let nothing = host.task(&["rerun"]);
+    assert!(nothing.code == 2 && nothing.err.contains("no task: name tasks"), "{}", nothing.err);
+}
+
+#[test]
 fn b14_the_log_of_a_canceled_task_is_said_to_be_canceled() {
     let host = Host::with_queue();
     let id = host.create(&["--", "/bin/true"]);

@@ -1,6 +1,7 @@
 //! What several suites use.
 
 pub(crate) mod broker;
+pub(crate) mod browser;
 pub(crate) mod cluster;
 pub(crate) mod exchange;
 pub(crate) mod gremlin;

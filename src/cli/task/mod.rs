@@ -2,6 +2,8 @@
 
 pub mod create;
 
+use std::io::{BufRead as _, IsTerminal as _};
+
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -10,6 +12,7 @@ use super::exit::{Exit, ExitResult, Failure};
 use super::output::{self, Format};
 use super::queue_client::{QueueClient, QueueClientArgs};
 use crate::console::rows::{Table, cell};
+use crate::console::task::bulk::{self, BulkAction};
 use crate::console::task::card;
 use crate::console::task::log::open_log;
 use crate::console::task::status::{FoundTask, TaskState, TaskStatus};
@@ -44,10 +47,12 @@ enum TaskCommand {
     Wait(WaitArgs),
     /// Print the log of a task
     Log(LogArgs),
-    /// Run resolved tasks again
-    Rerun(TaskIdsArgs),
-    /// Cancel tasks; exit code 0 if all of them are canceled
-    Cancel(TaskIdsArgs),
+    /// Run resolved tasks again: those that are named, or all that a search of an embedded queue finds
+    ///
+    /// A search finds tasks that did not complete, unless --state names another state.
+    Rerun(ManyArgs),
+    /// Cancel tasks: those that are named, or all that a search of an embedded queue finds; exit code 0 if all of them are canceled
+    Cancel(ManyArgs),
     /// List the pending and running tasks of a queue, or find tasks in any state
     #[command(visible_alias = "ls")]
     List(ListArgs),
@@ -61,6 +66,61 @@ struct TaskIdsArgs {
     /// Output format
     #[arg(short, long, value_enum, default_value_t = Format::Table)]
     output: Format,
+}
+
+#[derive(Debug, Args)]
+struct ManyArgs {
+    /// Task ids
+    #[arg(value_name = "TASK", value_parser = parse_task_id, conflicts_with_all = ["failed", "yes", "dry_run", "queue", "state", "name", "since"])]
+    tasks: Vec<TaskId>,
+    #[command(flatten)]
+    search: SearchArgs,
+    /// As --state failed
+    #[arg(long, conflicts_with = "state")]
+    failed: bool,
+    /// List the tasks that the search finds, and change none
+    #[arg(long)]
+    dry_run: bool,
+    /// Do not ask before the tasks of a search are changed
+    #[arg(long)]
+    yes: bool,
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t = Format::Table)]
+    output: Format,
+}
+
+/// What a list is narrowed by.
+#[derive(Debug, Args)]
+struct SearchArgs {
+    /// Task queue
+    #[arg(long, value_name = "PROVISIONER/WORKER-TYPE")]
+    queue: Option<Queue>,
+    /// In this state
+    #[arg(long, value_parser = ["unscheduled", "pending", "running", "completed", "failed", "exception"])]
+    state: Option<String>,
+    /// With this in the name
+    #[arg(long, value_name = "TEXT")]
+    name: Option<String>,
+    /// Created within this time
+    #[arg(long, value_name = "TIME")]
+    since: Option<Span>,
+}
+
+impl SearchArgs {
+    fn is_empty(&self) -> bool {
+        self.queue.is_none() && self.state.is_none() && self.name.is_none() && self.since.is_none()
+    }
+
+    fn build(self) -> TaskSearch {
+        let since = self.since.and_then(|span| Timestamp::now().checked_sub(span.0).ok());
+        TaskSearch {
+            queue: self.queue.map_or_else(String::new, |queue| queue.to_string()),
+            state: self.state.unwrap_or_default(),
+            name: self.name.unwrap_or_default(),
+            since: since.map_or_else(String::new, |since| since.to_string()),
+            limit: String::new(),
+        }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -90,21 +150,11 @@ struct LogArgs {
 
 #[derive(Debug, Args)]
 struct ListArgs {
-    /// Task queue [default: the one of `journeyman dev`]
-    #[arg(long, value_name = "PROVISIONER/WORKER-TYPE")]
-    queue: Option<Queue>,
-    /// All tasks of an embedded queue, resolved ones too, the newest first
+    #[command(flatten)]
+    search: SearchArgs,
+    /// All tasks of an embedded queue, resolved ones too, the newest first; so does --state, --name and --since
     #[arg(long)]
     all: bool,
-    /// As --all, in this state
-    #[arg(long, value_parser = ["unscheduled", "pending", "running", "completed", "failed", "exception"])]
-    state: Option<String>,
-    /// As --all, with this in the name
-    #[arg(long, value_name = "TEXT")]
-    name: Option<String>,
-    /// As --all, created within this time
-    #[arg(long, value_name = "TIME")]
-    since: Option<Span>,
     /// Output format
     #[arg(short, long, value_enum, default_value_t = Format::Table)]
     output: Format,
@@ -134,21 +184,60 @@ pub async fn run(arguments: TaskArgs, environment: &Environment) -> ExitResult {
             Ok(exit_after(&statuses))
         }
         TaskCommand::Log(log) => print_log(&client, &log).await,
-        TaskCommand::Rerun(named) => rerun(&client, &named).await,
-        TaskCommand::Cancel(named) => cancel(&client, &named).await,
+        TaskCommand::Rerun(many) => change(&client, BulkAction::Rerun, many).await,
+        TaskCommand::Cancel(many) => change(&client, BulkAction::Cancel, many).await,
         TaskCommand::List(list) => list_queue(&client, list).await,
     }
 }
 
+/// Changes the named tasks, or those that the search finds.
+async fn change(client: &QueueClient, action: BulkAction, many: ManyArgs) -> ExitResult {
+    if !many.tasks.is_empty() {
+        return change_named(client, action, &many.tasks, many.output).await;
+    }
+    if many.search.is_empty() && !many.failed {
+        return Err(Failure::new(
+            Exit::Usage,
+            "no task: name tasks, or what to search for by --failed, --state, --queue, --name or --since",
+        ));
+    }
+    let mut search = many.search.build();
+    if many.failed {
+        "failed".clone_into(&mut search.state);
+    }
+    let found = bulk::find(&client.api, action, &search).await.map_err(|refused| client.call_failure(refused))?;
+    if many.dry_run || found.is_empty() {
+        print_found(&found)?;
+        return Ok(Exit::Success);
+    }
+    if !many.yes && !confirm(&format!("{} {} tasks?", action.as_str(), found.len()))? {
+        return Err(Failure::new(Exit::Usage, "nothing was changed; --yes does not ask, --dry-run lists the tasks"));
+    }
+    let ids = found.iter().filter_map(|task| TaskId::parse(&task.status.task)).collect();
+    let result = bulk::apply(&client.api, action, ids).await;
+    output::show(&json!(result), many.output, |_| {
+        let failed = result.failed.iter().map(|(task, why)| strip_control_chars(&format!("{task}: {why}")) + "\n");
+        format!("{} done, {} failed\n{}", result.succeeded.len(), result.failed.len(), failed.collect::<String>())
+    })?;
+    Ok(if result.failed.is_empty() { Exit::Success } else { Exit::Failed })
+}
+
+/// Asks a person; without a terminal the answer is no.
+fn confirm(question: &str) -> std::io::Result<bool> {
+    if !std::io::stdin().is_terminal() {
+        return Ok(false);
+    }
+    output::print_stderr(&format!("{question} y or n"));
+    let mut answer = String::new();
+    std::io::stdin().lock().read_line(&mut answer)?;
+    Ok(answer.trim().eq_ignore_ascii_case("y"))
+}
+
 /// Changes each task, also after an error, and prints their statuses.
-async fn change(
-    client: &QueueClient,
-    named: &TaskIdsArgs,
-    call: impl AsyncFn(&TaskId) -> Result<Value, CallError>,
-) -> Result<(Vec<TaskStatus>, Exit), Failure> {
+async fn change_named(client: &QueueClient, action: BulkAction, tasks: &[TaskId], format: Format) -> ExitResult {
     let (mut statuses, mut exit) = (Vec::new(), Exit::Success);
-    for task in &named.tasks {
-        match call(task).await.and_then(|status| TaskStatus::read(&status)) {
+    for task in tasks {
+        match action.apply(&client.api, task).await.and_then(|status| TaskStatus::read(&status)) {
             Ok(status) => statuses.push(status),
             Err(refused) => {
                 let failure = client.call_failure(refused);
@@ -157,23 +246,16 @@ async fn change(
             }
         }
     }
-    match (named.output, statuses.as_slice()) {
+    match (format, statuses.as_slice()) {
         (_, []) => {}
         (Format::Json, statuses) => print_json(statuses)?,
         (Format::Table, statuses) => statuses.iter().try_for_each(|status| output::print(&status.describe()))?,
     }
-    Ok((statuses, exit))
-}
-
-async fn rerun(client: &QueueClient, named: &TaskIdsArgs) -> ExitResult {
-    change(client, named, async |task| client.api.rerun_task(task).await).await.map(|(_, exit)| exit)
-}
-
-async fn cancel(client: &QueueClient, named: &TaskIdsArgs) -> ExitResult {
-    let (statuses, mut exit) = change(client, named, async |task| client.api.cancel_task(task).await).await?;
-    for status in statuses.iter().filter(|status| !status.is_canceled()) {
-        output::print_stderr(&format!("{} is already {} and cannot be canceled", status.task, status.summary()));
-        exit = Exit::Failed;
+    if action == BulkAction::Cancel {
+        for status in statuses.iter().filter(|status| !status.is_canceled()) {
+            output::print_stderr(&format!("{} is already {} and cannot be canceled", status.task, status.summary()));
+            exit = Exit::Failed;
+        }
     }
     Ok(exit)
 }
@@ -316,10 +398,11 @@ async fn read_log(
 }
 
 async fn list_queue(client: &QueueClient, list: ListArgs) -> ExitResult {
-    if list.all || list.state.is_some() || list.name.is_some() || list.since.is_some() {
+    let SearchArgs { state, name, since, .. } = &list.search;
+    if list.all || state.is_some() || name.is_some() || since.is_some() {
         return find_tasks(client, list).await;
     }
-    let queue = client.task_queue(list.queue)?.to_string();
+    let queue = client.task_queue(list.search.queue)?.to_string();
     let claimed = all_pages(client, async |token| client.api.claimed_tasks(&queue, token).await).await?;
     let pending = all_pages(client, async |token| client.api.pending_tasks(&queue, token).await).await?;
     match list.output {
@@ -341,14 +424,7 @@ async fn list_queue(client: &QueueClient, list: ListArgs) -> ExitResult {
 }
 
 async fn find_tasks(client: &QueueClient, list: ListArgs) -> ExitResult {
-    let since = list.since.and_then(|span| Timestamp::now().checked_sub(span.0).ok());
-    let search = TaskSearch {
-        queue: list.queue.map_or_else(String::new, |queue| queue.to_string()),
-        state: list.state.unwrap_or_default(),
-        name: list.name.unwrap_or_default(),
-        since: since.map_or_else(String::new, |since| since.to_string()),
-        limit: String::new(),
-    };
+    let search = list.search.build();
     let found = all_pages(client, async |token| {
         let page = client.api.find_tasks(&search, token).await;
         page.map_err(|mut refused| {
@@ -367,20 +443,19 @@ async fn find_tasks(client: &QueueClient, list: ListArgs) -> ExitResult {
     }
     let tasks: Result<Vec<_>, _> = found.iter().map(FoundTask::read).collect();
     let tasks = tasks.map_err(|refused| client.call_failure(refused))?;
+    print_found(&tasks)?;
+    Ok(Exit::Success)
+}
+
+fn print_found(tasks: &[FoundTask]) -> std::io::Result<()> {
     if tasks.is_empty() {
-        output::line("no such tasks")?;
-        return Ok(Exit::Success);
+        return output::line("no such tasks");
     }
     let row = |FoundTask { status, name, created }: &FoundTask| {
         let created = created.map_or_else(String::new, |at| at.strftime("%Y-%m-%d %H:%M:%SZ").to_string());
         [&status.task, &status.summary(), &status.task_queue(), &created, name].map(cell).to_vec()
     };
-    output::print(&text::table(&Table::new(
-        "",
-        &["task", "state", "queue", "created", "name"],
-        tasks.iter().map(row),
-    )))?;
-    Ok(Exit::Success)
+    output::print(&text::table(&Table::new("", &["task", "state", "queue", "created", "name"], tasks.iter().map(row))))
 }
 
 async fn all_pages(

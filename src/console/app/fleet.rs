@@ -6,10 +6,11 @@ use axum::extract::{Path, State};
 use futures_util::future::join_all;
 use maud::{Markup, html};
 
+use super::listing::path;
 use super::phases::{PHASES, bars, history};
 use super::queues::workers_of_queue;
-use super::targets::{Reading, read_all};
-use super::{PageError, PageResult, QUEUE_REFRESH_SECONDS, Shared, report, within};
+use super::targets::{QueueTarget, Reading, read_all};
+use super::{PageError, PageResult, QUEUE_REFRESH_SECONDS, Shared, link_tasks, report, within};
 use crate::console::page::{self, PageContent};
 use crate::console::picture::{Bar, Lane, legend, packed, slots, timeline};
 use crate::console::rows::{Cell, Level, Section, Table, Value, cell, maybe};
@@ -18,6 +19,7 @@ use crate::control::WorkerStatusReply;
 use crate::control::controller_api::ControllerStatusReply;
 use journeyman_domain::limits::HISTORY_WINDOW;
 use journeyman_worker::engine::ClaimHistory;
+use journeyman_worker::task::formats::is_slugid;
 
 fn slot_classes(status: &WorkerStatusReply) -> Vec<&'static str> {
     let view = &status.snapshot;
@@ -149,10 +151,13 @@ pub(super) async fn worker_page(State(console): Shared, Path(id): Path<String>) 
         let reading = target.read().await;
         if reading.status.as_ref().is_some_and(|status| status.id == id) {
             let history = history(&console, target).await;
-            let report = report(&reading, "worker", |status| worker::report(status, &[]));
+            let mut report = report(&reading, "worker", |status| worker::report(status, &[]));
+            if let ([queue], Some(report)) = (console.queues.as_slice(), &mut report) {
+                link_tasks(report, queue);
+            }
             let main = html! {
                 @for section in report.iter().flat_map(|report| &report.sections) { (page::section(section)) }
-                (hour(&history))
+                (hour(&history, console.queues.first()))
             };
             let name = report.map_or_else(|| html! { "worker" }, |report| page::cell(&report.name));
             return Ok(console.page(&id, name, main).build());
@@ -162,10 +167,11 @@ pub(super) async fn worker_page(State(console): Shared, Path(id): Path<String>) 
 }
 
 /// The last hour of a worker as rows of slots.
-fn hour(history: &[ClaimHistory]) -> Markup {
+fn hour(history: &[ClaimHistory], queue: Option<&QueueTarget>) -> Markup {
     let window = HISTORY_WINDOW.as_secs_f64();
     let named = |claim: &ClaimHistory| {
-        let mut bars = bars(claim, None);
+        let href = queue.filter(|_| is_slugid(&claim.task)).map(|queue| path(queue, &claim.task));
+        let mut bars = bars(claim, href.as_deref());
         let name = claim.name.as_deref().unwrap_or(&claim.task);
         let end = claim.outcome.as_deref().unwrap_or("held");
         bars.iter_mut().for_each(|bar| bar.title = format!("{name}, {end}: {}", bar.title));

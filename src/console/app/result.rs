@@ -66,7 +66,7 @@ pub(super) async fn shown(target: &QueueTarget, run: &Run, artifacts: &[Json]) -
     html! {
         @for (name, is_markdown, read) in &texts {
             section.result {
-                h3 { (name) }
+                p.dim { (name) }
                 @match read {
                     Ok(text) if *is_markdown => (markdown(text)),
                     Ok(text) => (result(text)),
