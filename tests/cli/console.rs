@@ -168,6 +168,45 @@ fn hostname(dev: &Dev) -> String {
     dev.host.status()["id"].as_str().expect("an id").to_owned()
 }
 
+/// `UPDATE_GOLDEN=1` takes the picture of README.
+#[test]
+fn the_picture_of_readme_is_the_console() {
+    let Some(chromium) = chromium() else { return };
+    let dev = Dev::start();
+    for (name, script) in [
+        ("lint", "sleep 1"),
+        ("unit tests", "sleep 2; echo '17 passed, 1 failed'; exit 1"),
+        ("package", "sleep 1"),
+        ("integration tests", "sleep 2"),
+        ("docs", "true"),
+    ] {
+        dev.shell(name, script);
+    }
+    for name in ["lint", "unit tests", "package", "integration tests", "docs"] {
+        let found = dev.host.json(&["task", "list", "--name", name]);
+        let id = found["tasks"][0]["status"]["taskId"].as_str().expect("an id").to_owned();
+        dev.host.task(&["wait", &id]);
+    }
+    for name in ["render 0041", "render 0042", "simulate"] {
+        dev.shell(name, "sleep 1000");
+    }
+    let mut browser = Browser::start(&chromium);
+    dev.go(&mut browser, "/");
+    browser.sees("3/4 busy");
+    browser.sees("integration tests");
+    browser.looks(1280, 800, false);
+    let picture = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/guide/console.png");
+    if std::env::var("UPDATE_GOLDEN").is_ok() {
+        browser.screenshot(&picture);
+    }
+    let image = std::fs::read(&picture).expect("the picture");
+    let size = |at: usize| u32::from_be_bytes(image[at..at + 4].try_into().expect("four bytes"));
+    assert_eq!((size(16), size(20)), (1280, 800), "a PNG of this size");
+    let readme = include_str!("../../README.md");
+    assert!(readme.contains("](src/guide/console.png)"), "README shows it");
+    dev.server.quit();
+}
+
 #[test]
 fn the_keyboard_alone_reaches_everything() {
     let Some(chromium) = chromium() else { return };

@@ -7,6 +7,7 @@
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program that prints its results")]
 
 mod commands;
+mod console;
 mod controller;
 mod delays;
 mod kills;
@@ -51,7 +52,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 pub(crate) type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 /// The measurements, in the order in which they run.
-const NAMES: [&str; 18] = [
+const NAMES: [&str; 19] = [
     "tasks",
     "commands",
     "requests",
@@ -68,6 +69,7 @@ const NAMES: [&str; 18] = [
     "notifier",
     "kills",
     "scale",
+    "console",
     "trees",
     "start",
 ];
@@ -113,6 +115,7 @@ impl Lab {
             "notifier" => Box::pin(self.notifier()).await,
             "kills" => Box::pin(self.kills()).await,
             "scale" => Box::pin(self.scale()).await,
+            "console" => Box::pin(self.console()).await,
             "trees" => self.trees().await,
             _ => self.start().await,
         }

@@ -203,6 +203,14 @@ impl Queue {
         Ok(task)
     }
 
+    /// Creates tasks in another queue than [`QUEUE`].
+    pub(crate) async fn create_in(&self, queue: &str, count: usize) -> Outcome<()> {
+        let ids: Vec<TaskId> = (0..count).map(|_| new_task_id()).collect();
+        let payload = serde_json::json!({});
+        self.for_each(&ids, async |api, task| Ok(api.create_task(task, definition(queue, &payload)).await.map(drop)?))
+            .await
+    }
+
     pub(crate) async fn create(&self, count: usize, payload: &Value) -> Outcome<Vec<TaskId>> {
         let ids: Vec<TaskId> = (0..count).map(|_| new_task_id()).collect();
         let create =

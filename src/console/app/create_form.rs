@@ -89,15 +89,19 @@ fn fields(schema: &Json, payload: &Json) -> Markup {
     let is_required = |name: &String| required.iter().any(|one| one == name);
     let is_given = |name: &String| payload.get(name).is_some();
     let others = payload.as_object().into_iter().flatten().filter(|(name, _)| !properties.contains_key(*name));
-    let (first, folded): (Vec<_>, Vec<_>) = properties
-        .iter()
-        .partition(|(name, property)| is_required(name) || is_given(name) || property["type"].is_string());
+    let (first, folded): (Vec<_>, Vec<_>) =
+        properties.iter().partition(|(name, property)| is_required(name) || is_given(name) || is_simple(property));
     let draw = |(name, property): &(&String, &Json)| field(name, property, payload.get(*name), is_required(name));
     html! {
         @for one in &first { (draw(one)) }
         @for (name, value) in others { (field(name, &Json::Null, Some(value), false)) }
         @if !folded.is_empty() { details { summary { "more" } @for one in &folded { (draw(one)) } } }
     }
+}
+
+/// True if a person fills it in without JSON.
+fn is_simple(property: &Json) -> bool {
+    ["string", "integer", "number", "boolean"].iter().any(|simple| property["type"] == *simple)
 }
 
 fn pretty(value: &Json) -> String {
