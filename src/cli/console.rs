@@ -51,8 +51,9 @@ pub(super) async fn run(arguments: ConsoleArgs, environment: &Environment) -> Ex
     log::start(&loaded.config.log, environment);
     config_args::log_warnings(&loaded);
     let mut config = loaded.config;
-    let console =
-        Arc::new(Console { token: http_token(&config, environment)?, ..build(&arguments, &config, environment)? });
+    let ConsoleArgs { worker, controller, queue, .. } = &arguments;
+    let console = build(worker, controller, Some(queue), &config, environment)?;
+    let console = Arc::new(Console { token: http_token(&config, environment)?, ..console });
     config.http.listen.get_or_insert(Listen(LISTEN_DEFAULT));
     let Some(listener) = listen_http(&config, "the console").await? else {
         return Err(Failure::new(Exit::Internal, "the console has no address"));
@@ -75,11 +76,18 @@ pub(super) fn http_token(config: &Config, environment: &Environment) -> Result<O
     Ok(token.map(|token| BearerToken::new(token.reveal())))
 }
 
-fn build(arguments: &ConsoleArgs, config: &Config, environment: &Environment) -> Result<Console, Failure> {
+/// What the flags and the configuration name, or else what runs on this host.
+pub(super) fn build(
+    workers: &[Url],
+    controllers: &[Url],
+    queue: Option<&QueueClientArgs>,
+    config: &Config,
+    environment: &Environment,
+) -> Result<Console, Failure> {
     let mut console = Console::default();
-    let flags = [(TargetKind::Worker, &arguments.worker), (TargetKind::Controller, &arguments.controller)];
-    let of_flag = |(kind, urls): (TargetKind, &Vec<Url>)| {
-        (kind.as_str().to_owned(), ConsoleTarget { kind, urls: urls.clone(), ..ConsoleTarget::default() })
+    let flags = [(TargetKind::Worker, workers), (TargetKind::Controller, controllers)];
+    let of_flag = |(kind, urls): (TargetKind, &[Url])| {
+        (kind.as_str().to_owned(), ConsoleTarget { kind, urls: urls.to_vec(), ..ConsoleTarget::default() })
     };
     let flags = flags.into_iter().map(of_flag).filter(|(_, target)| !target.urls.is_empty());
     let configured = config.console.target.iter().map(|(name, target)| (name.clone(), target.clone()));
@@ -91,8 +99,8 @@ fn build(arguments: &ConsoleArgs, config: &Config, environment: &Environment) ->
             add(&mut console, &target, &name, url, token.clone(), &http)?;
         }
     }
-    if arguments.queue.is_given(environment) {
-        console.queues.push(QueueTarget { name: "queue".to_owned(), api: arguments.queue.build(environment)?.api });
+    if let Some(queue) = queue.filter(|queue| queue.is_given(environment)) {
+        console.queues.push(QueueTarget { name: "queue".to_owned(), api: queue.build(environment)?.api });
     }
     if console.is_empty() {
         find(&mut console, config, environment);

@@ -88,8 +88,8 @@ enum CliCommand {
     Run(worker_runner::WorkerRunnerArgs),
     /// Show a worker's state, claims and sources
     Status(control::StatusArgs),
-    /// Show a worker's state live in a terminal
-    Top(control::SocketArgs),
+    /// Show a worker's state, or a fleet, live in a terminal
+    Top(control::TopArgs),
     #[command(flatten)]
     Control(control::ControlCommand),
     /// List, show, release and cancel a worker's claims, and read their logs

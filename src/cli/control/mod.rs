@@ -23,7 +23,7 @@ use journeyman_platform::settings::Environment;
 use journeyman_platform::settings::environment::SOCKET_VARIABLE;
 use journeyman_platform::settings::values::Span;
 use journeyman_worker::engine::Note;
-pub(super) use top::top;
+pub(super) use top::{TopArgs, top};
 
 #[derive(Debug, Args)]
 pub(super) struct SocketArgs {

@@ -10,10 +10,11 @@ use super::listing::path;
 use super::phases::{PHASES, bars, history};
 use super::queues::workers_of_queue;
 use super::targets::{QueueTarget, Reading, read_all};
-use super::{PageError, PageResult, QUEUE_REFRESH_SECONDS, Shared, link_tasks, report, within};
+use super::{Console, PageError, PageResult, QUEUE_REFRESH_SECONDS, Shared, link_tasks, report, within};
 use crate::console::page::{self, PageContent};
 use crate::console::picture::{Bar, Lane, legend, packed, slots, timeline};
 use crate::console::rows::{Cell, Level, Section, Table, Value, cell, maybe};
+use crate::console::text::strip_control_chars;
 use crate::console::worker;
 use crate::control::WorkerStatusReply;
 use crate::control::controller_api::ControllerStatusReply;
@@ -91,7 +92,7 @@ fn row(reading: &Reading<WorkerStatusReply>) -> Option<Row> {
 }
 
 /// Workers that only a queue or a controller knows.
-async fn others(console: &super::Console, known: &[String]) -> Vec<Row> {
+async fn others(console: &Console, known: &[String]) -> Vec<Row> {
     let mut found: BTreeMap<String, Row> = BTreeMap::new();
     let of_queues = join_all(console.queues.iter().map(|queue| within(workers_of_queue(queue)))).await;
     for (id, group, task) in of_queues.into_iter().filter_map(Result::ok).flatten() {
@@ -129,15 +130,41 @@ async fn others(console: &super::Console, known: &[String]) -> Vec<Row> {
     found.into_iter().filter(|(id, _)| !known.contains(id)).map(|(_, row)| row).collect()
 }
 
-pub(super) async fn page(State(console): Shared) -> PageResult {
+/// The workers of all hosts, those to look at first.
+pub(crate) async fn table(console: &Console) -> Table {
     let workers = read_all(&console.workers).await;
     let known: Vec<String> = workers.iter().filter_map(|reading| Some(reading.status.as_ref()?.id.clone())).collect();
     let mut rows: Vec<Row> = workers.iter().filter_map(row).collect();
-    rows.extend(others(&console, &known).await);
+    rows.extend(others(console, &known).await);
     rows.sort_by_key(|(rank, _)| *rank);
     let columns = ["worker", "group", "state", "slots", "shortest lease", "why", "seen"];
-    let table = Table::new("workers, those to look at first", &columns, rows.into_iter().map(|(_, row)| row))
-        .or("No worker is known: none has claimed from a queue lately, and the console was told of none.");
+    Table::new("workers, those to look at first", &columns, rows.into_iter().map(|(_, row)| row))
+        .or("No worker is known: none has claimed from a queue lately, and the console was told of none.")
+}
+
+/// Why a worker does what it does, in lines.
+pub(crate) async fn reasons(console: &Console, name: &str) -> Vec<String> {
+    let workers = read_all(&console.workers).await;
+    let Some(status) = workers.iter().filter_map(|reading| reading.status.as_deref()).find(|status| status.id == name)
+    else {
+        return vec!["only the queue or the controller tells of this worker".to_owned()];
+    };
+    let view = &status.snapshot;
+    let mut lines = vec![worker::headline(view).cell.text()];
+    lines.extend(view.hints.iter().cloned());
+    let failing =
+        view.sources.iter().filter_map(|source| Some(format!("{}: {}", source.name, source.error.as_ref()?.message)));
+    lines.extend(failing);
+    lines.extend(view.claims.iter().map(|claim| {
+        let progress = claim.progress.as_deref().unwrap_or_default();
+        format!("{}/{} {} {progress}", claim.task, claim.run, claim.state)
+    }));
+    lines.iter().map(|line| strip_control_chars(line)).collect()
+}
+
+pub(super) async fn page(State(console): Shared) -> PageResult {
+    let workers = read_all(&console.workers).await;
+    let table = table(&console).await;
     let unknown = workers.iter().filter(|reading| reading.status.is_none()).filter_map(|reading| reading.error.clone());
     let alerts = unknown.map(|error| (Level::Bad, error)).collect();
     let section = Section { alerts, tables: vec![table], ..Section::default() };

@@ -2,7 +2,7 @@
 
 pub(crate) mod commands;
 mod create_form;
-mod fleet;
+pub(crate) mod fleet;
 mod listing;
 mod log_text;
 mod log_view;

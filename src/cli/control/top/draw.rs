@@ -75,7 +75,7 @@ const fn color(level: Level) -> Color {
     }
 }
 
-fn table(table: &rows::Table, rows_max: usize, width: u16) -> Table<'static> {
+pub(super) fn table(table: &rows::Table, rows_max: usize, width: u16) -> Table<'static> {
     let lines: Vec<Vec<Line<'static>>> =
         table.rows.iter().take(rows_max).map(|row| row.iter().map(line).collect()).collect();
     let widths = widths(table, &lines, usize::from(width).saturating_sub(2));

@@ -1,28 +1,48 @@
 //! `journeyman top`: a worker's status live in a terminal. [`screen`] handles keys, [`draw`] draws.
 
 mod draw;
+mod fleet;
 mod screen;
 
 use std::io::IsTerminal as _;
 use std::time::Duration;
 
+use clap::Args;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use tokio::sync::mpsc;
 
 use self::screen::{KeyAction, TopScreen};
 use super::{ShowArgs, SocketArgs, StatusArgs, operator_name, status};
+use crate::cli::config_args::{ConfigArgs, NoFlags};
+use crate::cli::console;
 use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::output::Format;
 use crate::control::client::{ControlClient, Error};
 use crate::control::{WorkerCommand, WorkerCommandRequest};
 use journeyman_domain::limits::{TOP_KEY_POLL_INTERVAL, TOP_KEYS_QUEUED_MAX, TOP_REFRESH_INTERVAL};
 use journeyman_platform::settings::Environment;
-use journeyman_platform::settings::values::Span;
+use journeyman_platform::settings::values::{Span, Url};
 use journeyman_worker::engine::Note;
 
+#[derive(Debug, Args)]
+pub(in crate::cli) struct TopArgs {
+    /// The workers of all hosts: those of [console.target.NAME], of --worker, and of this host
+    #[arg(long)]
+    fleet: bool,
+    /// Address of a worker's pages, such as http://host:7070; may be repeated, and means --fleet
+    #[arg(long, value_name = "URL")]
+    worker: Vec<Url>,
+    #[command(flatten)]
+    target: SocketArgs,
+}
+
 /// Without a terminal, behaves as `status --watch`.
-pub(in crate::cli) async fn top(target: SocketArgs, environment: &Environment) -> ExitResult {
+pub(in crate::cli) async fn top(arguments: TopArgs, environment: &Environment) -> ExitResult {
+    let TopArgs { fleet, worker, target } = arguments;
+    if fleet || !worker.is_empty() {
+        return top_fleet(&worker, &target, environment).await;
+    }
     if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
         let how = ShowArgs { target, output: Format::Table };
         return status(StatusArgs { how, watch: Some(Span(Duration::from_secs(2))) }, environment).await;
@@ -39,6 +59,22 @@ pub(in crate::cli) async fn top(target: SocketArgs, environment: &Environment) -
     let reading =
         std::thread::Builder::new().name("keys".into()).spawn(move || read_events(&sender)).map_err(failed)?;
     let ended = run_loop(terminal, screen, &client, operator_name(environment), events).await.map_err(failed);
+    drop(guard);
+    // The channel is closed, so the thread ends.
+    drop(reading.join());
+    ended
+}
+
+async fn top_fleet(workers: &[Url], target: &SocketArgs, environment: &Environment) -> ExitResult {
+    let config = ConfigArgs::<NoFlags>::from_file(target.config.clone()).load(environment)?.config;
+    let console = console::build(workers, &[], None, &config, environment)?;
+    let failed = |error: std::io::Error| Failure::new(Exit::HostUnusable, format!("cannot use the terminal: {error}"));
+    let (sender, events) = mpsc::channel(TOP_KEYS_QUEUED_MAX);
+    let terminal = ratatui::try_init().map_err(failed)?;
+    let guard = TerminalGuard;
+    let reading =
+        std::thread::Builder::new().name("keys".into()).spawn(move || read_events(&sender)).map_err(failed)?;
+    let ended = fleet::run(terminal, &console, events).await.map_err(failed);
     drop(guard);
     // The channel is closed, so the thread ends.
     drop(reading.join());
