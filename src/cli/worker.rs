@@ -18,6 +18,7 @@ use super::{amqp_setup, notify_setup, screwdriver, systemd_notify, termination_w
 use crate::config::schema::Config;
 use crate::console::app::Console;
 use crate::console::http::{self, SnapshotFn};
+use crate::console::otlp;
 use crate::control::worker_api::{ReloadSender, ServedWorker, Socket};
 use crate::control::{WorkerStatusReply, socket_in, worker_api};
 use journeyman_domain::limits::ABORT_TIMEOUT;
@@ -26,11 +27,12 @@ use journeyman_platform::host::containment::{close_inherited_fds_on_exec, harden
 use journeyman_platform::host::service_manager::ServiceManager;
 use journeyman_platform::http::{Exposure, HttpListener};
 use journeyman_platform::log;
+use journeyman_platform::otlp::{Signal, collector_url};
 use journeyman_platform::settings::Environment;
 use journeyman_worker::engine::live_log::LiveLogs;
 use journeyman_worker::engine::{ClaimHistory, ExitReason, Worker};
 use journeyman_worker::notify::Announcing;
-use journeyman_worker::traces::{self, Export};
+use journeyman_worker::traces::Export;
 
 pub(super) async fn run(settings: ConfigArgs<WorkerFlags>, environment: &Environment) -> ExitResult {
     Box::pin(run_with(worker_setup::build_worker, settings, environment)).await
@@ -111,6 +113,12 @@ pub(super) async fn serve(
     let control = worker.control();
     let watch = termination_watch::watch_notices(config, control.clone())?;
     let http = serve_http(page, &name, config, &worker);
+    let (of_metrics, instance) = (control.clone(), name.clone());
+    let metrics = async move {
+        let WorkerIdentity { group, id } = &instance;
+        let snapshot = async || Some(WorkerStatusReply::new(id.clone(), group.clone(), of_metrics.status().await?));
+        otlp::export(environment, "worker", &format!("{group}/{id}"), snapshot, crate::console::worker::metrics).await;
+    };
     let WorkerIdentity { group, id } = name;
     let socket =
         Socket::listen(&control_socket(config)).map_err(|error| Failure::from_error(Exit::HostUnusable, &error))?;
@@ -125,6 +133,7 @@ pub(super) async fn serve(
         never = socket => match never {},
         never = http => match never {},
         never = live_logs => match never {},
+        () = metrics => Err(Failure::new(Exit::Internal, "the export of metrics ended")),
         () = reports => Err(Failure::new(Exit::Internal, "activity reporting stopped")),
         }
     };
@@ -137,7 +146,7 @@ pub(super) async fn serve(
 
 /// Errors are logged and do not prevent the worker from starting.
 fn start_trace_export(name: &WorkerIdentity, environment: &Environment) -> Option<Export> {
-    let started = traces::collector_url(environment).and_then(|collector| {
+    let started = collector_url(Signal::Traces, environment).and_then(|collector| {
         collector.map(|collector| Export::start(&collector, environment, &name.id, &name.group)).transpose()
     });
     started.unwrap_or_else(|error| {

@@ -6,6 +6,7 @@ pub mod controller;
 pub mod http;
 pub(crate) mod notifier;
 pub mod openmetrics;
+pub(crate) mod otlp;
 pub mod page;
 pub(crate) mod picture;
 pub mod rows;

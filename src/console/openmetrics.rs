@@ -20,20 +20,20 @@ pub(crate) enum Kind {
 /// A metric with its samples.
 #[derive(Debug)]
 pub struct Metric {
-    kind: Kind,
+    pub(crate) kind: Kind,
     name: &'static str,
-    labels: Vec<&'static str>,
-    help: &'static str,
-    samples: Vec<Sample>,
+    pub(crate) labels: Vec<&'static str>,
+    pub(crate) help: &'static str,
+    pub(crate) samples: Vec<Sample>,
 }
 
 /// Labels are in the order of the metric's name; an empty one is left out.
 #[derive(Debug)]
 pub(crate) struct Sample {
     /// The end of a sample's name in a histogram.
-    suffix: &'static str,
-    labels: Vec<String>,
-    value: f64,
+    pub(crate) suffix: &'static str,
+    pub(crate) labels: Vec<String>,
+    pub(crate) value: f64,
 }
 
 /// What may be the value of a sample.
@@ -146,11 +146,11 @@ impl Metric {
         Self { kind, name, labels, help, samples: samples.samples() }
     }
 
-    fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         format!("{PREFIX}_{}", self.name)
     }
 
-    fn unit(&self) -> Option<&'static str> {
+    pub(crate) fn unit(&self) -> Option<&'static str> {
         ["seconds", "bytes"].into_iter().find(|unit| self.name.ends_with(unit))
     }
 

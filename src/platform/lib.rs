@@ -8,6 +8,8 @@ pub mod host;
 pub mod http;
 pub mod kubernetes;
 pub mod log;
+pub mod otlp;
+mod otlp_logs;
 pub mod redact;
 pub mod retry;
 pub mod settings;

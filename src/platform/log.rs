@@ -17,6 +17,7 @@ use tracing_subscriber::layer::{Context, Layered, SubscriberExt as _};
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt, reload};
 
+use crate::otlp_logs::OtlpWriter;
 use crate::redact;
 use crate::settings::Environment;
 use crate::settings::values::{Filter, Size, built_in};
@@ -70,18 +71,26 @@ pub fn start(settings: &Log, environment: &Environment) {
         LogFormat::Json => false,
     };
     let writer = background_writer(RedactingWriter(BufWriter::with_capacity(LOG_WRITE_BYTES, stderr())));
-    if human {
+    let lines = if human {
         let colored = terminal && environment.get("NO_COLOR").is_none();
         let lines = fmt::layer().with_ansi(colored).with_target(false).with_timer(TimeOfDay);
-        install(settings, lines.with_writer(writer).boxed());
+        lines.with_writer(writer).boxed()
     } else {
-        install(settings, json_lines(writer));
-    }
+        json_lines(writer)
+    };
+    let exported = OtlpWriter::from_environment(environment).map(|to| {
+        let (writer, guard) = lossy_writer("log export", RedactingWriter(to));
+        *EXPORT.lock() = Some(guard);
+        json_lines(writer)
+    });
+    install(settings, [Some(lines), exported].into_iter().flatten().collect());
 }
+
+static EXPORT: Mutex<Option<WorkerGuard>> = Mutex::new(None);
 
 /// Passes each line, a JSON object, to `line`. A second call has no effect.
 pub fn start_with_callback(settings: &Log, line: fn(&[u8])) {
-    install(settings, json_lines(background_writer(RedactingWriter(CallbackWriter(line)))));
+    install(settings, vec![json_lines(background_writer(RedactingWriter(CallbackWriter(line))))]);
 }
 
 type LineLayer = Box<dyn Layer<Layered<reload::Layer<EnvFilter, Registry>, Registry>> + Send + Sync>;
@@ -91,7 +100,7 @@ fn json_lines(writer: NonBlocking) -> LineLayer {
     lines.with_writer(writer).boxed()
 }
 
-fn install(settings: &Log, lines: LineLayer) {
+fn install(settings: &Log, lines: Vec<LineLayer>) {
     let (filter, handle) = reload::Layer::new(filter(settings));
     // Only a second call fails.
     if tracing_subscriber::registry().with(filter).with(lines).with(AlertLayer).try_init().is_ok() {
@@ -120,9 +129,14 @@ fn filter(settings: &Log) -> EnvFilter {
 
 static WRITER: Mutex<Option<(WorkerGuard, ErrorCounter)>> = Mutex::new(None);
 
-fn background_writer(to: impl Write + Send + 'static) -> NonBlocking {
+/// Drops lines if `to` is too slow.
+fn lossy_writer(thread: &str, to: impl Write + Send + 'static) -> (NonBlocking, WorkerGuard) {
     let builder = NonBlockingBuilder::default().buffered_lines_limit(LOG_LINES_QUEUED_MAX).lossy(true);
-    let (writer, guard) = builder.thread_name("log").finish(to);
+    builder.thread_name(thread).finish(to)
+}
+
+fn background_writer(to: impl Write + Send + 'static) -> NonBlocking {
+    let (writer, guard) = lossy_writer("log", to);
     *WRITER.lock() = Some((guard, writer.error_counter()));
     writer
 }
@@ -135,6 +149,7 @@ pub fn dropped_lines() -> u64 {
 /// Waits up to a second until all lines are written. Later lines are discarded.
 pub fn flush_and_stop() {
     drop(WRITER.lock().take());
+    drop(EXPORT.lock().take());
 }
 
 /// An alert for the operator that was logged as an error, without secrets.

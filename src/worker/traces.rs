@@ -26,32 +26,9 @@ use journeyman_domain::limits::{
 };
 use journeyman_domain::outcome::Outcome;
 use journeyman_domain::time::Instant;
+use journeyman_platform::otlp::{Signal, headers};
 use journeyman_platform::settings::Environment;
 use journeyman_platform::tasks::supervised;
-
-/// The collector's URL by OpenTelemetry's variables; `None` if traces are not exported.
-///
-/// # Errors
-///
-/// A variable that cannot be used.
-pub fn collector_url(environment: &Environment) -> Result<Option<url::Url>, String> {
-    let variable = |name: &str| environment.get(name);
-    let disabled = variable("OTEL_SDK_DISABLED").is_some_and(|text| text.eq_ignore_ascii_case("true"));
-    if disabled || variable("OTEL_TRACES_EXPORTER") == Some("none") {
-        return Ok(None);
-    }
-    let exact = variable("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT").map(str::to_owned);
-    let below = |base: &str| format!("{}/v1/traces", base.trim_end_matches('/'));
-    let Some(text) = exact.or_else(|| variable("OTEL_EXPORTER_OTLP_ENDPOINT").map(below)) else { return Ok(None) };
-    let protocol = ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"].map(variable);
-    if let Some(protocol) = protocol.into_iter().flatten().next().filter(|protocol| *protocol != PROTOCOL) {
-        return Err(format!("OTEL_EXPORTER_OTLP_PROTOCOL is {protocol:?}; only {PROTOCOL:?} is supported"));
-    }
-    let url = url::Url::parse(&text).ok().filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
-    url.map(Some).ok_or_else(|| "OTEL_EXPORTER_OTLP_ENDPOINT is not a URL such as http://127.0.0.1:4318".to_owned())
-}
-
-const PROTOCOL: &str = "http/protobuf";
 
 /// An ended claim.
 #[derive(Debug)]
@@ -109,7 +86,8 @@ impl Export {
         worker_id: &str,
         worker_group: &str,
     ) -> Result<Self, String> {
-        hide_headers(environment);
+        // The exporter reads them too; this hides them.
+        drop(headers(Signal::Traces, environment));
         journeyman_platform::crypto_provider::install_crypto_provider();
         // A redirect would send the headers, often a token, to another host.
         let client = reqwest::Client::builder()
@@ -143,16 +121,6 @@ impl Export {
         self.shutdown.cancel();
         if timeout(TRACES_CLOSE_TIMEOUT, self.sending.join_next()).await.is_err() {
             tracing::warn!("the collector of traces did not answer in time; the last spans are lost");
-        }
-    }
-}
-
-/// Headers often carry a token.
-fn hide_headers(environment: &Environment) {
-    for name in ["OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS"] {
-        let headers = environment.get(name).unwrap_or_default().split(',').filter_map(|pair| pair.split_once('='));
-        for value in headers.filter_map(|(_, value)| urlencoding::decode(value.trim()).ok()) {
-            journeyman_platform::redact::hide([&*value]).until_exit();
         }
     }
 }
@@ -336,20 +304,5 @@ mod tests {
         let queue = SpanQueue { sender, counters: Arc::default() };
         (0..5).for_each(|_| queue.record(record()));
         assert_eq!(queue.span_counts(), SpanCounts { exported: 0, dropped: 9 });
-    }
-
-    #[test]
-    fn the_variables_of_opentelemetry_name_the_collector() {
-        let url = |variables: &[(&str, &str)]| {
-            collector_url(&Environment::from_pairs(variables)).unwrap().map(|url| url.to_string())
-        };
-        let all = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://a:4318/");
-        let traces = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://b/here");
-        assert_eq!(url(&[]), None);
-        assert_eq!(url(&[all]).as_deref(), Some("http://a:4318/v1/traces"));
-        assert_eq!(url(&[all, traces]).as_deref(), Some("https://b/here"));
-        for off in [("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none")] {
-            assert_eq!(url(&[all, off]), None);
-        }
     }
 }

@@ -1,4 +1,4 @@
-//! A worker that exports traces, and collectors good and bad.
+//! A worker that exports traces, metrics and logs, and collectors good and bad.
 
 use std::collections::BTreeMap;
 use std::net::TcpListener;
@@ -7,8 +7,11 @@ use std::sync::mpsc;
 use axum::body::Bytes;
 use axum::http::{HeaderMap, Uri};
 use axum::response::Redirect;
+use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
+use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value::Value};
+use opentelemetry_proto::tonic::metrics::v1::{NumberDataPoint, metric::Data, number_data_point};
 use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message as _;
 use rustix::process::Signal;
@@ -24,13 +27,15 @@ struct Posted {
     body: ExportTraceServiceRequest,
 }
 
-/// A collector that takes everything, and its address.
+/// A collector that takes everything, its address, and the traces that it gets.
 fn collector() -> (String, mpsc::Receiver<Posted>) {
     let (sender, posted) = mpsc::channel();
     let router = axum::Router::new().fallback(async move |uri: Uri, headers: HeaderMap, body: Bytes| {
-        let body = ExportTraceServiceRequest::decode(body).expect("OTLP");
-        // The test may have ended.
-        sender.send(Posted { path: uri.path().to_owned(), headers, body }).unwrap_or_default();
+        if uri.path() == "/v1/traces" {
+            let body = ExportTraceServiceRequest::decode(body).expect("OTLP");
+            // The test may have ended.
+            sender.send(Posted { path: uri.path().to_owned(), headers, body }).unwrap_or_default();
+        }
     });
     (serve(router), posted)
 }
@@ -129,6 +134,52 @@ fn a_run_is_a_child_span_of_its_creator_with_child_spans_for_its_phases() {
     assert!(other.parent_span_id.is_empty() && other.trace_id != mine.trace_id, "a trace of its own: {other:?}");
     let status = other.status.as_ref().expect("a status");
     assert_eq!((status.message.as_str(), status.code), ("failed", 2));
+}
+
+#[test]
+fn metrics_and_the_log_go_to_the_collector_without_secrets() {
+    let host = Host::with_queue();
+    let (sender, posted) = mpsc::channel();
+    let address = serve(axum::Router::new().fallback(async move |uri: Uri, headers: HeaderMap, body: Bytes| {
+        sender.send((uri.path().to_owned(), headers, body)).unwrap_or_default();
+    }));
+    let mut command = host.worker();
+    command.env("OTEL_EXPORTER_OTLP_ENDPOINT", &address).env("OTEL_TRACES_EXPORTER", "none");
+    command.env("OTEL_METRIC_EXPORT_INTERVAL", "100").env("OTEL_EXPORTER_OTLP_HEADERS", "x-key=otel-canary-7393");
+    let mut server = Server::start(command.args(["--set", "source.ci.dialect=azure"]));
+    server.logs("source: ");
+    let id = host.create(&["--", "/bin/true"]);
+    assert_eq!(host.task(&["wait", &id]).code, 0);
+    let (mut completed, mut logged) = (false, false);
+    while !(completed && logged) {
+        let (path, headers, body) = posted.recv_timeout(TIMEOUT).expect("metrics and lines come");
+        assert_eq!(headers["x-key"], "otel-canary-7393");
+        assert!(!String::from_utf8_lossy(&body).contains("otel-canary"), "{path}");
+        if path == "/v1/metrics" {
+            let request = ExportMetricsServiceRequest::decode(body).expect("OTLP");
+            let of = &request.resource_metrics[0];
+            let texts = texts(&of.resource.as_ref().expect("a resource").attributes);
+            assert_eq!((texts["service.name"].as_str(), texts["journeyman.role"].as_str()), ("journeyman", "worker"));
+            let found =
+                of.scope_metrics[0].metrics.iter().find(|metric| metric.name == "journeyman_tasks").expect("the tasks");
+            let Some(Data::Sum(sum)) = &found.data else { panic!("{found:?}") };
+            let is_completed = |point: &&NumberDataPoint| {
+                crate::cli::traces::texts(&point.attributes).get("outcome").map(String::as_str) == Some("completed")
+            };
+            let point = sum.data_points.iter().find(is_completed).expect("an outcome");
+            completed |= point.value == Some(number_data_point::Value::AsDouble(1.0));
+        } else {
+            assert_eq!(path, "/v1/logs");
+            let request = ExportLogsServiceRequest::decode(body).expect("OTLP");
+            let lines = request.resource_logs.iter().flat_map(|of| &of.scope_logs).flat_map(|of| &of.log_records);
+            for line in lines {
+                let texts = texts(&line.attributes);
+                logged |= texts.get("claim.run") == Some(&format!("{id}/0"))
+                    && texts.get("outcome").map(String::as_str) == Some("completed");
+            }
+        }
+    }
+    server.quit();
 }
 
 #[test]

@@ -25,6 +25,7 @@ use super::{amqp_setup, notify_setup, taskcluster_setup, worker_setup, zookeeper
 use crate::config::Config;
 use crate::config::schema::Source;
 use crate::console::http::{self, SnapshotFn};
+use crate::console::otlp;
 use crate::control::controller_api::{ControllerStatusReply, PoolHandles, command_routes, serve};
 use crate::control::worker_api::{ReloadSender, Socket};
 use journeyman_domain::group::{KEY_BYTES_MAX, Key};
@@ -112,6 +113,10 @@ async fn run_pools(
         let (snapshot, commands) = (snapshot_provider(&handles), command_routes(handles.clone()));
         http::controller::serve(listener, snapshot, token, commands).await
     };
+    let pools_of_metrics = handles.clone();
+    let instance = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let snapshot = async || pools_of_metrics.snapshot().await;
+    let metrics = otlp::export(environment, "controller", &instance, snapshot, crate::console::controller::metrics);
     let control_socket = serve_control_socket(socket, handles.clone(), reloads);
     tokio::select! {
         _ = signals.next() => {}
@@ -122,6 +127,7 @@ async fn run_pools(
         failure = control_socket => return Err(failure),
         never = http => match never {},
         never = reloader.run() => match never {},
+        () = metrics => return Err(Failure::new(Exit::Internal, "the export of metrics ended")),
     }
     tracing::info!("controller stopped; workers keep running");
     stop.cancel();

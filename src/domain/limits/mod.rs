@@ -244,6 +244,8 @@ pub const WORKER_OPEN_FILES_MIN: u64 = 64;
 pub const TASK_OPEN_FILES: u64 = 16;
 /// Further lines of the worker's own log are dropped and counted.
 pub const LOG_LINES_QUEUED_MAX: usize = 8_192;
+/// Lines of the log in one request to a collector.
+pub const LOG_LINES_SENT_MAX: usize = 512;
 pub const LOG_WRITE_BYTES: usize = 64 * 1024;
 /// Further alerts are not reported to the manager of the worker pool.
 pub const ALERTS_QUEUED_MAX: usize = 16;
