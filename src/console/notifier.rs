@@ -15,7 +15,7 @@ use journeyman_domain::lane::ErrorClass;
 use journeyman_domain::lane::retry::MessageOutcome;
 use journeyman_domain::staged::Stamp;
 use journeyman_services::notifier::{
-    AttemptRow, BOUNDS_SECONDS, Console, Counted, EndpointCondition, EndpointStatus, LaneRow, Shown, Status,
+    AttemptRow, BOUNDS_SECONDS, Console, Counted, EndpointCondition, EndpointStatus, LaneRow, MessageRow, Shown, Status,
 };
 
 /// Each refresh reads the store.
@@ -166,6 +166,30 @@ pub(crate) fn lane_table(lanes: &[LaneRow], now: Stamp) -> Table {
         ]
     });
     Table::new("lanes with messages, oldest head first", &columns, rows).or("Nothing waits.")
+}
+
+pub(crate) fn message_table(messages: &[MessageRow], now: Stamp) -> Table {
+    let columns = ["came", "endpoint", "key", "lane", "position", "type", "event", "state", "ended", "note"];
+    let rows = messages.iter().map(|one| {
+        let level = match one.outcome.as_str() {
+            "delivered" => Level::Good,
+            "waiting" => Level::Plain,
+            _ => Level::Bad,
+        };
+        vec![
+            cell(when(Some(one.received_at), now)),
+            cell(short(&one.endpoint)),
+            cell(Value::Code(short(&one.key))),
+            cell(one.lane),
+            cell(one.position),
+            cell(short(&one.r#type)),
+            cell(short(&one.event_id)).note_some(one.data.as_ref().map(|data| Value::Long(data.get().to_owned()))),
+            cell(&one.outcome).at(level),
+            cell(when(one.ended_at, now)),
+            cell(one.note.as_deref().unwrap_or_default()),
+        ]
+    });
+    Table::new("messages, latest event first", &columns, rows).or("No message is like this.")
 }
 
 pub(crate) fn attempt_table(attempts: &[AttemptRow], now: Stamp) -> Table {

@@ -312,3 +312,102 @@ async fn f0_half_sent_and_idle_callers_keep_nobody_out_and_hold_up_no_stop() {
     let log = running.stop().await;
     assert!(!log.contains("still under way"), "{log}");
 }
+
+/// An event that says what is to come of it.
+fn telling(id: &str, key: &str, outcome: &str) -> Value {
+    let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    let data = json!({ "id": id, "outcome": outcome, "note": format!("<{id}>"), "traceparent": trace });
+    json!({ "source": "test", "id": id, "type": "build.finished", "key": key, "data": data })
+}
+
+/// Endpoints `all`, and `failures`, which gets failed builds only.
+async fn messages_are_found_and_exported(place: Place, all: &Receiver, failures: &Receiver) {
+    place.configure("\n[notifier.endpoint.failures.filter]\n\"/outcome\" = [\"failed\", \"exception\"]\n");
+    let running = place.start().await;
+    let many: Vec<Value> = (0..5)
+        .map(|number| telling(&format!("e{number}"), "k", if number == 3 { "failed" } else { "completed" }))
+        .collect();
+    running.publish_all(&many).await;
+    all.wait_for(5).await;
+    failures.wait_for(1).await;
+    let got = failures.got();
+    assert!(
+        got.len() == 1 && String::from_utf8_lossy(&got[0].body).contains("<e3>"),
+        "only what the filter lets through: {got:?}"
+    );
+    assert_eq!(got[0].traceparent.as_deref(), Some("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"));
+    running.wait_for_status("all", |status| status["messages"] == 0).await;
+    running.wait_for_status("failures", |status| status["messages"] == 0).await;
+
+    let ids = |page: &Value| {
+        let messages = page["messages"].as_array().expect("a list");
+        messages.iter().map(|one| one["event_id"].as_str().expect("an id").to_owned()).collect::<Vec<_>>()
+    };
+    let page = json_of(&place, &running, &["messages", "--endpoint", "all", "--limit", "2"]).await;
+    assert_eq!(ids(&page), ["e4", "e3"]);
+    let before = page["next"].to_string();
+    let page = json_of(&place, &running, &["messages", "--endpoint", "all", "--before", &before]).await;
+    assert_eq!((ids(&page), &page["next"]), (vec!["e2".to_owned(), "e1".to_owned(), "e0".to_owned()], &Value::Null));
+    for (arguments, found) in [
+        (&["--event", "e3"][..], 2),
+        (&["--contains", "<e1>"], 1),
+        (&["--contains", "no such text"], 0),
+        (&["--key", "other"], 0),
+        (&["--outcome", "delivered", "--endpoint", "failures"], 1),
+        (&["--outcome", "dead"], 0),
+    ] {
+        let page = json_of(&place, &running, &[&["messages"], arguments].concat()).await;
+        assert_eq!(ids(&page).len(), found, "{arguments:?}: {page}");
+    }
+    let table = done(&place, &running, &["messages"]).await;
+    assert!(table.contains("delivered") && !table.contains("<e1>"), "data is shown where it is asked for: {table}");
+    let lines = done(&place, &running, &["messages", "--export", "--limit", "1"]).await;
+    let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    assert_eq!((lines.len(), &lines[0]["data"]["note"]), (6, &json!("<e4>")), "every page");
+
+    let one = json_of(&place, &running, &["messages", "--event", "e3", "--endpoint", "failures"]).await["messages"][0]
+        .clone();
+    let (lane, position) = (one["lane"].to_string(), one["position"].to_string());
+    let shown = done(&place, &running, &["message", &lane, &position]).await;
+    assert!(shown.contains("\"note\":\"<e3>\"") && shown.contains("HTTP 200"), "{shown}");
+    let missing = run(&place, &running, &["message", &lane, "999"]).await;
+    assert!(text(&missing.stderr).contains("has no message 999"), "{}", text(&missing.stderr));
+    let definition: Value =
+        serde_json::from_str(&done(&place, &running, &["endpoint", "failures"]).await).expect("JSON");
+    assert_eq!((&definition["filter"]["/outcome"][0], &definition["configured"]), (&json!("failed"), &json!(true)));
+    assert!(!definition.to_string().contains("/hook"), "the path of a URL may be a secret: {definition}");
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn messages_are_found_by_what_they_are_and_carry_and_are_exported() {
+    let (all, failures) = (Receiver::answering(200).await, Receiver::answering(200).await);
+    let place = || Place::new(&[("all", &all), ("failures", &failures)]);
+    messages_are_found_and_exported(place(), &all, &failures).await;
+}
+
+#[tokio::test]
+async fn messages_are_found_in_postgresql_as_well() {
+    let (all, failures) = (Receiver::answering(200).await, Receiver::answering(200).await);
+    let Some(place) = Place::new(&[("all", &all), ("failures", &failures)]).on_postgres().await else { return };
+    messages_are_found_and_exported(place, &all, &failures).await;
+}
+
+#[tokio::test]
+async fn what_was_never_delivered_is_listed_as_dead() {
+    let receiver = Receiver::answering(500).await;
+    let place = Place::new(&[("ci", &receiver)]);
+    let running = place.start().await;
+    running.publish_all(&events(&[("1", "a")])).await;
+    running.wait_for_status("ci", |status| status["health"]["failures"].as_u64() >= Some(1)).await;
+    let waiting = json_of(&place, &running, &["messages", "--outcome", "waiting"]).await;
+    assert_eq!(waiting["messages"][0]["event_id"], "1");
+    let lane = waiting["messages"][0]["lane"].to_string();
+    done(&place, &running, &["skip-head", &lane, "--position", "1", "--reason", "obsolete"]).await;
+    let dead = json_of(&place, &running, &["messages", "--outcome", "dead"]).await;
+    assert_eq!(
+        (&dead["messages"][0]["outcome"], &dead["messages"][0]["note"]),
+        (&json!("skipped-by-operator"), &json!("obsolete"))
+    );
+    running.stop().await;
+}

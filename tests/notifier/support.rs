@@ -39,6 +39,7 @@ pub(crate) struct Got {
     pub(crate) epoch: u32,
     pub(crate) seq: u32,
     pub(crate) webhook_id: String,
+    pub(crate) traceparent: Option<String>,
     pub(crate) body: Vec<u8>,
 }
 
@@ -51,6 +52,7 @@ impl Got {
             epoch: number("journeyman-epoch"),
             seq: number("journeyman-seq"),
             webhook_id: text("webhook-id"),
+            traceparent: asked.header("traceparent").map(str::to_owned),
             body: asked.body.clone(),
         }
     }

@@ -65,7 +65,7 @@ impl Client {
 
     pub(super) async fn get<T: DeserializeOwned>(
         &self,
-        path: &str,
+        path: &[&str],
         parameters: &[(&str, Option<String>)],
     ) -> Result<T, Failure> {
         let body = self.0.get(path, parameters).await.map_err(failure)?;

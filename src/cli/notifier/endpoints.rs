@@ -78,6 +78,7 @@ fn build(
         events: endpoint.events.clone(),
         headers: endpoint.headers_file.as_ref().map(|file| load(file, "headers")).transpose()?.unwrap_or_default(),
         keys: keys?,
+        filter: endpoint.filter.clone(),
         format: endpoint.format,
         on_exhausted: endpoint.on_exhausted,
         timeout_seconds: endpoint.timeout.0.as_secs(),

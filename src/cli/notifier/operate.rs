@@ -4,8 +4,8 @@ use std::str::FromStr;
 
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize as _, Serialize};
 use serde_json::{Value, json};
 
 use super::client::{Client, ClientArgs};
@@ -17,7 +17,7 @@ use journeyman_domain::staged::Stamp;
 use journeyman_platform::host::clock::stamp;
 use journeyman_platform::settings::Environment;
 use journeyman_platform::settings::values::Span;
-use journeyman_services::notifier::Status;
+use journeyman_services::notifier::{AttemptRow, MessagePage, MessageRow, Status};
 
 /// How to reach the notifier, and how to print.
 #[derive(Debug, Args)]
@@ -100,6 +100,24 @@ pub(super) enum OperateCommand {
         #[command(flatten)]
         rows: RowsArgs,
     },
+    /// List messages of the latest events, or export them
+    Messages(Box<MessagesArgs>),
+    /// Show a message with its data and its attempts
+    Message {
+        /// Number of the lane
+        lane: i64,
+        /// Position of the message in it
+        position: i64,
+        #[command(flatten)]
+        call: CallArgs,
+    },
+    /// Show the definition of an endpoint, without its secrets
+    Endpoint {
+        /// Name of the endpoint
+        endpoint: String,
+        #[command(flatten)]
+        call: CallArgs,
+    },
     /// Try what waits for an endpoint at once, also if it is disabled or paused
     Redeliver(EndpointChangeArgs),
     /// Send messages that have ended once more, in order
@@ -177,6 +195,67 @@ pub(super) struct ReplayArgs {
     call: CallArgs,
 }
 
+#[derive(Debug, Args)]
+pub(super) struct MessagesArgs {
+    /// Of this key only
+    #[arg(long, value_name = "KEY")]
+    key: Option<String>,
+    /// Of this type only
+    #[arg(long = "type", value_name = "TYPE")]
+    event_type: Option<String>,
+    /// Of the event with this id
+    #[arg(long, value_name = "ID")]
+    event: Option<String>,
+    /// Of this state; `dead` are those that were never delivered
+    #[arg(long, value_parser = ["waiting", "delivered", "exhausted", "aborted-by-receiver", "skipped-by-operator", "dead"])]
+    outcome: Option<String>,
+    /// With this text in the data of the event
+    #[arg(long, value_name = "TEXT")]
+    contains: Option<String>,
+    /// The `next` of the page before
+    #[arg(long, value_name = "NUMBER")]
+    before: Option<i64>,
+    /// Print all pages, each message as a line of JSON with its data
+    #[arg(long)]
+    export: bool,
+    #[command(flatten)]
+    rows: RowsArgs,
+}
+
+async fn list_messages(arguments: MessagesArgs, environment: &Environment) -> Result<(), Failure> {
+    let MessagesArgs { key, event_type, event, outcome, contains, mut before, export, rows } = arguments;
+    let RowsArgs { endpoint, limit, call } = rows;
+    let client = Client::new(call.client, environment)?;
+    loop {
+        let number = |number: Option<i64>| number.map(|number| number.to_string());
+        let query = [
+            ("endpoint", endpoint.clone()),
+            ("key", key.clone()),
+            ("type", event_type.clone()),
+            ("event_id", event.clone()),
+            ("outcome", outcome.clone()),
+            ("contains", contains.clone()),
+            ("before", number(before)),
+            ("limit", limit.map(|limit| limit.to_string())),
+            ("data", export.then(|| "true".to_owned())),
+        ];
+        let page: MessagePage = client.get(&["messages"], &query).await?;
+        if !export {
+            return Ok(output::show(&page, call.output, |page| {
+                let next = page.next.map(|next| format!("\nmore with --before {next}\n")).unwrap_or_default();
+                text::table(&console::message_table(&page.messages, stamp())) + &next
+            })?);
+        }
+        for message in &page.messages {
+            output::line(&json!(message).to_string())?;
+        }
+        before = page.next;
+        if before.is_none() {
+            return Ok(());
+        }
+    }
+}
+
 /// A time, or how long ago it was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct PastTime(Timestamp);
@@ -200,7 +279,7 @@ pub(super) async fn run(command: OperateCommand, environment: &Environment) -> E
     match command {
         OperateCommand::Status(call) => {
             let client = Client::new(call.client, environment)?;
-            let status: Status = client.get("status", &[]).await?;
+            let status: Status = client.get(&["status"], &[]).await?;
             output::show(&status, call.output, |status| text::section(&console::status(status, stamp())))?;
         }
         OperateCommand::Lanes { key, rows } => {
@@ -209,6 +288,22 @@ pub(super) async fn run(command: OperateCommand, environment: &Environment) -> E
         OperateCommand::Attempts { lane, rows } => {
             let of = ("lane", lane.map(|lane| lane.to_string()));
             show_rows("attempts", of, rows, console::attempt_table, environment).await?;
+        }
+        OperateCommand::Messages(arguments) => list_messages(*arguments, environment).await?,
+        OperateCommand::Message { lane, position, call } => {
+            let path = ["messages", &lane.to_string(), &position.to_string()];
+            let found: Value = Client::new(call.client, environment)?.get(&path, &[]).await?;
+            let message = MessageRow::deserialize(&found["message"]).map_err(|error| unreadable(&error))?;
+            let attempts = Vec::<AttemptRow>::deserialize(&found["attempts"]).map_err(|error| unreadable(&error))?;
+            output::show(&found, call.output, |_| {
+                let (now, data) = (stamp(), message.data.as_ref().map_or("", |data| data.get()));
+                let table = console::message_table(std::slice::from_ref(&message), now);
+                format!("{}{data}\n{}", text::table(&table), text::table(&console::attempt_table(&attempts, now)))
+            })?;
+        }
+        OperateCommand::Endpoint { endpoint, call } => {
+            let found: Value = Client::new(call.client, environment)?.get(&["endpoints", &endpoint], &[]).await?;
+            output::json(&found)?;
         }
         OperateCommand::Redeliver(EndpointChangeArgs { endpoint, change }) => {
             note_one(("endpoints", endpoint), "redeliver", "what waits is tried now", change, environment).await?;
@@ -252,6 +347,10 @@ pub(super) async fn run(command: OperateCommand, environment: &Environment) -> E
     Ok(Exit::Success)
 }
 
+fn unreadable(error: &serde_json::Error) -> Failure {
+    Failure::new(Exit::Failed, format!("cannot read the answer of the notifier: {error}"))
+}
+
 async fn show_rows<T: Serialize + DeserializeOwned>(
     path: &str,
     of: (&str, Option<String>),
@@ -261,7 +360,7 @@ async fn show_rows<T: Serialize + DeserializeOwned>(
 ) -> Result<(), Failure> {
     let limit = limit.map(|limit| limit.to_string());
     let rows: Vec<T> =
-        Client::new(call.client, environment)?.get(path, &[("endpoint", endpoint), ("limit", limit), of]).await?;
+        Client::new(call.client, environment)?.get(&[path], &[("endpoint", endpoint), ("limit", limit), of]).await?;
     Ok(output::show(&rows, call.output, |rows| text::table(&table(rows, stamp())))?)
 }
 

@@ -1,15 +1,16 @@
 //! Orders to roles at other addresses: the console sends them on, with its own token for that role.
 
 use axum::body::{Body, to_bytes};
-use axum::extract::{Path, Request, State};
+use axum::extract::{Path, Query, Request, State};
 use axum::http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE};
-use axum::http::{Method, StatusCode};
+use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use maud::html;
+use serde::Deserialize;
 
 use super::targets::{Address, Target};
 use super::{Console, PageError, PageResult, Shared};
-use crate::console::notifier::{attempt_table, lane_table, status};
+use crate::console::notifier::{attempt_table, lane_table, message_table, status};
 use crate::console::page::{self, PageContent};
 use crate::console::rows::{Cell, Report, Section, Value, cell};
 use crate::control::worker_api::ApiError;
@@ -18,7 +19,7 @@ use journeyman_domain::limits::{
 };
 use journeyman_platform::host::clock::stamp;
 use journeyman_platform::http::client::{read_body, root_cause};
-use journeyman_services::notifier::{AttemptRow, LaneRow, Status as NotifierStatus};
+use journeyman_services::notifier::{AttemptRow, LaneRow, MessagePage, Status as NotifierStatus};
 
 /// What comes before the paths of orders to a role; nothing for one of this process.
 pub(super) fn prefix<S>(target: &Target<S>) -> String {
@@ -92,24 +93,85 @@ pub(super) async fn forward(
     Ok((status, [(CONTENT_TYPE, "application/json")], Body::from(body)).into_response())
 }
 
-/// Lanes and attempts of a notifier.
-pub(super) async fn notifier(State(console): Shared, Path(name): Path<String>) -> PageResult {
+/// What messages are narrowed by; an empty text narrows nothing.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct MessageSearch {
+    endpoint: String,
+    key: String,
+    event_id: String,
+    outcome: String,
+    contains: String,
+    before: String,
+}
+
+impl MessageSearch {
+    fn query(&self) -> String {
+        let Self { endpoint, key, event_id, outcome, contains, .. } = self;
+        let given = [
+            ("endpoint", endpoint),
+            ("key", key),
+            ("event_id", event_id),
+            ("outcome", outcome),
+            ("contains", contains),
+        ];
+        let given = given.into_iter().filter(|(_, value)| !value.is_empty());
+        given.map(|(name, value)| format!("{name}={}&", urlencoding::encode(value))).collect()
+    }
+}
+
+const OUTCOMES: [&str; 6] = ["waiting", "delivered", "dead", "exhausted", "aborted-by-receiver", "skipped-by-operator"];
+
+/// Lanes, messages and attempts of a notifier; with the token, what the messages carry.
+pub(super) async fn notifier(
+    State(console): Shared,
+    Path(name): Path<String>,
+    Query(search): Query<MessageSearch>,
+    headers: HeaderMap,
+) -> PageResult {
     let is_named = |target: &&Target<NotifierStatus>| target.address().is_some_and(|address| address.name == name);
     let target = console.notifiers.iter().find(is_named);
     let Some((target, address)) = target.and_then(|target| Some((target, target.address()?))) else {
         return Err(PageError::not_found(format!("this console has no notifier {name:?}")));
     };
-    let (lanes, attempts) =
-        tokio::join!(address.get::<Vec<LaneRow>>("v1/lanes"), address.get::<Vec<AttemptRow>>("v1/attempts"));
+    let query = search.query();
+    let before = if search.before.is_empty() {
+        String::new()
+    } else {
+        format!("before={}&", urlencoding::encode(&search.before))
+    };
+    let data = console.token.is_some_and(|token| token.is_in(&headers) == Some(true));
+    let messages = format!("v1/messages?{query}{before}data={data}");
+    let (lanes, attempts, messages) = tokio::join!(
+        address.get::<Vec<LaneRow>>("v1/lanes"),
+        address.get::<Vec<AttemptRow>>("v1/attempts"),
+        address.get::<MessagePage>(&messages),
+    );
     let failed = |why: String| PageError(StatusCode::BAD_GATEWAY, why);
     let (lanes, attempts, now) = (lanes.map_err(failed)?, attempts.map_err(failed)?, stamp());
-    let mut section = target.read().await.status.map_or_else(Section::default, |found| status(&found, now));
-    section.tables.extend([lane_table(&lanes, now), attempt_table(&attempts, now)]);
-    let mut report = redirect(Report { sections: vec![section], ..Report::default() }, &prefix(target));
+    let MessagePage { messages, next } = messages.map_err(failed)?;
+    let section = target.read().await.status.map_or_else(Section::default, |found| status(&found, now));
+    let tables = |tables| Section { tables, ..Section::default() };
+    let sections = vec![section, tables(vec![lane_table(&lanes, now)]), tables(vec![attempt_table(&attempts, now)])];
+    let mut report = redirect(Report { sections, ..Report::default() }, &prefix(target));
     if console.token.is_none() {
         page::remove_actions(&mut report);
     }
-    let main = html! { @for section in &report.sections { (page::section(section)) } };
+    let main = html! {
+        @for section in &report.sections { (page::section(section)) }
+        form.search method="get" {
+            @for (name, value) in [("endpoint", &search.endpoint), ("key", &search.key), ("event_id", &search.event_id), ("contains", &search.contains)] {
+                label { (name.replace('_', " ")) " " input name=(name) value=(value) size="12"; }
+            }
+            label { "state " select name="outcome" {
+                option value="" { "any" }
+                @for outcome in OUTCOMES { option value=(outcome) selected[search.outcome == outcome] { (outcome) } }
+            } }
+            button type="submit" { "find" }
+        }
+        (page::section(&tables(vec![message_table(&messages, now)])))
+        @if let Some(next) = next { p { a href={ "?" (query) "before=" (next) } { "older messages" } } }
+    };
     let content = console.page(&name, html! { "notifier " (name) }, main);
     Ok(PageContent { refresh_seconds: super::QUEUE_REFRESH_SECONDS, ..content }.build())
 }

@@ -6,6 +6,7 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::Format;
+use crate::notifier::content_filter::ContentFilter;
 use journeyman_domain::lane::retry::OnExhausted;
 use journeyman_domain::limits::{
     NOTIFIER_ATTEMPTS_PER_ENDPOINT, NOTIFIER_ATTEMPTS_PER_ORIGIN_MAX, NOTIFIER_SHARDS_MAX, WEBHOOK_TIMEOUT_MAX,
@@ -167,6 +168,9 @@ pub struct NotifierEndpoint {
     /// Types of the events that it gets. A `*` at the end stands for the rest.
     #[serde(default = "every_event")]
     pub events: Vec<String>,
+    /// What the data of its events has: JSON pointers, each with a value or a list of values, such as `"/outcome" = "failed"`.
+    #[serde(default)]
+    pub filter: ContentFilter,
     /// Files with the keys that sign its webhooks, each `whsec_…` or `whsk_…`. All of them sign, so that a receiver can change its key at any time.
     #[serde(default)]
     pub key_files: Vec<SecretFile>,

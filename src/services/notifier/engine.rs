@@ -15,6 +15,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::alerts;
+use super::content_filter::ContentFilter;
 use super::delivery::{AttemptResult, DeliveryRequest, Sender, SigningKey};
 use super::format::{self, Format};
 use super::intake::Intake;
@@ -36,6 +37,7 @@ use journeyman_domain::limits::{
 };
 use journeyman_domain::staged::Stamp;
 use journeyman_domain::time::Instant;
+use journeyman_domain::trace_context::TraceParent;
 use journeyman_platform::host::clock::{Clock, stamp};
 use journeyman_platform::host::crash_points::crash_point;
 use journeyman_platform::tasks::supervised;
@@ -49,6 +51,7 @@ pub struct Endpoint {
     pub timeout: Duration,
     pub(crate) retry: RetryPolicy,
     pub(crate) format: Format,
+    pub(crate) filter: ContentFilter,
     pub limits: EndpointLimits,
 }
 
@@ -777,6 +780,9 @@ fn request(head: &Head, endpoint: &Endpoint, at: Stamp) -> DeliveryRequest {
     if let Ok(key) = HeaderValue::from_bytes(head.key.as_bytes()) {
         headers.insert("journeyman-lane", key);
     }
+    if let Some(trace) = traceparent(&head.data) {
+        headers.insert("traceparent", trace);
+    }
     if head.is_replay {
         headers.insert("journeyman-replay", HeaderValue::from_static("true"));
     }
@@ -790,6 +796,17 @@ fn request(head: &Head, endpoint: &Endpoint, at: Stamp) -> DeliveryRequest {
         keys: Arc::clone(&endpoint.keys),
         timeout: endpoint.timeout,
     }
+}
+
+/// The trace that the data of an event names, as what happened belongs to it.
+fn traceparent(data: &[u8]) -> Option<HeaderValue> {
+    #[derive(serde::Deserialize)]
+    struct Traced {
+        traceparent: String,
+    }
+    let Traced { traceparent } = serde_json::from_slice(data).ok()?;
+    TraceParent::parse(&traceparent)?;
+    HeaderValue::from_str(&traceparent).ok()
 }
 
 fn reply_of(result: &AttemptResult) -> Reply {

@@ -4,6 +4,7 @@
 mod alerts;
 mod api;
 pub mod config;
+pub mod content_filter;
 mod counters;
 mod delivery;
 mod engine;
@@ -45,7 +46,7 @@ pub use self::mistral::{MistralConfig, UrlKey};
 use self::registry::Registry;
 pub use self::registry::{EndpointSettings, Endpoints};
 pub use self::seal::SealKeys;
-pub use self::store::{AttemptRow, LaneRow};
+pub use self::store::{AttemptRow, LaneRow, MessagePage, MessageRow};
 use self::store::{Postgres, PostgresError, Store, StoreFailure};
 use journeyman_domain::lane::dispatcher::AttemptLimits;
 use journeyman_domain::limits::{

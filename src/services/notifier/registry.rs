@@ -5,9 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::RwLock;
+use reqwest::header::HeaderName;
 use secrecy::ExposeSecret as _;
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
 
+use super::content_filter::ContentFilter;
 use super::delivery::{SigningKey, parse_headers};
 use super::engine::Endpoint;
 use super::format::Format;
@@ -52,6 +56,8 @@ pub struct EndpointSettings {
     pub url: String,
     #[serde(default)]
     pub events: Vec<String>,
+    #[serde(default, skip_serializing_if = "ContentFilter::is_empty")]
+    pub filter: ContentFilter,
     /// One `Name: value` in a line.
     #[serde(default)]
     pub headers: String,
@@ -97,6 +103,7 @@ impl EndpointSettings {
         if !self.events.iter().all(is_pattern) {
             return Err(invalid("events", &"a type such as `build.finished`, or the beginning of types and `*`"));
         }
+        self.filter.check().map_err(|expected| invalid("filter", &format!("expected {expected}")))?;
         let keys: Result<Vec<SigningKey>, _> = self.keys.iter().map(|key| key.parse()).collect();
         let timeout = Duration::from_secs(self.timeout_seconds);
         if timeout.is_zero() || timeout > WEBHOOK_TIMEOUT_MAX {
@@ -112,6 +119,7 @@ impl EndpointSettings {
             timeout,
             retry: RetryPolicy { waits, on_exhausted: self.on_exhausted, ..built_in },
             format: self.format,
+            filter: self.filter.clone(),
             limits: EndpointLimits { attempts_max: NOTIFIER_ATTEMPTS_PER_ENDPOINT.into(), rate: None },
         };
         Ok((endpoint, self.events.iter().map(|text| TypePattern::new(text)).collect()))
@@ -123,8 +131,26 @@ impl Entry {
         Self { endpoint: Arc::new(endpoint), wants: wants.into(), sealed }
     }
 
-    pub(super) fn wants(&self, event_type: &str) -> bool {
-        self.wants.iter().any(|pattern| pattern.matches(event_type))
+    pub(super) fn wants(&self, event_type: &str, data: &RawValue) -> bool {
+        self.wants.iter().any(|pattern| pattern.matches(event_type)) && self.endpoint.filter.matches(data)
+    }
+
+    /// What operators may know of it: no path of its URL, no value of a header, no key.
+    pub(super) fn shown(&self) -> Value {
+        let Endpoint { url, headers, keys, timeout, retry, format, filter, limits } = &*self.endpoint;
+        json!({
+            "origin": url.origin().ascii_serialization(),
+            "configured": self.is_configured(),
+            "events": self.wants.iter().map(TypePattern::as_str).collect::<Vec<_>>(),
+            "filter": filter,
+            "headers": headers.keys().map(HeaderName::as_str).collect::<Vec<_>>(),
+            "keys": keys.len(),
+            "format": format,
+            "on_exhausted": retry.on_exhausted,
+            "timeout_seconds": timeout.as_secs_f64(),
+            "waits_seconds": retry.waits.iter().map(Duration::as_secs).collect::<Vec<_>>(),
+            "attempts_max": limits.attempts_max,
+        })
     }
 
     pub(super) const fn is_configured(&self) -> bool {
@@ -233,7 +259,10 @@ mod tests {
         registry.refresh(&StoredEndpoints { generation: 1, states: BTreeMap::new() });
         let first = registry.current();
         assert_eq!(first["api"].endpoint.url.as_str(), "https://a.example/secret");
-        assert!(first["api"].wants("a.b") && !first["api"].wants("b"));
+        let shown = first["api"].shown();
+        assert_eq!((&shown["origin"], &shown["headers"]), (&json!("https://a.example"), &json!(["x-token"])));
+        assert!(!shown.to_string().contains("secret"), "{shown}");
+        assert!(first["api"].wants("a.b", RawValue::NULL) && !first["api"].wants("b", RawValue::NULL));
         registry.refresh(&stored(3, "api", sealed));
         assert!(Arc::ptr_eq(&registry.current()["api"].endpoint, &first["api"].endpoint), "it is not opened again");
         let other = registry.seal("api", &settings("https://b.example")).unwrap();

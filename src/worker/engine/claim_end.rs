@@ -57,6 +57,7 @@ impl Engine {
                 "runId": run.run,
                 "source": self.source_name(live.source),
                 "outcome": end.outcome().map(|outcome| outcome.to_string()),
+                "traceparent": live.trace.map(|trace| trace.to_string()),
             }),
         });
     }

@@ -11,6 +11,10 @@ impl TypePattern {
         Self(text.to_owned())
     }
 
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
     pub fn matches(&self, event_type: &str) -> bool {
         match self.0.strip_suffix('*') {
             Some(beginning) => {

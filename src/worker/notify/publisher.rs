@@ -46,8 +46,8 @@ impl NotifierClient {
     }
 
     /// Parameters without a value are left out.
-    pub async fn get(&self, path: &str, parameters: &[(&str, Option<String>)]) -> Result<Vec<u8>, CallError> {
-        let mut url = self.url(&[path]);
+    pub async fn get(&self, path: &[&str], parameters: &[(&str, Option<String>)]) -> Result<Vec<u8>, CallError> {
+        let mut url = self.url(path);
         let given = parameters.iter().filter_map(|(name, value)| Some((name, value.as_ref()?)));
         url.query_pairs_mut().extend_pairs(given);
         self.call(self.http.get(url)).await

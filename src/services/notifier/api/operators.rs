@@ -13,7 +13,9 @@ use uuid::Uuid;
 use super::status::Status;
 use super::{Reader, Refused, Writer};
 use crate::notifier::registry::EndpointSettings;
-use crate::notifier::store::{AttemptRow, EndpointChange, LaneChange, LaneRow, ReplayFilter};
+use crate::notifier::store::{
+    AttemptRow, EndpointChange, LaneChange, LaneRow, MessageFilter, MessagePage, ReplayFilter,
+};
 use journeyman_domain::lane::dispatcher::LaneId;
 use journeyman_domain::lane::endpoint::DisableReason;
 use journeyman_domain::limits::{NOTIFIER_NAME_BYTES_MAX, NOTIFIER_ROWS_MAX, NOTIFIER_ROWS_SHOWN};
@@ -85,6 +87,12 @@ pub(super) async fn change_endpoint(
     Ok(Json(json!({ "endpoint": name, "done": action })))
 }
 
+pub(super) async fn endpoint(Reader(api): Reader, Path(name): Path<String>) -> Answer<Value> {
+    let endpoints = api.intake.endpoints();
+    let found = endpoints.get(name.as_str()).map(|entry| entry.shown());
+    found.map(Json).ok_or_else(|| Refused::not_found(format!("no endpoint {name:?}")))
+}
+
 pub(super) async fn put_endpoint(
     Writer(api): Writer,
     Path(name): Path<String>,
@@ -137,6 +145,22 @@ pub(super) async fn attempts(Reader(api): Reader, Query(rows): Query<Rows>) -> A
             Refused::bad_request("before: expected the `started_at,lane,position,number` of an attempt")
         })?;
     Ok(Json(api.store.attempts(rows.endpoint, rows.lane, before, max).await?))
+}
+
+pub(super) async fn messages(Reader(api): Reader, Query(filter): Query<MessageFilter>) -> Answer<MessagePage> {
+    let max = filter.limit.unwrap_or(NOTIFIER_ROWS_SHOWN).min(NOTIFIER_ROWS_MAX);
+    Ok(Json(api.store.messages(filter, max).await?))
+}
+
+/// A message with its data, and its attempts.
+pub(super) async fn message(Reader(api): Reader, Path((lane, position)): Path<(i64, i64)>) -> Answer<Value> {
+    let Some(found) = api.store.message(lane, position).await? else {
+        return Err(Refused::not_found(format!("lane {lane} has no message {position}: it has expired, or never was")));
+    };
+    let before = [i64::MAX, i64::MAX, position + 1, 0];
+    let mut attempts = api.store.attempts(None, Some(lane), Some(before), NOTIFIER_ROWS_MAX).await?;
+    attempts.retain(|attempt| attempt.position == position);
+    Ok(Json(json!({ "message": found, "attempts": attempts })))
 }
 
 pub(super) async fn change_lane(

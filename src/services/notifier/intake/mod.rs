@@ -29,7 +29,8 @@ impl Intake {
     async fn accept(&self, events: Vec<Arc<Event>>) -> Result<Vec<Added>, StoreFailure> {
         let choose = |endpoints: &Registered| {
             let events = events.iter().map(|event| {
-                let is_told = |name: &str, entry: &Entry| entry.wants(&event.r#type) && !event.is_about(name);
+                let is_told =
+                    |name: &str, entry: &Entry| entry.wants(&event.r#type, &event.data) && !event.is_about(name);
                 let wanting = endpoints.iter().filter(|(name, entry)| is_told(name, entry));
                 (Arc::clone(event), wanting.map(|(name, _)| Arc::clone(name)).collect())
             });

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
 
+use crate::notifier::content_filter::ContentFilter;
 use crate::notifier::format::Format;
 use crate::notifier::intake::{EndpointError, Intake};
 use crate::notifier::registry::{EndpointSettings, InvalidEndpoint};
@@ -109,6 +110,7 @@ impl Target {
             events: Vec::new(),
             headers: self.headers,
             keys: Vec::new(),
+            filter: ContentFilter::default(),
             format: Format::Mistral,
             on_exhausted: OnExhausted::Block,
             timeout_seconds: NOTIFIER_TARGET_TIMEOUT.as_secs(),

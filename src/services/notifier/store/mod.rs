@@ -24,7 +24,8 @@ use uuid::Uuid;
 
 use self::batches::Batches;
 pub(super) use self::operators::AttemptPlace;
-pub use self::operators::{AttemptRow, LaneRow};
+pub(super) use self::operators::MessageFilter;
+pub use self::operators::{AttemptRow, LaneRow, MessagePage, MessageRow};
 pub(super) use self::operators::{
     Counts, EndpointChange, EndpointState, LaneChange, LastFailure, ReplayFilter, StoredEndpoints,
 };
@@ -289,6 +290,16 @@ impl Store {
         max: usize,
     ) -> Result<Vec<AttemptRow>, StoreFailure> {
         transaction!(Pages, self, move |db| operators::attempts(db, endpoint.as_deref(), lane, before, max))
+    }
+
+    /// Messages, the latest event first.
+    pub(crate) async fn messages(&self, filter: MessageFilter, max: usize) -> Result<MessagePage, StoreFailure> {
+        transaction!(Pages, self, move |db| operators::messages(db, &filter, max))
+    }
+
+    /// One message with its data.
+    pub(crate) async fn message(&self, lane: i64, position: i64) -> Result<Option<MessageRow>, StoreFailure> {
+        transaction!(Pages, self, move |db| operators::message(db, lane, position))
     }
 
     /// Returns whether there is such a lane, whose head is that message.

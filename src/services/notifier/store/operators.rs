@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 
 use super::sql::{SqlError, Value, parameters, read, values};
 use super::statements::generation;
 use super::transaction::Tx;
 use journeyman_domain::lane::dispatcher::LaneId;
 use journeyman_domain::lane::endpoint::{DisableReason, EndpointHealth};
-use journeyman_domain::limits::NOTIFIER_REPLAY_LANES;
+use journeyman_domain::limits::{NOTIFIER_REPLAY_LANES, NOTIFIER_SEARCH_EVENTS, NOTIFIER_SEARCH_STEPS};
 use journeyman_domain::staged::Stamp;
 
 type Result<T> = std::result::Result<T, SqlError>;
@@ -117,6 +118,69 @@ pub struct AttemptRow {
     pub status: Option<i64>,
     pub error: Option<String>,
     pub detail: String,
+}
+
+/// A message, as operators see it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct MessageRow {
+    pub lane: i64,
+    pub position: i64,
+    pub endpoint: String,
+    pub key: String,
+    pub epoch: u32,
+    pub seq: i64,
+    /// The place of its event among all events.
+    pub event: i64,
+    pub source: String,
+    pub event_id: String,
+    pub r#type: String,
+    pub received_at: Stamp,
+    /// `waiting` until it has ended.
+    pub outcome: String,
+    pub ended_at: Option<Stamp>,
+    pub note: Option<String>,
+    /// What the event carries, if it was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data: Option<Box<RawValue>>,
+}
+
+/// A page of messages, the latest event first.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct MessagePage {
+    pub messages: Vec<MessageRow>,
+    /// The `before` of the next page; absent on the last one.
+    pub next: Option<i64>,
+}
+
+/// Which messages are listed; what is absent narrows nothing.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct MessageFilter {
+    pub(crate) endpoint: Option<String>,
+    pub(crate) key: Option<String>,
+    pub(crate) r#type: Option<String>,
+    pub(crate) event_id: Option<String>,
+    /// `waiting`, an outcome, or `dead` for those that were never delivered.
+    pub(crate) outcome: Option<String>,
+    /// A text in the data of the event.
+    pub(crate) contains: Option<String>,
+    /// The place of an event.
+    pub(crate) before: Option<i64>,
+    pub(crate) limit: Option<usize>,
+    /// The data is listed too.
+    pub(crate) data: bool,
+}
+
+impl MessageFilter {
+    fn matches(&self, outcome: &str, data: &[u8]) -> bool {
+        let is_wanted = match self.outcome.as_deref() {
+            Some("dead") => !matches!(outcome, "waiting" | "delivered"),
+            Some(wanted) => wanted == outcome,
+            None => true,
+        };
+        let has = |text: &String| text.is_empty() || data.windows(text.len()).any(|part| part == text.as_bytes());
+        is_wanted && self.contains.as_ref().is_none_or(has)
+    }
 }
 
 /// The `started_at`, `lane`, `position` and `number` of an attempt, by which the page after it is asked for.
@@ -356,6 +420,109 @@ pub(super) async fn attempts(
         endpoint, key, lane, position, epoch, seq, event_id, r#type, number,
         started_at, took_ms, status, error, detail);
     rows.into_iter().map(read).collect()
+}
+
+/// Messages with their events, of the events where a condition holds.
+macro_rules! messages {
+    ($events:expr, $condition:expr) => {
+        concat!(
+            "SELECT message.lane, message.position, lane.endpoint, lane.key, message.epoch, message.seq, event.id, event.source,
+                    event.source_id, event.type, event.received_at, coalesce(message.outcome, 'waiting'), message.ended_at,
+                    message.note, event.data
+             FROM (",
+            $events,
+            ") AS event
+             JOIN message ON message.event = event.id
+             JOIN lane ON lane.id = message.lane
+             WHERE ",
+            $condition,
+            " ORDER BY event.id DESC, message.lane"
+        )
+    };
+}
+
+pub(super) const MESSAGES: &str = messages!(
+    "SELECT * FROM event WHERE id < $2 ORDER BY id DESC LIMIT $1",
+    "lane.endpoint = coalesce($3, lane.endpoint) AND lane.key = coalesce($4, lane.key) AND event.type = coalesce($5, event.type)"
+);
+pub(super) const MESSAGES_OF_EVENT: &str = messages!(
+    "SELECT * FROM event WHERE source_id = $1 ORDER BY id DESC LIMIT 1000",
+    "lane.endpoint = coalesce($2, lane.endpoint)"
+);
+pub(super) const MESSAGE: &str = messages!(
+    "SELECT event.* FROM event JOIN message ON message.event = event.id WHERE message.lane = $1 AND message.position = $2",
+    "message.lane = $1 AND message.position = $2"
+);
+pub(super) const SCANNED: &str =
+    "SELECT count(*), min(id) FROM (SELECT id FROM event WHERE id < $2 ORDER BY id DESC LIMIT $1) AS scanned";
+
+fn read_message(mut row: super::sql::Row) -> Result<(MessageRow, Vec<u8>)> {
+    let message = MessageRow {
+        lane: row.take()?,
+        position: row.take()?,
+        endpoint: row.take()?,
+        key: row.take()?,
+        epoch: row.take()?,
+        seq: row.take()?,
+        event: row.take()?,
+        source: row.take()?,
+        event_id: row.take()?,
+        r#type: row.take()?,
+        received_at: row.take()?,
+        outcome: row.take()?,
+        ended_at: row.take()?,
+        note: row.take()?,
+        data: None,
+    };
+    Ok((message, row.take()?))
+}
+
+fn with_data((message, data): (MessageRow, Vec<u8>)) -> MessageRow {
+    let data = String::from_utf8(data).ok().and_then(|text| RawValue::from_string(text).ok());
+    MessageRow { data, ..message }
+}
+
+/// Looks at a limited number of events; the next page goes on behind them.
+pub(super) async fn messages(db: &mut Tx<'_>, filter: &MessageFilter, max: usize) -> Result<MessagePage> {
+    let mut page = MessagePage::default();
+    let found = |rows: Vec<super::sql::Row>| rows.into_iter().map(read_message).collect::<Result<Vec<_>>>();
+    let keep = |(message, data): &(MessageRow, Vec<u8>)| filter.matches(&message.outcome, data);
+    let shown = |one: (MessageRow, Vec<u8>)| if filter.data { with_data(one) } else { one.0 };
+    if let Some(event_id) = &filter.event_id {
+        let rows = db.query(MESSAGES_OF_EVENT, values![event_id.as_str(), filter.endpoint.as_deref()]).await?;
+        page.messages.extend(found(rows)?.into_iter().filter(keep).map(shown));
+        return Ok(page);
+    }
+    let MessageFilter { endpoint, key, r#type, .. } = filter;
+    let mut before = filter.before.unwrap_or(i64::MAX);
+    for _ in 0..NOTIFIER_SEARCH_STEPS {
+        let mut scanned = db.query(SCANNED, values![NOTIFIER_SEARCH_EVENTS, before]).await?;
+        let Some(mut scanned) = scanned.pop() else { break };
+        let (count, lowest): (i64, Option<i64>) = (scanned.take()?, scanned.take()?);
+        let given = values![NOTIFIER_SEARCH_EVENTS, before, endpoint.as_deref(), key.as_deref(), r#type.as_deref()];
+        let rows = found(db.query(MESSAGES, given).await?)?;
+        for one in rows.into_iter().filter(keep) {
+            // The messages of one event stay together.
+            if page.messages.len() >= max && page.messages.last().is_some_and(|last| last.event != one.0.event) {
+                page.next = page.messages.last().map(|last| last.event);
+                return Ok(page);
+            }
+            page.messages.push(shown(one));
+        }
+        page.next = lowest.filter(|_| count >= i64::try_from(NOTIFIER_SEARCH_EVENTS).unwrap_or(i64::MAX));
+        let Some(lowest) = page.next else { break };
+        before = lowest;
+        if page.messages.len() >= max {
+            break;
+        }
+    }
+    Ok(page)
+}
+
+/// One message with its data.
+pub(super) async fn message(db: &mut Tx<'_>, lane: i64, position: i64) -> Result<Option<MessageRow>> {
+    let row = db.query(MESSAGE, values![lane, position]).await?.pop();
+    row.map(|row| read_message(row).map(with_data)).transpose()
 }
 
 /// Returns whether there is such a lane, whose head is that message.
