@@ -139,7 +139,7 @@ fn explain_key(ExplainArgs { key, settings }: &ExplainArgs, environment: &Enviro
 fn check_config(check: CheckArgs, environment: &Environment) -> ExitResult {
     let checked = check.settings.with_file(check.file).load_or_problems(environment)?.and_then(|mut loaded| {
         // A worker that a controller starts, and `journeyman dev`, need no source, but handlers.
-        if !names_any(&loaded, &["source", "pool", "handler", "notifier", "queue"]) {
+        if !names_any(&loaded, &["source", "pool", "handler", "notifier", "queue", "console"]) {
             let mut problem =
                 Problem::error(Code::MissingKey, "the configuration runs nothing".to_owned(), ValueOrigin::Default);
             problem.help = Some(NO_ROLE_HELP.to_owned());

@@ -130,7 +130,11 @@ fn add(
                 access_token,
                 certificate: None,
             })?),
-            _ => None,
+            (None, None) => None,
+            (Some(_), None) | (None, Some(_)) => {
+                let text = format!("[console.target.{name}]: `client_id` and `token_file` belong together");
+                return Err(Failure::new(Exit::Config, text));
+            }
         };
         console.queues.push(QueueTarget { name: name.to_owned(), api: build_api(url.as_str(), credentials)? });
         return Ok(());

@@ -128,7 +128,7 @@ fn token_form(key: &str) -> Markup {
     }
 }
 
-/// Of a page without commands.
+/// Removes the buttons of a page without commands.
 pub(crate) fn remove_actions(report: &mut Report) {
     for Section { title, tables, .. } in &mut report.sections {
         let cells = tables.iter_mut().flat_map(|table| table.rows.iter_mut().flatten());
@@ -158,7 +158,7 @@ pub(crate) fn facts(rows: &[Row]) -> Markup {
 
 pub(crate) fn table(Table { title, columns, rows, more, empty }: &Table) -> Markup {
     html! {
-        h3 { (title) }
+        @if !title.is_empty() { h3 { (title) } }
         @if rows.is_empty() { p.empty { (prose(empty)) } } @else {
             table {
                 thead { tr { @for column in columns { th { (column) } } } }

@@ -45,7 +45,7 @@ pub fn section(view: &WorkerStatus, inspected: &[String]) -> Section {
     }
 }
 
-/// Whether the worker claims, and why not.
+/// Says whether the worker claims, and why not.
 pub(crate) fn claiming(view: &WorkerStatus) -> (Level, String) {
     let down: Vec<&str> =
         view.sources.iter().filter(|source| source.failing).map(|source| source.name.as_str()).collect();

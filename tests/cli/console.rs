@@ -121,7 +121,7 @@ fn a_person_creates_follows_reruns_and_cancels_tasks_in_a_browser() {
     browser.clicks("rerun");
     browser.sees("rerun: done");
     browser.sees("run 1");
-    // With a changed payload, which is filled in for whoever has the token.
+    // With a changed payload, which is filled in with the token.
     browser.sees("FAILED");
     browser.clicks("run again with a changed payload");
     browser.until("document.querySelector('[data-field=command]')?.value.includes('trouble')");
@@ -327,12 +327,14 @@ fn a_console_shows_roles_of_several_hosts_and_waits_for_none() {
         &format!(
             "[http]\nlisten = \"127.0.0.1:0\"\ntoken_file = \"token\"\n\
              [console.target.fleet]\nkind = \"worker\"\nurls = [\"{}\", \"{silent}\"]\n\
-             [console.target.ci]\nkind = \"queue\"\nurls = [\"{root}\"]\nclient_id = \"dev\"\ntoken_file = \"token\"\n",
+             [console.target.ci]\nkind = \"queue\"\nurls = [\"{root}\"]\nclient_id = \"dev\"\ntoken_file = \"token\"\n\
+             [console.target.dead]\nkind = \"queue\"\nurls = [\"{silent}\"]\n",
             dev.page
         ),
     );
     let task = dev.shell("seen", "exit 0");
     dev.host.task(&["wait", &task]);
+    dev.host.succeed(&["config", "check", "console.toml"]);
     let mut console = Server::start(&mut dev.host.journeyman(&["console", "--config", "console.toml"]));
     let line: Value = serde_json::from_str(&console.logs("the console")).expect("JSON");
     let address = line["address"].as_str().expect("an address").to_owned();
@@ -347,7 +349,8 @@ fn a_console_shows_roles_of_several_hosts_and_waits_for_none() {
     }
     let page = get(&address, &format!("/tasks/ci/{task}"));
     assert!(page.contains("prepare 0.") && page.contains("upload 0."), "the worker's phases: {page}");
-    assert!(get(&address, "/").contains("task queues"), "the queue");
+    let overview = get(&address, "/");
+    assert!(overview.contains("dev/command") && overview.contains("the queue did not answer within 1s"), "{overview}");
     assert!(get(&address, "/create/ci?queue=dev/command").contains("maxRunTime"), "the schema of the worker");
     console.drain();
     dev.server.quit();

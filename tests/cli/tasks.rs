@@ -40,7 +40,11 @@ fn many_tasks_are_changed_by_what_a_search_finds() {
     assert!(listed.code == 0 && all.iter().all(|id| listed.out.contains(id)), "{}{}", listed.out, listed.err);
     assert!(!listed.out.contains(&kept), "{}", listed.out);
     let asked = cancel(&[]);
-    assert!(asked.code == 2 && asked.err.contains("--yes does not ask"), "nobody answers: {}", asked.err);
+    assert!(
+        asked.code == 2 && asked.err.contains("--yes does not ask"),
+        "without a terminal the answer is no: {}",
+        asked.err
+    );
     let done = cancel(&["--yes"]);
     assert!(done.code == 0 && done.out.contains("3 done, 0 failed"), "{}{}", done.out, done.err);
     // Canceled tasks are no longer found by what cancels, and are by what runs them again.

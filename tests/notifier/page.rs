@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use tokio::io::AsyncBufReadExt as _;
+
 use crate::notifier::support::{Place, Receiver, TOKEN, event};
 use crate::support::gremlin::{Act, Asked, Gremlin, answer};
 use crate::support::headless::{Scripts, chromium, dom};
@@ -104,5 +106,53 @@ async fn the_policy_of_the_page_lets_its_own_script_run() {
     let seen = dom(&chromium, Scripts::On, &format!("{}/", running.address()), 3_000).await;
     assert!(seen.contains("<button id=\"ask\" type=\"button\">use a token</button>"), "{seen}");
     assert!(seen.contains("<span id=\"state\" class=\"good\">live</span>") && seen.contains("delivering"), "{seen}");
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn a_console_shows_messages_and_what_they_carry_with_its_token() {
+    let receiver = Receiver::answering(200).await;
+    let place = Place::new(&[("ci", &receiver)]);
+    let running = place.start().await;
+    running.publish_all(&[event("1", "a"), event("2", "b")]).await;
+    receiver.wait_for(2).await;
+    running.wait_for_status("ci", |status| status["messages"] == 0).await;
+    place.write("token-of-notifier", TOKEN);
+    let of_console = "the-token-of-the-console-0123456789";
+    place.write("token-of-console", of_console);
+    place.configure(&format!(
+        "\n[http]\nlisten = \"127.0.0.1:0\"\ntoken_file = \"token-of-console\"\n\
+         [console.target.hooks]\nkind = \"notifier\"\nurls = [\"{}\"]\ntoken_file = \"token-of-notifier\"\n",
+        running.address()
+    ));
+    let mut console = tokio::process::Command::from(place.command(&["console"]));
+    let mut console = console.stderr(std::process::Stdio::piped()).kill_on_drop(true).spawn().expect("it starts");
+    let mut lines = tokio::io::BufReader::new(console.stderr.take().expect("a pipe")).lines();
+    let address = loop {
+        let line = lines.next_line().await.expect("it is read").expect("it goes on");
+        let line: serde_json::Value = serde_json::from_str(&line).expect("JSON");
+        if let Some(address) = line["address"].as_str() {
+            break address.to_owned();
+        }
+    };
+    let client = reqwest::Client::builder().no_proxy().build().expect("a client");
+    let page = async |path: &str, token: Option<&str>| {
+        let mut asked = client.get(format!("http://{address}{path}"));
+        if let Some(token) = token {
+            asked = asked.bearer_auth(token);
+        }
+        asked.send().await.expect("it answers").text().await.expect("a text")
+    };
+    let found = page("/notifiers/hooks", None).await;
+    assert!(found.contains("messages, latest event first") && found.contains("delivered"), "{found}");
+    assert!(!found.contains("&quot;id&quot;"), "what messages carry needs the token: {found}");
+    let found = page("/notifiers/hooks?event_id=2", Some(of_console)).await;
+    assert!(
+        found.contains("{&quot;id&quot;:&quot;2&quot;}") && !found.contains("{&quot;id&quot;:&quot;1&quot;}"),
+        "{found}"
+    );
+    let other = page("/notifiers/hooks?outcome=dead", None).await;
+    assert!(other.contains("No message is like this."), "{other}");
+    console.kill().await.expect("it ends");
     running.stop().await;
 }

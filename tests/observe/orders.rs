@@ -8,13 +8,17 @@ use axum::http::HeaderMap;
 use axum::response::Html;
 use axum::routing::{get as get_route, post as post_route};
 use axum::{Json, Router};
+use journeyman::console::app::targets::{Address, Target};
+use journeyman::console::app::{Console, routes};
 use journeyman::console::controller::poison_section;
 use journeyman::console::page::section;
 use journeyman::control::controller_api::{
     ControllerStatusReply, Inventories, PoisonActionRequest, PoolCommandRequest,
 };
 use journeyman::control::worker_api::ApiError;
-use journeyman_platform::http::BearerToken;
+use journeyman_platform::http::client::client_builder;
+use journeyman_platform::http::{BearerToken, Exposure, HttpListener};
+use journeyman_platform::settings::values::Secret;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
@@ -129,6 +133,68 @@ async fn poisoned_requests_are_listed_and_settled_over_http_with_the_token() {
     assert!(odd.status == 400 && odd.body.contains("requeue") && odd.body.contains("eat"), "{}", odd.body);
     let other = asked(&server, "DELETE /v1/poison", &token, "").await;
     assert!(other.status == 405 && other.head.contains("allow: get,head,post"), "{}", other.head);
+}
+
+#[tokio::test]
+async fn a_console_sends_orders_on_with_its_own_token_and_nothing_else() {
+    let (server, told) = obedient().await;
+    let of_console = "the-token-of-the-console-0123456789";
+    let address = Address {
+        name: "core".to_owned(),
+        url: format!("http://{}/", server.address).parse().expect("a URL"),
+        token: Some(Secret::new(TOKEN)),
+        http: client_builder().build().expect("a client"),
+    };
+    let controllers = vec![Target::remote(address, "status.json")];
+    let console = Arc::new(Console { controllers, token: Some(BearerToken::new(of_console)), ..Console::default() });
+    let listener = HttpListener::listen("127.0.0.1:0".parse().unwrap(), Exposure::Loopback).await.expect("a port");
+    let address = listener.address().expect("an address");
+    let mut tasks = tokio::task::JoinSet::new();
+    let watched = Arc::clone(&console);
+    tasks.spawn(async move { watched.watch().await });
+    tasks.spawn(async move { match listener.serve(routes(console)).await {} });
+    let page = loop {
+        let page = get(address, "/").await.body;
+        if !page.contains("has not answered yet") {
+            break page;
+        }
+        tokio::task::yield_now().await;
+    };
+    assert!(page.contains("data-path=\"/via/core/v1/commands\""), "{page}");
+    let order = json!({ "pool": "core", "command": { "resume": { "key": "17" } }, "note": { "by": "ana" } });
+    let send = async |what: &str, token: &str, body: &str| {
+        let length = body.len();
+        let head = format!(
+            "{what} HTTP/1.1\r\nHost: {address}\r\nContent-Length: {length}\r\n{JSON}Authorization: Bearer {token}\r\n"
+        );
+        exchange(address, &format!("{head}Connection: close\r\n\r\n{body}")).await
+    };
+    for token in ["wrong", TOKEN] {
+        assert_eq!(send("POST /via/core/v1/commands", token, &order.to_string()).await.status, 401);
+    }
+    for path in [
+        "/via/core/livez",
+        "/via/core/v1/../livez",
+        "/via/core/v1/%2e%2e/livez",
+        "/via/core//127.0.0.1:1/v1/x",
+        "/via/other/v1/x",
+    ] {
+        assert_eq!(send(&format!("POST {path}"), of_console, "{}").await.status, 404, "{path}");
+    }
+    assert_eq!(told.lock().unwrap().len(), 0, "nothing was sent");
+    let done = send("POST /via/core/v1/commands", of_console, &order.to_string()).await;
+    assert!(done.status == 200 && !done.body.contains(TOKEN), "{}", done.body);
+    assert_eq!(*told.lock().unwrap(), [order]);
+    let poison = exchange(
+        address,
+        &format!("GET /via/core/v1/poison?pool=core HTTP/1.1\r\nHost: {address}\r\nAccept: text/html\r\nAuthorization: Bearer {of_console}\r\nConnection: close\r\n\r\n"),
+    )
+    .await;
+    assert!(
+        poison.body.contains("data-path=\"/via/core/v1/poison\"") && !poison.body.contains("data-path=\"/v1"),
+        "{}",
+        poison.body
+    );
 }
 
 #[tokio::test]

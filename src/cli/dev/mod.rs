@@ -6,7 +6,7 @@ pub(super) mod state_file;
 use std::fs::Permissions;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
@@ -233,6 +233,7 @@ struct DevSession {
     queue: queue::RunningQueue,
     config: Config,
     token: Secret,
+    token_file: PathBuf,
 }
 
 impl DevSession {
@@ -263,7 +264,7 @@ impl DevSession {
             let source = source_config(name, arguments.dialect, queue.root_url(), &token_file)?;
             config.source.insert(name.clone(), source);
         }
-        Ok(Self { queue, config, token })
+        Ok(Self { queue, config, token, token_file })
     }
 
     fn state(&self) -> DevState {
@@ -291,7 +292,9 @@ impl DevSession {
 
     fn print_banner(&self, page: Option<SocketAddr>) -> std::io::Result<()> {
         let state = self.state();
-        let page = page.map_or_else(String::new, |address| format!("page    http://{address}/\n"));
+        let page = page.map_or_else(String::new, |address| {
+            format!("page    http://{address}/\ntoken   {}, for its buttons\n", self.token_file.display())
+        });
         let to_program =
             |queue: &String| format!("  journeyman task create --wait --queue {queue} --payload '{{…}}'\n");
         output::print(&format!(

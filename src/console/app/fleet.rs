@@ -10,7 +10,7 @@ use super::listing::path;
 use super::phases::{PHASES, bars, history};
 use super::queues::workers_of_queue;
 use super::targets::{QueueTarget, Reading, read_all};
-use super::{Console, PageError, PageResult, QUEUE_REFRESH_SECONDS, Shared, link_tasks, report, within};
+use super::{Console, PageError, PageResult, QUEUE_REFRESH_SECONDS, Shared, link_tasks, report, within_moment};
 use crate::console::page::{self, PageContent};
 use crate::console::picture::{Bar, Lane, legend, packed, slots, timeline};
 use crate::console::rows::{Cell, Level, Section, Table, Value, cell, maybe};
@@ -94,7 +94,7 @@ fn row(reading: &Reading<WorkerStatusReply>) -> Option<Row> {
 /// Workers that only a queue or a controller knows.
 async fn others(console: &Console, known: &[String]) -> Vec<Row> {
     let mut found: BTreeMap<String, Row> = BTreeMap::new();
-    let of_queues = join_all(console.queues.iter().map(|queue| within(workers_of_queue(queue)))).await;
+    let of_queues = join_all(console.queues.iter().map(|queue| within_moment(workers_of_queue(queue)))).await;
     for (id, group, task) in of_queues.into_iter().filter_map(Result::ok).flatten() {
         let cells = vec![
             cell(&id),

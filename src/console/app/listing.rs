@@ -11,7 +11,7 @@ use journeyman_domain::id::TaskId;
 use journeyman_domain::limits::CONSOLE_TASKS_SHOWN;
 use journeyman_worker::task::formats::is_slugid;
 
-/// From one time to another.
+/// The time that has passed, not below 0.
 pub(super) fn seconds(from: Timestamp, to: Timestamp) -> f64 {
     to.duration_since(from).as_secs_f64().max(0.0)
 }

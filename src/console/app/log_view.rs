@@ -20,6 +20,9 @@ use journeyman_domain::limits::{
 };
 use journeyman_worker::source::taskcluster::Download;
 
+/// A log of so many lines is shown unfolded.
+const LINES_OPEN_MAX: usize = 200;
+
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Shown {
@@ -142,14 +145,17 @@ fn lines(log: &Log, find: &str) -> Markup {
     let is_found = |line: &str| wanted.is_empty() || line.to_lowercase().contains(&wanted);
     let first = steps.first().and_then(|step| step.lines.first()).map_or(1, |(number, _)| *number);
     let count = steps.iter().flat_map(|step| &step.lines).filter(|(_, line)| is_found(line)).count();
+    // Of a long log, what went well is folded.
+    let is_long = steps.iter().map(|step| step.lines.len()).sum::<usize>() > LINES_OPEN_MAX;
+    let is_open = |index: usize, step: &Step<'_>| !is_long || step.failed || index + 2 >= steps.len();
     html! {
         @if first > 1 { p.dim { "Lines 1 to " (first - 1) " are not shown." } }
         @if !find.is_empty() { p.dim { (count) " lines with “" (find) "”" } }
         div.log {
-            @for step in &steps {
+            @for (index, step) in steps.iter().enumerate() {
                 @let rows = html! { @for (number, line) in step.lines.iter().filter(|(_, line)| is_found(line)) { (self::line(*number, line, began, find)) } };
                 @if step.title.is_empty() || !find.is_empty() { (rows) } @else {
-                    details open data-name=(step.title) data-open="" { summary class=(if step.failed { "bad" } else { "" }) { (step.title) } (rows) }
+                    details open[is_open(index, step)] data-name=(step.title) { summary class=(if step.failed { "bad" } else { "" }) { (step.title) } (rows) }
                 }
             }
         }

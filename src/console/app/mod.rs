@@ -16,6 +16,7 @@ mod via;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Request, State};
@@ -35,7 +36,7 @@ use super::rows::{Headline, Level, Report, Section, Value, cell};
 use super::{controller, notifier, worker};
 use crate::control::WorkerStatusReply;
 use crate::control::controller_api::ControllerStatusReply;
-use journeyman_domain::limits::CONSOLE_QUEUE_TIMEOUT;
+use journeyman_domain::limits::{CONSOLE_OVERVIEW_TIMEOUT, CONSOLE_QUEUE_TIMEOUT};
 use journeyman_domain::refusal::Refusal;
 use journeyman_platform::host::clock::stamp;
 use journeyman_platform::http::BearerToken;
@@ -97,17 +98,27 @@ impl IntoResponse for PageError {
     }
 }
 
-/// Bounds what a page asks of a queue.
+/// Bounds what a page asks of the queue that it is about.
 async fn within<T, E: Into<PageError>>(asking: impl Future<Output = Result<T, E>>) -> Result<T, PageError> {
-    let slow = |_| {
-        PageError(StatusCode::GATEWAY_TIMEOUT, format!("the queue did not answer within {CONSOLE_QUEUE_TIMEOUT:?}"))
-    };
-    timeout(CONSOLE_QUEUE_TIMEOUT, asking).await.map_err(slow)?.map_err(Into::into)
+    within_time(CONSOLE_QUEUE_TIMEOUT, asking).await
+}
+
+/// Bounds what a page about many roles asks of one queue.
+async fn within_moment<T, E: Into<PageError>>(asking: impl Future<Output = Result<T, E>>) -> Result<T, PageError> {
+    within_time(CONSOLE_OVERVIEW_TIMEOUT, asking).await
+}
+
+async fn within_time<T, E: Into<PageError>>(
+    limit: Duration,
+    asking: impl Future<Output = Result<T, E>>,
+) -> Result<T, PageError> {
+    let slow = |_| PageError(StatusCode::GATEWAY_TIMEOUT, format!("the queue did not answer within {limit:?}"));
+    timeout(limit, asking).await.map_err(slow)?.map_err(Into::into)
 }
 
 impl Console {
     /// Asks the roles at other addresses; does not end.
-    pub(crate) async fn watch(&self) {
+    pub async fn watch(&self) {
         let workers = join_all(self.workers.iter().map(Target::watch));
         let controllers = join_all(self.controllers.iter().map(Target::watch));
         let notifiers = join_all(self.notifiers.iter().map(Target::watch));
@@ -218,7 +229,7 @@ fn link_tasks(report: &mut Report, queue: &QueueTarget) {
     }
 }
 
-/// The report of a role, or why there is none.
+/// Makes the report of a role, or says why there is none.
 fn report<S>(reading: &Reading<S>, role: &str, make: impl Fn(&S) -> Report) -> Option<Report> {
     let Reading { status, age, error } = reading;
     let mut report = status.as_deref().map(make);
@@ -269,7 +280,7 @@ async fn overview(State(console): Shared) -> PageResult {
     Ok(PageContent { refresh_seconds: refresh, ..content }.build())
 }
 
-/// Of pages for which a queue is asked.
+/// A page that asks a queue is refreshed less often.
 const QUEUE_REFRESH_SECONDS: u8 = 5;
 
 /// Pages of a queue that checks its callers show nothing without the token.

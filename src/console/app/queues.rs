@@ -9,7 +9,7 @@ use serde_json::Value as Json;
 
 use super::listing::{seconds, table as task_table};
 use super::targets::QueueTarget;
-use super::{PageError, PageResult, QUEUE_REFRESH_SECONDS, Shared, within};
+use super::{PageError, PageResult, QUEUE_REFRESH_SECONDS, Shared, within, within_moment};
 use crate::console::page::{self, PageContent};
 use crate::console::picture::{histogram, legend, lines};
 use crate::console::rows::{Cell, Level, NONE, Section, Table, Value, cell, maybe, row};
@@ -67,7 +67,7 @@ async fn task_queues(target: &QueueTarget) -> Result<Vec<TaskQueue>, CallError> 
 
 /// The task queues of a queue, for the overview.
 pub(super) async fn summary(target: &QueueTarget) -> Markup {
-    let found = within(task_queues(target)).await;
+    let found = within_moment(task_queues(target)).await;
     let title = cell(Value::Link { text: format!("queue {}", target.name), href: format!("/tasks/{}", target.name) });
     match found {
         Err(PageError(_, why)) => {
@@ -124,10 +124,17 @@ fn throughput(queues: &[TaskQueue]) -> Markup {
         ("good", "completed", by_minute(|minute| minute.completed)),
         ("bad", "not completed", by_minute(|minute| minute.failed + minute.exceptions)),
     ];
+    let is_busy = |minute: &usize| series.iter().any(|(_, _, counts)| counts[*minute] > 0);
+    let rows = (0..MINUTES).rev().filter(is_busy).map(|minute| {
+        let ago = cell(format!("{} min ago", MINUTES - 1 - minute));
+        std::iter::once(ago).chain(series.iter().map(|(_, _, counts)| cell(counts[minute]))).collect()
+    });
+    let numbers = Table::new("", &["minute", "created", "completed", "not completed"], rows).or("None yet.");
     html! {
         h3 { "tasks by minute, since the queue started" }
         (lines(&series, ["an hour ago", "now"]))
         (legend(&[("wait", "created"), ("good", "completed"), ("bad", "not completed")]))
+        details data-name="minutes" { summary { "the same as numbers" } (page::table(&numbers)) }
     }
 }
 
@@ -183,7 +190,7 @@ pub(super) async fn page(State(console): Shared, Path((name, queue)): Path<(Stri
             tokio::join!(task_queues(target), target.api.find_tasks(&search, None), target.api.workers(&queue));
         Ok::<_, CallError>((held?, found, workers))
     };
-    let (held, found, found_workers) = within(asked).await?;
+    let (held, found, found_workers) = Box::pin(within(asked)).await?;
     let one: Vec<TaskQueue> = held.into_iter().filter(|one| one.task_queue_id == queue).collect();
     let Some(held) = one.first() else {
         return Err(PageError::not_found(format!("no task of {queue} has been created")));

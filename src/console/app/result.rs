@@ -21,7 +21,7 @@ use journeyman_worker::source::CallError;
 
 /// What a browser may draw. SVG can hold scripts.
 const IMAGES: [&str; 5] = ["image/png", "image/jpeg", "image/gif", "image/webp", "image/avif"];
-/// Anybody may read these.
+/// Artifacts with this prefix need no scope.
 const PUBLIC: &str = "public/";
 
 fn text<'a>(artifact: &'a Json, name: &str) -> &'a str {

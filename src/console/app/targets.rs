@@ -31,7 +31,7 @@ pub struct QueueTarget {
     pub api: Api,
 }
 
-/// Where a role is.
+/// The address of a role.
 #[derive(Clone)]
 pub struct Address {
     pub name: String,
@@ -85,7 +85,7 @@ struct Latest<S> {
 /// What is known of a role.
 pub struct Reading<S> {
     pub status: Option<Arc<S>>,
-    /// Of the status, if it is not of now.
+    /// How old the status is, if it is not of now.
     pub age: Option<Duration>,
     pub error: Option<String>,
 }

@@ -59,7 +59,7 @@ pub(super) async fn forward(
     let Some(address) = find(&console, &name) else {
         return Err(failed(StatusCode::NOT_FOUND, format!("this console has no role {name:?}")));
     };
-    // As it was sent: names in it may have slashes.
+    // The path is taken as it was sent, because names in it may have slashes.
     let path = request.uri().path().splitn(4, '/').nth(3).unwrap_or_default();
     let url = address.url.join(path).ok().filter(|url| url.as_str().starts_with(&format!("{}v1/", address.url)));
     let Some(mut url) = url else {

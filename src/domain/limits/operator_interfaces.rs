@@ -51,7 +51,9 @@ pub const TRACES_CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 pub const CONSOLE_ASK_INTERVAL: Duration = Duration::from_secs(3);
 pub const CONSOLE_ASK_TIMEOUT: Duration = Duration::from_secs(5);
 pub const CONSOLE_ANSWER_BYTES_MAX: usize = 16 << 20;
-/// The time that a page may wait for a queue.
+/// The time that a page about many roles may wait for a queue.
+pub const CONSOLE_OVERVIEW_TIMEOUT: Duration = Duration::from_secs(1);
+/// The time that a page may wait for the queue that it is about.
 pub const CONSOLE_QUEUE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Rows of a table of tasks.
 pub const CONSOLE_TASKS_SHOWN: usize = 50;

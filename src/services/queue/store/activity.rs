@@ -21,7 +21,7 @@ pub(crate) enum TaskEvent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Minute {
-    /// When it began.
+    /// The time at which it began.
     pub(crate) from: UnixMillis,
     pub(crate) created: u32,
     pub(crate) completed: u32,

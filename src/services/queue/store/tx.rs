@@ -19,7 +19,7 @@ use journeyman_domain::limits::{QUEUE_DEADLINE_DELAY, QUEUE_REPLY_BYTES_MAX, QUE
 pub(crate) struct TaskRow {
     pub(crate) id: i64,
     pub(crate) task: TaskRecord,
-    /// As it was read.
+    /// It was not resolved when it was read.
     was_open: bool,
 }
 
@@ -339,7 +339,7 @@ impl<'a> Tx<'a> {
         Ok(ListPage::of(found, page))
     }
 
-    /// When the run that has been pending for longest was scheduled.
+    /// The time at which the run that has been pending for longest was scheduled.
     pub(crate) fn oldest_pending(&self, queue: &str) -> StoreResult<Option<UnixMillis>> {
         let select = "SELECT min(pending_since) FROM tasks WHERE queue = ?1 AND pending_since IS NOT NULL";
         Ok(self.query_one::<Option<i64>>(select, [queue])?.map(UnixMillis))
