@@ -1,5 +1,6 @@
 //! `journeyman console`: pages over the roles that it is told of, or finds on this host.
 
+use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use super::config_args::{self, ConfigArgs, ConsoleFlags};
 use super::controller_socket::controller_socket;
 use super::dev::state_file::{DevState, state_dir};
 use super::exit::{Exit, ExitResult, Failure};
-use super::queue_client::{QueueClientArgs, build_api};
+use super::queue_client::{QueueClientArgs, build_api_within};
 use super::signals::ExitSignals;
 use super::taskcluster_setup::build_credentials;
 use super::worker::{control_socket, listen_http};
@@ -102,6 +103,16 @@ pub(super) fn build(
     if let Some(queue) = queue.filter(|queue| queue.is_given(environment)) {
         console.queues.push(QueueTarget { name: "queue".to_owned(), api: queue.build(environment)?.api });
     }
+    let mut names = BTreeSet::new();
+    let roles = console.workers.iter().filter_map(Target::address).map(|address| &address.name);
+    let roles = roles.chain(console.controllers.iter().filter_map(Target::address).map(|address| &address.name));
+    let roles = roles.chain(console.notifiers.iter().filter_map(Target::address).map(|address| &address.name));
+    for name in roles.chain(console.queues.iter().map(|queue| &queue.name)) {
+        if name.contains('/') || !names.insert(name) {
+            let text = format!("[console.target]: {name:?} names two roles, or has a slash; give each another name");
+            return Err(Failure::new(Exit::Config, text));
+        }
+    }
     if console.is_empty() {
         find(&mut console, config, environment);
     }
@@ -136,7 +147,10 @@ fn add(
                 return Err(Failure::new(Exit::Config, text));
             }
         };
-        console.queues.push(QueueTarget { name: name.to_owned(), api: build_api(url.as_str(), credentials)? });
+        console.queues.push(QueueTarget {
+            name: name.to_owned(),
+            api: build_api_within(url.as_str(), credentials, target.allow_hosts.clone())?,
+        });
         return Ok(());
     }
     let base = format!("{}/", url.as_str().trim_end_matches('/'));

@@ -10,7 +10,7 @@ use super::config_args::{self, ConfigArgs, QueueFlags};
 use super::console::http_token;
 use super::exit::{Exit, ExitResult, Failure};
 use super::notify_setup;
-use super::queue_client::build_api;
+use super::queue_client::build_api_within;
 use super::signals::ExitSignals;
 use super::taskcluster_setup::build_credentials;
 use crate::config::schema;
@@ -46,7 +46,7 @@ pub(super) async fn run(settings: ConfigArgs<QueueFlags>, environment: &Environm
     let is_private = config.auth == Auth::Checked;
     let exposure =
         if config.listen.0.ip().to_canonical().is_loopback() { Exposure::Loopback } else { Exposure::Network };
-    let pages = |root_url: &str| match build_api(root_url, credentials) {
+    let pages = |root_url: &str| match build_api_within(root_url, credentials, Vec::new()) {
         Ok(api) => {
             let queues = vec![QueueTarget { name: "queue".to_owned(), api }];
             pages(app::routes(Arc::new(Console { queues, token, is_private, ..Console::default() })), exposure)

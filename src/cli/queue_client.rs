@@ -85,8 +85,17 @@ fn dev_client(environment: &Environment) -> Result<QueueClient, Failure> {
 }
 
 pub fn build_api(root_url: &str, credentials: Option<Credentials>) -> Result<Api, Failure> {
-    // `allow_hosts` protects workers; the commands of a person may follow any redirect.
-    let config = ApiConfig { allow_hosts: vec!["*".to_owned()], ..ApiConfig::new(root_url, credentials) };
+    // `allow_hosts` protects workers and pages; the commands of a person may follow any redirect.
+    build_api_within(root_url, credentials, vec!["*".to_owned()])
+}
+
+/// Of pages: an artifact that refers to a private address is not followed, unless to one of these hosts.
+pub fn build_api_within(
+    root_url: &str,
+    credentials: Option<Credentials>,
+    allow_hosts: Vec<String>,
+) -> Result<Api, Failure> {
+    let config = ApiConfig { allow_hosts, ..ApiConfig::new(root_url, credentials) };
     Api::new(config).map_err(|error| Failure::from_error(Exit::Config, &error))
 }
 

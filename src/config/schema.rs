@@ -121,6 +121,9 @@ pub struct ConsoleTarget {
     /// Client id at a queue.
     #[serde(default)]
     pub client_id: Option<String>,
+    /// Hosts with private addresses that logs and artifacts of a queue may lead to, such as workers that serve live logs: a name, `.example.com` for every subdomain, or `*` for every host.
+    #[serde(default)]
+    pub allow_hosts: Vec<String>,
 }
 
 named_enum! {

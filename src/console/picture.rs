@@ -8,7 +8,7 @@ const LANE_HEIGHT: u32 = 16;
 const CHART_HEIGHT: f64 = 60.0;
 const SLOT_SIZE: usize = 12;
 /// Further slots are told as a number.
-const SLOTS_MAX: usize = 48;
+pub(crate) const SLOTS_MAX: usize = 48;
 
 /// A part of a lane, in seconds.
 #[derive(Debug, Clone, PartialEq)]
@@ -114,16 +114,16 @@ pub(crate) fn histogram(name: &str, columns: &[(String, u32)]) -> Markup {
     }
 }
 
-/// The slots of a worker: the class of each.
-pub(crate) fn slots(slots: &[&'static str]) -> Markup {
+/// The slots of a worker: the class of each, and how many there are.
+pub(crate) fn slots(slots: &[&'static str], capacity: usize) -> Markup {
     let shown = slots.len().min(SLOTS_MAX);
     html! {
-        svg.slots role="img" aria-label={ (slots.len()) " slots" } width=(shown * SLOT_SIZE) height=(SLOT_SIZE) {
+        svg.slots role="img" aria-label={ (capacity) " slots" } width=(shown * SLOT_SIZE) height=(SLOT_SIZE) {
             @for (index, class) in slots[..shown].iter().enumerate() {
                 rect class=(class) x=(index * SLOT_SIZE) width=(SLOT_SIZE - 2) height=(SLOT_SIZE - 2) {}
             }
         }
-        @if slots.len() > shown { " and " (slots.len() - shown) " more" }
+        @if capacity > shown { " and " (capacity - shown) " more" }
     }
 }
 
@@ -181,7 +181,7 @@ mod tests {
     fn columns_and_slots_have_their_numbers() {
         let drawn = histogram("run time", &[("1s".to_owned(), 3), ("10s".to_owned(), 0)]).into_string();
         assert!(drawn.contains(r#"y="0.0" height="60.0""#) && drawn.contains("<td>3</td>"), "{drawn}");
-        let drawn = slots(&["run"; 50]).into_string();
+        let drawn = slots(&["run"; 50], 50).into_string();
         assert!(drawn.contains("and 2 more") && drawn.matches("<rect").count() == 48, "{drawn}");
     }
 }

@@ -36,12 +36,11 @@ impl OtlpWriter {
 impl Write for OtlpWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let parsed = serde_json::from_slice::<Map<String, Json>>(line).ok();
-        // What the client of the collector logs at a low level would be sent by it, without an end.
+        // What libraries log below would come of sending it, without an end.
         let is_own = |line: &Map<String, Json>| {
-            let target = line.get("target").and_then(Json::as_str).unwrap_or_default();
-            ["hyper", "reqwest", "rustls"].iter().any(|library| target.starts_with(library))
+            line.get("target").and_then(Json::as_str).is_some_and(|target| target.starts_with("journeyman"))
         };
-        self.lines.extend(parsed.filter(|line| !is_own(line)).map(record));
+        self.lines.extend(parsed.filter(is_own).map(record));
         if self.lines.len() >= LOG_LINES_SENT_MAX {
             self.flush()?;
         }

@@ -301,6 +301,9 @@ fn a_queue_that_checks_its_callers_shows_its_pages_with_a_token() {
         assert!(page.contains("its pages are shown with the token of"), "{path}: {page}");
         assert!(!page.contains("task queues"), "{path}: {page}");
     }
+    // No page stands in for what a task has made: a script would take its content for a page.
+    let content = get(&address, "/tasks/queue/XJOIQcqPRgykTZR_00-b1w/0/public/report.txt");
+    assert!(content.contains(" 401 ") && content.contains("text/plain") && !content.contains("<main"), "{content}");
     let Some(chromium) = chromium() else { return };
     let mut browser = Browser::start(&chromium);
     browser.goes_to(&format!("{root}/tasks/queue"));

@@ -304,7 +304,7 @@ pub async fn wait_for(client: &QueueClient, tasks: &[TaskId], timeout: Span) -> 
 /// Lines below the status of a task.
 async fn explain(client: &QueueClient, status: &TaskStatus) -> String {
     let blocked = if status.state == TaskState::Pending { client.blocked_worker().await } else { None };
-    card::read(&client.api, status, blocked).await.text(&status.task)
+    card::read(&client.api, status, blocked, "").await.text(&status.task)
 }
 
 fn exit_after(resolved: &[TaskStatus]) -> Exit {
@@ -372,7 +372,7 @@ async fn read_log(
     printed: &mut usize,
     out: &mut output::UntrustedOutput,
 ) -> std::io::Result<Result<(), CallError>> {
-    let mut download = match open_log(api, run).await {
+    let mut download = match open_log(api, run, "").await {
         Ok(download) => download,
         Err(refused) => return Ok(Err(refused)),
     };

@@ -7,11 +7,14 @@ use axum::http::HeaderMap;
 use futures_util::future::join_all;
 use maud::{Markup, html};
 use serde::Deserialize;
-use serde_json::Value as Json;
+use serde_json::{Map, Value as Json};
+
+use tokio::time::timeout;
 
 use super::listing::parse_id;
 use super::{Console, PageResult, Shared, within};
 use crate::console::page::PageContent;
+use journeyman_domain::limits::CONSOLE_OVERVIEW_TIMEOUT;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -25,8 +28,10 @@ pub(super) struct Given {
 async fn schemas(console: &Console) -> BTreeMap<String, Json> {
     let mut found = console.schemas.clone();
     let remote = console.workers.iter().filter_map(|target| target.address());
-    for answer in join_all(remote.map(|address| address.get::<BTreeMap<String, Json>>("schemas.json"))).await {
-        found.extend(answer.unwrap_or_default());
+    let asked =
+        remote.map(|address| timeout(CONSOLE_OVERVIEW_TIMEOUT, address.get::<BTreeMap<String, Json>>("schemas.json")));
+    for answer in join_all(asked).await {
+        found.extend(answer.ok().and_then(Result::ok).unwrap_or_default());
     }
     found
 }
@@ -64,13 +69,13 @@ pub(super) async fn page(
             button type="submit" { "choose" }
         }
         @if console.token.is_none() { p.empty { "Tasks are created with a token: set " code { "http.token_file" } " to a file with one." } }
-        @if !given.from.is_empty() && !may_read { p.empty { "The payload of " code { (given.from) } " is filled in once the token is given." } }
+        @if !given.from.is_empty() && !may_read { p.empty data-ask { "The payload of " code { (given.from) } " is filled in once the token is given." } }
         @if !queue.is_empty() {
             section.form {
                 h2 { "new task for " (queue) }
                 label { "name" input data-name="name" value=(title); }
                 (fields(&schema, &payload))
-                span.act { button type="button" data-create={ "/tasks/" (name) } data-queue=(queue) { "create" } }
+                span.act { button type="button" data-create={ "/tasks/" (name) } data-queue=(queue) data-from=(given.from) { "create" } }
             }
         }
     };
@@ -83,7 +88,7 @@ pub(super) async fn page(
 fn fields(schema: &Json, payload: &Json) -> Markup {
     let Some(properties) = schema["properties"].as_object().filter(|properties| !properties.is_empty()) else {
         let text = if payload.is_null() { "{}".to_owned() } else { pretty(payload) };
-        return html! { label { "payload, as JSON" textarea data-field="" rows="10" { (text) } } };
+        return html! { label { "payload, as JSON" textarea data-field="" data-kind="json" rows="10" { (text) } } };
     };
     let required = schema["required"].as_array().cloned().unwrap_or_default();
     let is_required = |name: &String| required.iter().any(|one| one == name);
@@ -119,21 +124,54 @@ fn field(name: &str, property: &Json, given: Option<&Json>, is_required: bool) -
         label {
             span { (name) @if is_required { " *" } @if let Some(hint) = property["description"].as_str() { small { (hint) } } }
             @if let Some(choices) = choices {
-                select data-field=(name) data-kind="text" {
-                    @if !is_required { option value="" {} }
-                    @for choice in choices.iter().filter_map(Json::as_str) { option value=(choice) selected[choice == text] { (choice) } }
-                }
+                (select(name, "text", &text, choices.iter().filter_map(Json::as_str)))
             } @else if kind == "boolean" {
-                input type="checkbox" data-field=(name) data-kind="flag" checked[value == true];
+                (select(name, "json", &text, ["true", "false"].into_iter()))
             } @else if kind == "integer" || kind == "number" {
-                input type="number" step="any" data-field=(name) data-kind="number" value=(text) placeholder=(default);
+                input type="number" step="any" data-field=(name) data-kind="json" value=(text) placeholder=(default);
             } @else if kind == "string" {
-                input data-field=(name) data-kind="text" value=(text) placeholder=(default);
+                textarea data-field=(name) data-kind="text" rows="1" placeholder=(default) { (text) }
             } @else {
                 textarea data-field=(name) data-kind="json" rows="3" placeholder=(if default.is_empty() { "JSON" } else { &default }) { @if !value.is_null() { (pretty(&value)) } }
             }
         }
     }
+}
+
+/// Without a choice the property is left out.
+fn select<'a>(name: &str, kind: &str, given: &str, choices: impl Iterator<Item = &'a str>) -> Markup {
+    html! {
+        select data-field=(name) data-kind=(kind) {
+            option value="" selected[given.is_empty()] {}
+            @for choice in choices { option value=(choice) selected[choice == given] { (choice) } }
+        }
+    }
+}
+
+/// A field that a person has changed: the property, how it is read, and its text. Without a property it is the whole payload.
+pub(super) type Change = (String, String, String);
+
+/// Makes the changes in a payload. An empty text of any kind but `text` removes the property, as it does one that was not given.
+///
+/// # Errors
+///
+/// A text that is no JSON.
+pub(super) fn change(payload: &mut Map<String, Json>, changes: Vec<Change>) -> Result<(), String> {
+    for (name, kind, text) in changes {
+        if text.trim().is_empty() && (kind != "text" || !payload.contains_key(&name)) {
+            payload.remove(&name);
+            continue;
+        }
+        let read = || serde_json::from_slice::<Json>(text.as_bytes());
+        let value = if kind == "text" { Ok(Json::String(text.clone())) } else { read() };
+        match value {
+            Ok(Json::Object(whole)) if name.is_empty() => *payload = whole,
+            Ok(_) if name.is_empty() => return Err("payload: expected a JSON object".to_owned()),
+            Ok(value) => drop(payload.insert(name, value)),
+            Err(error) => return Err(format!("{}: {error}", if name.is_empty() { "payload" } else { &name })),
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -157,9 +195,9 @@ mod tests {
         let drawn = fields(&schema, &json!({ "name": "A\"da", "env": { "a": 1 }, "more": [1] })).into_string();
         for part in [
             "name *<small>Whom &lt;to&gt; greet",
-            r#"data-kind="text" value="A&quot;da""#,
-            r#"data-kind="number" value="" placeholder="2""#,
-            r#"type="checkbox" data-field="loud""#,
+            r#"data-kind="text" rows="1" placeholder="">A&quot;da</textarea>"#,
+            r#"data-kind="json" value="" placeholder="2""#,
+            r#"<select data-field="loud" data-kind="json"><option value="" selected></option>"#,
             r#"<option value="glad">"#,
             r#"data-field="more" data-kind="json""#,
         ] {
@@ -167,5 +205,27 @@ mod tests {
         }
         let drawn = fields(&Json::Null, &json!({ "a": 1 })).into_string();
         assert!(drawn.contains(r#"data-field="""#) && drawn.contains("&quot;a&quot;: 1"), "{drawn}");
+    }
+
+    #[test]
+    fn what_is_not_changed_stays_as_it_was() {
+        let given = r#"{"script":"a\nb\u200f","big":12345678901234567890,"label":"","cache":false,"gone":1}"#;
+        let mut payload: Map<String, Json> = serde_json::from_slice(given.as_bytes()).unwrap();
+        let text = |name: &str, kind: &str, text: &str| (name.to_owned(), kind.to_owned(), text.to_owned());
+        let changes = vec![
+            text("cache", "json", "true"),
+            text("gone", "json", " "),
+            text("new", "text", "x\ny"),
+            text("none", "text", ""),
+        ];
+        change(&mut payload, changes).unwrap();
+        let expected = r#"{"script":"a\nb‏","big":12345678901234567890,"label":"","cache":true,"new":"x\ny"}"#;
+        assert_eq!(Json::Object(payload.clone()), serde_json::from_slice::<Json>(expected.as_bytes()).unwrap());
+        change(&mut payload, vec![text("label", "text", "")]).unwrap();
+        assert_eq!(payload["label"], "", "a text may be empty");
+        assert!(change(&mut payload, vec![text("env", "json", "{")]).unwrap_err().starts_with("env: "));
+        assert!(change(&mut payload, vec![text("", "json", "[]")]).is_err());
+        change(&mut payload, vec![text("", "json", "{\"a\":1}")]).unwrap();
+        assert_eq!(Json::Object(payload), json!({ "a": 1 }));
     }
 }

@@ -12,7 +12,7 @@ use super::queues::workers_of_queue;
 use super::targets::{QueueTarget, Reading, read_all};
 use super::{Console, PageError, PageResult, QUEUE_REFRESH_SECONDS, Shared, link_tasks, report, within_moment};
 use crate::console::page::{self, PageContent};
-use crate::console::picture::{Bar, Lane, legend, packed, slots, timeline};
+use crate::console::picture::{Bar, Lane, SLOTS_MAX, legend, packed, slots, timeline};
 use crate::console::rows::{Cell, Level, Section, Table, Value, cell, maybe};
 use crate::console::text::strip_control_chars;
 use crate::console::worker;
@@ -28,7 +28,7 @@ fn slot_classes(status: &WorkerStatusReply) -> Vec<&'static str> {
     let kept = view.cleanup_pending.iter().map(|_| "bad-slot");
     let free = if view.blocked_message.is_some() { "blocked" } else { "free" };
     let taken: Vec<&'static str> = busy.chain(kept).collect();
-    let rest = (view.capacity as usize).saturating_sub(taken.len());
+    let rest = (view.capacity as usize).saturating_sub(taken.len()).min(SLOTS_MAX);
     taken.into_iter().chain(std::iter::repeat_n(free, rest)).collect()
 }
 
@@ -36,7 +36,7 @@ fn slot_classes(status: &WorkerStatusReply) -> Vec<&'static str> {
 pub(super) fn summary(workers: &[Reading<WorkerStatusReply>]) -> Markup {
     let known: Vec<&WorkerStatusReply> = workers.iter().filter_map(|reading| reading.status.as_deref()).collect();
     let busy: usize = known.iter().map(|status| status.snapshot.claims.len()).sum();
-    let capacity: u32 = known.iter().map(|status| status.snapshot.capacity).sum();
+    let capacity: u64 = known.iter().map(|status| u64::from(status.snapshot.capacity)).sum();
     let silent = workers.iter().filter(|reading| reading.error.is_some()).count();
     html! {
         section {
@@ -44,7 +44,7 @@ pub(super) fn summary(workers: &[Reading<WorkerStatusReply>]) -> Markup {
             p { (known.len()) " workers, " (busy) " of " (capacity) " slots busy"
                 @if silent > 0 { ", " strong.bad { (silent) " do not answer" } } }
             div.grid { @for status in known {
-                a href=(worker_path(status)) title=(worker::headline(&status.snapshot).cell.text()) { (slots(&slot_classes(status))) }
+                a href=(worker_path(status)) title=(worker::headline(&status.snapshot).cell.text()) { (slots(&slot_classes(status), status.snapshot.capacity as usize)) }
             } }
             (legend(&[("run", "running"), ("prepare", "another phase"), ("free", "free"), ("blocked", "not claiming"), ("bad-slot", "processes left")]))
         }
@@ -95,17 +95,20 @@ fn row(reading: &Reading<WorkerStatusReply>) -> Option<Row> {
 async fn others(console: &Console, known: &[String]) -> Vec<Row> {
     let mut found: BTreeMap<String, Row> = BTreeMap::new();
     let of_queues = join_all(console.queues.iter().map(|queue| within_moment(workers_of_queue(queue)))).await;
-    for (id, group, task) in of_queues.into_iter().filter_map(Result::ok).flatten() {
-        let cells = vec![
-            cell(&id),
-            cell(group),
-            cell("claimed lately"),
-            cell(""),
-            cell(""),
-            cell(format!("latest task {task}")),
-            cell(""),
-        ];
-        found.insert(id, (3, cells));
+    for (queue, answer) in console.queues.iter().zip(of_queues) {
+        match answer {
+            Ok(workers) => found.extend(workers.into_iter().map(|(id, group, task)| {
+                let latest = cell(format!("latest task {task}"));
+                let cells = vec![cell(&id), cell(group), cell("claimed lately"), cell(""), cell(""), latest, cell("")];
+                (id, (3, cells))
+            })),
+            Err(PageError(_, why)) => {
+                let name = format!("queue {}", queue.name);
+                let state = cell("unknown").at(Level::Bad);
+                let cells = vec![cell(&name), cell(""), state, cell(""), cell(""), cell(why), cell("")];
+                found.insert(name, (0, cells));
+            }
+        }
     }
     for reading in read_all(&console.controllers).await {
         let pools = reading.status.as_deref().into_iter().flat_map(|status: &ControllerStatusReply| &status.pools);
@@ -184,7 +187,7 @@ pub(super) async fn worker_page(State(console): Shared, Path(id): Path<String>) 
             }
             let main = html! {
                 @for section in report.iter().flat_map(|report| &report.sections) { (page::section(section)) }
-                (hour(&history, console.queues.first()))
+                @if target.address().is_some() || console.history.is_some() { (hour(&history, console.queues.first())) }
             };
             let name = report.map_or_else(|| html! { "worker" }, |report| page::cell(&report.name));
             return Ok(console.page(&id, name, main).build());

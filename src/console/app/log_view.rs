@@ -12,11 +12,11 @@ use super::log_text::{colored, progress_bar, strip};
 use super::{PageError, PageResult, Shared, within};
 use crate::console::page::{PageContent, REFRESH_SECONDS};
 use crate::console::task::card::split_note;
-use crate::console::task::log::open_log;
+use crate::console::task::log::{LOG_PREFIX, open_log};
 use crate::console::task::status::TaskStatus;
 use journeyman_domain::id::Run;
 use journeyman_domain::limits::{
-    CONSOLE_LOG_BYTES_MAX, CONSOLE_LOG_LINES_MAX, CONSOLE_LOG_STALL, CONSOLE_QUEUE_TIMEOUT,
+    CONSOLE_LOG_BYTES_MAX, CONSOLE_LOG_LINES_MAX, CONSOLE_LOG_STALL, CONSOLE_OVERVIEW_TIMEOUT, CONSOLE_QUEUE_TIMEOUT,
 };
 use journeyman_worker::source::taskcluster::Download;
 
@@ -61,7 +61,10 @@ async fn read(mut download: Download, is_running: bool) -> Log {
             }
         }
     };
-    timeout(CONSOLE_QUEUE_TIMEOUT, reading).await.ok();
+    let limit = if is_running { CONSOLE_OVERVIEW_TIMEOUT } else { CONSOLE_QUEUE_TIMEOUT };
+    timeout(limit, reading).await.ok();
+    // That of a running task goes on anyway.
+    let is_whole = is_whole || is_running;
     Log { cut, text: String::from_utf8_lossy(&bytes).into_owned(), is_whole }
 }
 
@@ -78,7 +81,7 @@ pub(super) async fn page(
     };
     let run = Run { task: id, run: number };
     let is_running = status.may_run(Some(number));
-    let log = match within(open_log(&target.api, &run)).await {
+    let log = match within(open_log(&target.api, &run, LOG_PREFIX)).await {
         Ok(download) => Some(read(download, is_running).await),
         Err(_) => None,
     };
@@ -94,7 +97,7 @@ pub(super) async fn page(
             None => p.empty { (status.missing_log_reason(Some(number))) },
             Some(log) => {
                 @if !log.is_whole { p.warn { "The log was not read to its end in time; `journeyman task log` prints all of it." } }
-                (lines(log, &shown.find))
+                (lines(log, number, &shown.find))
             }
         }
     };
@@ -138,7 +141,7 @@ fn steps(log: &Log) -> Vec<Step<'_>> {
     steps
 }
 
-fn lines(log: &Log, find: &str) -> Markup {
+fn lines(log: &Log, run: u32, find: &str) -> Markup {
     let steps = steps(log);
     let began = log.text.lines().find_map(|line| split_note(line).map(|(at, _)| at));
     let wanted = find.to_lowercase();
@@ -153,7 +156,7 @@ fn lines(log: &Log, find: &str) -> Markup {
         @if !find.is_empty() { p.dim { (count) " lines with “" (find) "”" } }
         div.log {
             @for (index, step) in steps.iter().enumerate() {
-                @let rows = html! { @for (number, line) in step.lines.iter().filter(|(_, line)| is_found(line)) { (self::line(*number, line, began, find)) } };
+                @let rows = html! { @for (number, line) in step.lines.iter().filter(|(_, line)| is_found(line)) { (self::line(*number, line, began, run, find)) } };
                 @if step.title.is_empty() || !find.is_empty() { (rows) } @else {
                     details open[is_open(index, step)] data-name=(step.title) { summary class=(if step.failed { "bad" } else { "" }) { (step.title) } (rows) }
                 }
@@ -162,7 +165,7 @@ fn lines(log: &Log, find: &str) -> Markup {
     }
 }
 
-fn line(number: usize, line: &str, began: Option<Timestamp>, find: &str) -> Markup {
+fn line(number: usize, line: &str, began: Option<Timestamp>, run: u32, find: &str) -> Markup {
     let id = format!("L{number}");
     // What a program drew over is not shown.
     let (text, is_progress) = match line.trim_end_matches('\r').rsplit_once('\r') {
@@ -170,7 +173,7 @@ fn line(number: usize, line: &str, began: Option<Timestamp>, find: &str) -> Mark
         None => (line, false),
     };
     let note = split_note(text);
-    let href = if find.is_empty() { format!("#{id}") } else { format!("?#{id}") };
+    let href = if find.is_empty() { format!("#{id}") } else { format!("?run={run}#{id}") };
     html! {
         div id=(id) {
             a href=(href) { (number) }
@@ -204,13 +207,13 @@ mod tests {
         let titles: Vec<_> = steps.iter().map(|step| (step.title.as_str(), step.failed, step.lines.len())).collect();
         assert_eq!(titles, [("", false, 1), ("command 0: make: exit status 2, after 1.5s", true, 3), ("", false, 1)]);
         assert_eq!(steps[1].lines[0].0, 12);
-        let drawn = lines(&log, "OUT").into_string();
+        let drawn = lines(&log, 0, "OUT").into_string();
         assert!(drawn.contains("1 lines with") && drawn.contains(r#"id="L13""#) && !drawn.contains("L12"), "{drawn}");
     }
 
     #[test]
     fn what_was_drawn_over_is_left_out() {
-        let drawn = line(7, "10%\r 63% of it", None, "").into_string();
+        let drawn = line(7, "10%\r 63% of it", None, 0, "").into_string();
         assert!(drawn.contains(r#"<progress max="100" value="63""#) && !drawn.contains("10%"), "{drawn}");
     }
 }

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Request, State};
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -30,6 +30,7 @@ use serde_json::Value as Json;
 use tokio::time::timeout;
 
 use self::commands::require_token;
+use self::result::ArtifactKey;
 use self::targets::{QueueTarget, Reading, SnapshotFn, Target, read_all};
 use super::page::{self, Commands, HtmlPage, PageContent};
 use super::rows::{Headline, Level, Report, Section, Value, cell};
@@ -62,6 +63,10 @@ pub struct Console {
     pub token: Option<BearerToken>,
     /// Readers need the token too.
     pub is_private: bool,
+    /// The worker or the controller of this process serves it, with its other routes.
+    pub is_of_role: bool,
+    /// Signs the addresses of artifacts that a browser loads without the token.
+    pub artifact_key: ArtifactKey,
 }
 
 type Shared = State<Arc<Console>>;
@@ -155,7 +160,12 @@ impl Console {
         PageContent { nav, commands: self.commands(), ..PageContent::new(title, name, main) }
     }
 
-    async fn overview(&self) -> Result<PageContent, PageError> {
+    /// True if the request has the token.
+    fn is_known(&self, headers: &HeaderMap) -> bool {
+        self.token.is_some_and(|token| token.is_in(headers) == Some(true))
+    }
+
+    async fn overview(&self, is_known: bool) -> Result<PageContent, PageError> {
         let queues = join_all(self.queues.iter().map(queues::summary)).await;
         let (workers, controllers) = (read_all(&self.workers).await, read_all(&self.controllers).await);
         let notifiers = read_all(&self.notifiers).await;
@@ -175,13 +185,19 @@ impl Console {
         };
         for (target, reading) in self.controllers.iter().zip(&controllers) {
             let prefix = via::prefix(target);
-            let report = report(reading, "controller", controller::report);
+            let mut report = report(reading, "controller", controller::report);
+            // That of a control socket takes no orders from pages.
+            if target.is_own() && !self.is_of_role {
+                report.iter_mut().for_each(page::remove_actions);
+            }
             reports.extend(report.map(|report| via::redirect(report, &prefix)));
         }
         for (target, reading) in self.notifiers.iter().zip(&notifiers) {
             let prefix = via::prefix(target);
             let report = report(reading, "notifier", |status| {
-                let section = Section { title: via::link(target), ..notifier::status(status, stamp()) };
+                let mut section = Section { title: via::link(target), ..notifier::status(status, stamp()) };
+                // A notifier itself shows no more without a token.
+                section.tables.retain(|_| is_known);
                 Report {
                     title: "notifier".to_owned(),
                     name: cell("notifier"),
@@ -206,10 +222,9 @@ impl Console {
             [one] => (one.title.clone(), page::cell(&one.name)),
             _ => ("overview".to_owned(), html! { "console" }),
         };
-        // The addresses of a role have more than pages.
-        let is_role = self.workers.iter().any(Target::is_own) || self.controllers.iter().any(Target::is_own);
+        // The address of a role has more than pages.
         let links = html! {
-            @if is_role { a href="/metrics" { "metrics" } " · " a href="/readyz" { "readiness" } " · " a href="/status.json" { "JSON" } }
+            @if self.is_of_role { a href="/metrics" { "metrics" } " · " a href="/readyz" { "readiness" } " · " a href="/status.json" { "JSON" } }
         };
         Ok(PageContent { links, title: title.clone(), ..self.page(&title, name, main) })
     }
@@ -268,15 +283,15 @@ pub fn routes(console: Arc<Console>) -> Router {
         .route("/tasks/{target}", get(tasks::list))
         .route("/tasks/{target}/{task}", get(tasks::page))
         .route("/tasks/{target}/{task}/log", get(log_view::page))
-        .route("/tasks/{target}/{task}/{run}/{*name}", get(result::artifact))
-        .route_layer(middleware::from_fn_with_state(Arc::clone(&console), ask_for_token))
-        .with_state(console);
-    pages.merge(require_token(orders, token))
+        .route_layer(middleware::from_fn_with_state(Arc::clone(&console), ask_for_token));
+    // No page stands in for the content of a task: a script would take it for one of this console.
+    let contents = Router::new().route("/tasks/{target}/{task}/{run}/{*name}", get(result::artifact));
+    pages.merge(contents).with_state(console).merge(require_token(orders, token))
 }
 
-async fn overview(State(console): Shared) -> PageResult {
+async fn overview(State(console): Shared, headers: HeaderMap) -> PageResult {
     let refresh = if console.queues.is_empty() { page::REFRESH_SECONDS } else { QUEUE_REFRESH_SECONDS };
-    let content = console.overview().await?;
+    let content = console.overview(console.is_known(&headers)).await?;
     Ok(PageContent { refresh_seconds: refresh, ..content }.build())
 }
 
@@ -285,8 +300,7 @@ const QUEUE_REFRESH_SECONDS: u8 = 5;
 
 /// Pages of a queue that checks its callers show nothing without the token.
 async fn ask_for_token(State(console): Shared, request: Request, next: Next) -> Response {
-    let is_known = console.token.is_some_and(|token| token.is_in(request.headers()) == Some(true));
-    if !console.is_private || is_known {
+    if !console.is_private || console.is_known(request.headers()) {
         return next.run(request).await;
     }
     let hint = if console.token.is_some() {

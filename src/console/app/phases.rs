@@ -1,6 +1,6 @@
 //! Phases of claims, as workers record them.
 
-use journeyman_domain::limits::CONSOLE_QUEUE_TIMEOUT;
+use journeyman_domain::limits::CONSOLE_OVERVIEW_TIMEOUT;
 use journeyman_worker::engine::ClaimHistory;
 use journeyman_worker::engine::status::PhaseStatus;
 use tokio::time::timeout;
@@ -28,7 +28,7 @@ pub(super) fn phase_class(phase: &str) -> &'static str {
 /// The claims of a worker's last hour; none if it does not answer.
 pub(super) async fn history(console: &Console, target: &Target<WorkerStatusReply>) -> Vec<ClaimHistory> {
     match (target.address(), &console.history) {
-        (Some(address), _) => timeout(CONSOLE_QUEUE_TIMEOUT, address.get("history.json"))
+        (Some(address), _) => timeout(CONSOLE_OVERVIEW_TIMEOUT, address.get("history.json"))
             .await
             .ok()
             .and_then(Result::ok)

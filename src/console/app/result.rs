@@ -1,18 +1,24 @@
 //! Results and artifacts of a task: Markdown and images are shown, everything else is offered.
 
 use axum::body::Body;
-use axum::extract::{Path, State};
-use axum::http::StatusCode;
+use axum::extract::{Path, Query, State};
 use axum::http::header::{CONTENT_DISPOSITION, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse as _, Response};
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use futures_util::future::join_all;
 use futures_util::stream::try_unfold;
 use maud::{Markup, PreEscaped, html};
 use pulldown_cmark::{CowStr, Event, Options, Parser, Tag};
+use serde::Deserialize;
 use serde_json::Value as Json;
+use sha2::{Digest as _, Sha256};
+use uuid::Uuid;
 
 use super::listing::{parse_id, path};
 use super::targets::QueueTarget;
-use super::{PageError, Shared, within};
+use super::{Console, PageError, Shared, within, within_moment};
 use crate::console::page;
 use crate::console::rows::{Table, Value, cell};
 use journeyman_domain::id::Run;
@@ -32,15 +38,37 @@ fn media_type(artifact: &Json) -> &str {
     text(artifact, "contentType").split(';').next().unwrap_or_default().trim()
 }
 
-fn address(target: &QueueTarget, run: &Run, name: &str) -> String {
-    let name = name.split('/').map(urlencoding::encode).collect::<Vec<_>>().join("/");
-    format!("{}/{}/{name}", path(target, run.task.as_str()), run.run)
+/// Shows that the page of a task has led to an artifact of it, without the token of the page.
+#[derive(Clone)]
+pub struct ArtifactKey([u8; 32]);
+
+impl Default for ArtifactKey {
+    fn default() -> Self {
+        Self(Sha256::digest(format!("{}{}", Uuid::new_v4(), Uuid::new_v4())).into())
+    }
 }
 
-pub(super) fn table(target: &QueueTarget, run: &Run, artifacts: &[Json]) -> Markup {
+impl ArtifactKey {
+    fn sign(&self, target: &str, run: &Run, name: &str) -> String {
+        let subject = Sha256::digest(format!("{target}\n{run}\n{name}"));
+        URL_SAFE_NO_PAD.encode(Sha256::digest([&self.0[..], &subject].concat()))
+    }
+}
+
+fn address(console: &Console, target: &QueueTarget, run: &Run, name: &str) -> String {
+    let encoded = name.split('/').map(urlencoding::encode).collect::<Vec<_>>().join("/");
+    let signed = if console.is_private {
+        format!("?key={}", console.artifact_key.sign(&target.name, run, name))
+    } else {
+        String::new()
+    };
+    format!("{}/{}/{encoded}{signed}", path(target, run.task.as_str()), run.run)
+}
+
+pub(super) fn table(console: &Console, target: &QueueTarget, run: &Run, artifacts: &[Json]) -> Markup {
     let rows = artifacts.iter().map(|artifact| {
         let name = text(artifact, "name").to_owned();
-        let href = address(target, run, &name);
+        let href = address(console, target, run, &name);
         let shown = if name.starts_with(PUBLIC) { Value::Link { text: name, href } } else { Value::Text(name) };
         vec![cell(shown), cell(text(artifact, "contentType"))]
     });
@@ -48,21 +76,17 @@ pub(super) fn table(target: &QueueTarget, run: &Run, artifacts: &[Json]) -> Mark
 }
 
 /// The result, Markdown and images of a run.
-pub(super) async fn shown(target: &QueueTarget, run: &Run, artifacts: &[Json]) -> Markup {
+pub(super) async fn shown(console: &Console, target: &QueueTarget, run: &Run, artifacts: &[Json]) -> Markup {
     let public = || artifacts.iter().filter(|artifact| text(artifact, "name").starts_with(PUBLIC));
     let images = public().filter(|artifact| IMAGES.contains(&media_type(artifact))).take(CONSOLE_IMAGES_MAX);
-    let mut texts = Vec::new();
-    for artifact in public() {
+    let is_markdown =
+        |artifact: &Json| media_type(artifact) == "text/markdown" || text(artifact, "name").ends_with(".md");
+    let wanted = public().filter(|artifact| is_markdown(artifact) || text(artifact, "name") == "public/result.json");
+    let reading = wanted.take(CONSOLE_IMAGES_MAX).map(async |artifact| {
         let name = text(artifact, "name");
-        let is_markdown = media_type(artifact) == "text/markdown" || name.ends_with(".md");
-        if is_markdown || name == "public/result.json" {
-            let read = within(small(target, run, name)).await;
-            texts.push((name, is_markdown, read));
-        }
-        if texts.len() == CONSOLE_IMAGES_MAX {
-            break;
-        }
-    }
+        (name, is_markdown(artifact), within_moment(small(target, run, name)).await)
+    });
+    let texts = join_all(reading).await;
     html! {
         @for (name, is_markdown, read) in &texts {
             section.result {
@@ -76,14 +100,14 @@ pub(super) async fn shown(target: &QueueTarget, run: &Run, artifacts: &[Json]) -
         }
         @for image in images {
             @let name = text(image, "name");
-            figure { img src=(address(target, run, name)) alt=(name) loading="lazy"; figcaption { (name) } }
+            figure { img src=(address(console, target, run, name)) alt=(name) loading="lazy"; figcaption { (name) } }
         }
     }
 }
 
 /// A result with Markdown in it, as annotations of a build have, or any other.
 fn result(text: &str) -> Markup {
-    let value = serde_json::from_str::<Json>(text).unwrap_or(Json::Null);
+    let Ok(value) = serde_json::from_slice::<Json>(text.as_bytes()) else { return html! { pre { (text) } } };
     match value["markdown"].as_str() {
         Some(source) => markdown(source),
         None => html! { pre { (serde_json::to_string_pretty(&value).unwrap_or_default()) } },
@@ -126,22 +150,35 @@ fn markdown(source: &str) -> Markup {
     html! { div.markdown { (PreEscaped(out)) } }
 }
 
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Signed {
+    key: String,
+}
+
 /// The content of a public artifact. What is no image is a download, in a sandbox: it comes from a task.
 pub(super) async fn artifact(
     State(console): Shared,
     Path((name, task, run, artifact)): Path<(String, String, u32, String)>,
-) -> Result<Response, PageError> {
-    let (target, id) = (console.queue(&name)?, parse_id(&task)?);
-    if !artifact.starts_with(PUBLIC) {
-        return Err(PageError(StatusCode::FORBIDDEN, "only public artifacts are shown here".to_owned()));
-    }
+    Query(signed): Query<Signed>,
+    headers: HeaderMap,
+) -> Result<Response, (StatusCode, String)> {
+    let plain = |PageError(status, why): PageError| (status, why);
+    let (target, id) = (console.queue(&name).map_err(plain)?, parse_id(&task).map_err(plain)?);
     let run = Run { task: id, run };
-    let listed = within(target.api.artifacts(&run, None)).await?.entries;
+    if !artifact.starts_with(PUBLIC) {
+        return Err((StatusCode::FORBIDDEN, "only public artifacts are shown here\n".to_owned()));
+    }
+    let is_led_here = || signed.key == console.artifact_key.sign(&name, &run, &artifact);
+    if console.is_private && !console.is_known(&headers) && !is_led_here() {
+        return Err((StatusCode::UNAUTHORIZED, "the page of the task leads to its artifacts\n".to_owned()));
+    }
+    let listed = within(target.api.artifacts(&run, None)).await.map_err(plain)?.entries;
     let Some(found) = listed.iter().find(|found| text(found, "name") == artifact) else {
-        return Err(PageError::not_found(format!("{run} has no artifact {artifact:?}")));
+        return Err((StatusCode::NOT_FOUND, format!("{run} has no artifact {artifact:?}\n")));
     };
     let image = IMAGES.iter().find(|image| **image == media_type(found));
-    let download = within(target.api.artifact(&run, &artifact)).await?;
+    let download = within(target.api.artifact(&run, &artifact)).await.map_err(plain)?;
     let body = Body::from_stream(try_unfold(download, async |mut download| {
         let chunk = download.next_chunk().await.map_err(|error| std::io::Error::other(error.message))?;
         Ok::<_, std::io::Error>(chunk.map(|chunk| (chunk, download)))

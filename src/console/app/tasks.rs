@@ -5,12 +5,14 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
+use futures_util::future::join_all;
 use jiff::Timestamp;
 use maud::{Markup, html};
 use serde::Deserialize;
 use serde_json::{Map, Value as JsonValue, json};
 use tokio::time::timeout;
 
+use super::create_form::{self, Change};
 use super::listing::{level, parse_id, path, seconds, table};
 use super::targets::QueueTarget;
 use super::{Console, PageError, PageResult, QUEUE_REFRESH_SECONDS, Shared, log_text, phases, result, within};
@@ -20,6 +22,7 @@ use crate::console::rows::{Action, Cell, Headline, NONE, Section, Table, Value, 
 use crate::console::task::bulk::{self, BulkAction, BulkResult};
 use crate::console::task::card::{self, TaskCard};
 use crate::console::task::definition;
+use crate::console::task::log::LOG_PREFIX;
 use crate::console::task::status::{FoundTask, RunStatus, TaskStatus};
 use crate::control::worker_api::ApiError;
 use journeyman_domain::id::Run;
@@ -186,14 +189,14 @@ pub(super) async fn page(State(console): Shared, Path((name, task)): Path<(Strin
     };
     let (definition, card, artifacts, histories) = tokio::join!(
         within(target.api.task_definition(&id)),
-        timeout(TASK_CARD_TIMEOUT * 2, card::read(&target.api, &status, None)),
+        timeout(TASK_CARD_TIMEOUT * 2, card::read(&target.api, &status, None, LOG_PREFIX)),
         artifacts,
         histories(&console, &status),
     );
     let (histories_at, histories) = histories;
     let definition = definition.unwrap_or_default();
     let shown = match &run {
-        Some(run) => result::shown(target, run, &artifacts).await,
+        Some(run) => result::shown(&console, target, run, &artifacts).await,
         None => html! {},
     };
     let progress = histories.iter().find(|claim| claim.outcome.is_none()).and_then(|claim| claim.progress.clone());
@@ -203,7 +206,7 @@ pub(super) async fn page(State(console): Shared, Path((name, task)): Path<(Strin
         @if let Some(progress) = progress { (log_text::progress_bar(&progress)) }
         (runs(&status, &histories, histories_at))
         (shown)
-        @if let Some(run) = &run { (result::table(target, run, &artifacts)) }
+        @if let Some(run) = &run { (result::table(&console, target, run, &artifacts)) }
     };
     let title = definition.pointer("/metadata/name").and_then(JsonValue::as_str).unwrap_or(&task).to_owned();
     let content = console.page(&format!("{} {title}", status.state.as_str()), html! { "task " code { (task) } }, main);
@@ -259,23 +262,20 @@ fn card_of(target: &QueueTarget, status: &TaskStatus, TaskCard { why, next, log 
             @if !why.is_empty() { p.why { strong { "why " } (page::prose(why)) } }
             @if !next.is_empty() { p { strong { "next " } (page::prose(next)) } }
             @if let Some(lines) = log.as_ref().filter(|lines| !lines.is_empty()) { pre.log { @for line in lines { (log_text::colored(line)) "\n" } } }
-            @if status.runs.last().is_some_and(|run| run.started_at.is_some()) { p { a href=(log_path) { "log" } } }
+            @if status.runs.iter().any(|run| run.started_at.is_some()) { p { a href=(log_path) { "log" } } }
         }
     }
 }
 
 /// What the workers that are known have recorded of the runs of a task, and when they said it.
 async fn histories(console: &Console, status: &TaskStatus) -> (Timestamp, Vec<ClaimHistory>) {
-    let (mut found, mut at) = (Vec::new(), Timestamp::now());
-    for target in &console.workers {
+    let asked = console.workers.iter().map(async |target| {
         let worker = target.read().await.status.map(|status| status.id.clone());
-        if worker.is_some() && status.runs.iter().any(|run| run.worker_id == worker) {
-            let claims = phases::history(console, target).await;
-            at = Timestamp::now();
-            found.extend(claims.into_iter().filter(|claim| claim.task == status.task));
-        }
-    }
-    (at, found)
+        let has_run = worker.is_some() && status.runs.iter().any(|run| run.worker_id == worker);
+        if has_run { phases::history(console, target).await } else { Vec::new() }
+    });
+    let found = join_all(asked).await.into_iter().flatten().filter(|claim| claim.task == status.task).collect();
+    (Timestamp::now(), found)
 }
 
 /// The runs of a task as a timeline, and the same as a table.
@@ -372,7 +372,10 @@ pub(super) async fn change(
 pub(super) struct NewTask {
     queue: Queue,
     name: String,
-    payload: Map<String, JsonValue>,
+    /// The task whose payload is changed; empty for a new one.
+    #[serde(default)]
+    from: String,
+    changes: Vec<Change>,
 }
 
 pub(super) async fn create(
@@ -381,10 +384,19 @@ pub(super) async fn create(
     Json(new): Json<NewTask>,
 ) -> Result<Json<JsonValue>, ApiError> {
     let target = console.queue(&name).map_err(unknown)?;
+    let mut payload = Map::new();
+    if !new.from.is_empty() {
+        let from = parse_id(&new.from).map_err(unknown)?;
+        let mut definition = target.api.task_definition(&from).await.map_err(refused)?;
+        if let JsonValue::Object(found) = definition["payload"].take() {
+            payload = found;
+        }
+    }
+    create_form::change(&mut payload, new.changes).map_err(|why| ApiError(StatusCode::BAD_REQUEST, why))?;
     let mut task = Map::new();
     task.insert("provisionerId".to_owned(), json!(new.queue.provisioner()));
     task.insert("workerType".to_owned(), json!(new.queue.worker_type()));
-    task.insert("payload".to_owned(), JsonValue::Object(new.payload));
+    task.insert("payload".to_owned(), JsonValue::Object(payload));
     let title = if new.name.is_empty() { "task" } else { &new.name };
     definition::complete(&mut task, title, DEADLINE_DEFAULT);
     let id = new_task_id();

@@ -122,7 +122,7 @@ impl MessageSearch {
 
 const OUTCOMES: [&str; 6] = ["waiting", "delivered", "dead", "exhausted", "aborted-by-receiver", "skipped-by-operator"];
 
-/// Lanes, messages and attempts of a notifier; with the token, what the messages carry.
+/// Lanes, messages and attempts of a notifier, for readers with the token: a search tells what messages carry.
 pub(super) async fn notifier(
     State(console): Shared,
     Path(name): Path<String>,
@@ -134,14 +134,17 @@ pub(super) async fn notifier(
     let Some((target, address)) = target.and_then(|target| Some((target, target.address()?))) else {
         return Err(PageError::not_found(format!("this console has no notifier {name:?}")));
     };
+    if !console.is_known(&headers) {
+        let hint = html! { p.empty data-ask { "Endpoints, lanes, messages and attempts are shown with the token of " code { "http.token_file" } "." } };
+        return Ok(console.page(&name, html! { "notifier " (name) }, hint).build());
+    }
     let query = search.query();
     let before = if search.before.is_empty() {
         String::new()
     } else {
         format!("before={}&", urlencoding::encode(&search.before))
     };
-    let data = console.token.is_some_and(|token| token.is_in(&headers) == Some(true));
-    let messages = format!("v1/messages?{query}{before}data={data}");
+    let messages = format!("v1/messages?{query}{before}data=true");
     let (lanes, attempts, messages) = tokio::join!(
         address.get::<Vec<LaneRow>>("v1/lanes"),
         address.get::<Vec<AttemptRow>>("v1/attempts"),
@@ -153,10 +156,7 @@ pub(super) async fn notifier(
     let section = target.read().await.status.map_or_else(Section::default, |found| status(&found, now));
     let tables = |tables| Section { tables, ..Section::default() };
     let sections = vec![section, tables(vec![lane_table(&lanes, now)]), tables(vec![attempt_table(&attempts, now)])];
-    let mut report = redirect(Report { sections, ..Report::default() }, &prefix(target));
-    if console.token.is_none() {
-        page::remove_actions(&mut report);
-    }
+    let report = redirect(Report { sections, ..Report::default() }, &prefix(target));
     let main = html! {
         @for section in &report.sections { (page::section(section)) }
         form.search method="get" {

@@ -34,7 +34,7 @@ pub async fn serve(
     commands: Router,
 ) -> Infallible {
     let controllers = vec![Target::Own(Arc::clone(&snapshot))];
-    let console = app::routes(Arc::new(Console { controllers, token, ..Console::default() }));
+    let console = app::routes(Arc::new(Console { controllers, token, is_of_role: true, ..Console::default() }));
     let as_osrdyne = Router::new().route("/status", get(workers_of_keys)).route("/health", get(health));
     let as_osrdyne = as_osrdyne.with_state(Arc::clone(&snapshot));
     let routes = StatusRoutes {

@@ -38,6 +38,7 @@ pub async fn serve(
     mut console: Console,
 ) -> Infallible {
     console.sources = sources.iter().map(|(name, _)| name.clone()).collect();
+    console.is_of_role = true;
     console.workers.push(Target::Own(Arc::clone(&snapshot)));
     let console = Arc::new(console);
     let own_routes = Router::new()

@@ -23,11 +23,13 @@
     const signal = AbortSignal.timeout(30000);
     const answer = await fetch(path, { method: body ? "POST" : "GET", headers, body, cache: "no-store", signal });
     const text = await answer.text();
-    if (answer.ok) return text;
-    let why = text.trim();
+    const isPage = (answer.headers.get("content-type") ?? "").startsWith("text/html");
+    if (answer.ok && (body || isPage)) return text;
+    let why = isPage ? new DOMParser().parseFromString(text, "text/html").querySelector("main")?.textContent : text.trim();
     try {
       why = JSON.parse(text).message;
     } catch {}
+    if (answer.ok) why = "this is no page";
     if (answer.status === 401) {
       may("");
       say("failed: " + why, false);
@@ -69,7 +71,7 @@
   async function loop() {
     const typing = document.activeElement && document.activeElement.closest("main input, main select");
     const selected = document.getSelection();
-    const busy = typing || (selected && !selected.isCollapsed);
+    const busy = typing || (selected && !selected.isCollapsed) || [...main.querySelectorAll("input, select, textarea")].some(isEdited);
     if (refreshing && !document.hidden && !busy) await refresh();
     if (interval) setTimeout(loop, interval);
   }
@@ -104,6 +106,18 @@
     return [answer.succeeded.length + " done", ...Object.entries(answer.failed).map(([id, why]) => id + ": " + why)].join("; ");
   }
 
+  // Some at a time, so that each answer comes soon.
+  async function changeMany(path, tasks) {
+    const sum = { succeeded: [], failed: {} };
+    for (let at = 0; at < tasks.length; at += 40) {
+      const part = JSON.parse(await call(path, JSON.stringify({ tasks: tasks.slice(at, at + 40) })));
+      sum.succeeded.push(...part.succeeded);
+      Object.assign(sum.failed, part.failed);
+      say(sum.succeeded.length + " of " + tasks.length + " done", true);
+    }
+    return answerOf(path, JSON.stringify(sum));
+  }
+
   async function press(button) {
     const { path, body, reason, confirm: sure } = button.dataset;
     if (sure && !confirm(sure)) return;
@@ -116,7 +130,8 @@
       } else {
         const sent = bodyOf(button);
         if (reason && (sent.note = prompt(reason)) === null) return;
-        say(answerOf(path, await call(path, JSON.stringify(sent))), true);
+        if (sent.tasks) say(await changeMany(path, sent.tasks), true);
+        else say(answerOf(path, await call(path, JSON.stringify(sent))), true);
         if (shown) await load(shown, aside);
         await refresh();
       }
@@ -127,36 +142,20 @@
     }
   }
 
-  // The payload of a form; fields that are left empty are left out.
-  function payloadOf(form) {
-    let payload = {};
-    for (const field of form.querySelectorAll("[data-field]")) {
-      const { field: name, kind } = field.dataset;
-      if (kind === "flag") {
-        if (field.checked) payload[name] = true;
-      } else if (field.value.trim() !== "") {
-        let value = field.value;
-        if (kind === "number") value = Number(value);
-        else if (kind !== "text") {
-          try {
-            value = JSON.parse(value);
-          } catch (error) {
-            throw new Error((name || "payload") + ": " + error.message);
-          }
-        }
-        if (name) payload[name] = value;
-        else payload = value;
-      }
-    }
-    return payload;
+  function isEdited(field) {
+    if (field.tagName === "SELECT") return !field.options[field.selectedIndex].defaultSelected;
+    return field.value !== field.defaultValue;
   }
 
   async function create(button) {
     try {
       const form = button.closest(".form");
       const name = form.querySelector("[data-name]").value;
-      const { create: path, queue } = button.dataset;
-      const body = JSON.stringify({ queue, name, payload: payloadOf(form) });
+      const { create: path, queue, from } = button.dataset;
+      // What is left as it is stays what it was.
+      const changed = [...form.querySelectorAll("[data-field]")].filter(isEdited);
+      const changes = changed.map((field) => [field.dataset.field, field.dataset.kind, field.value]);
+      const body = JSON.stringify({ queue, name, from, changes });
       say(answerOf(path, await call(path, body)), true);
     } catch (error) {
       say("failed: " + error.message, false);
@@ -194,7 +193,7 @@
   use.addEventListener("click", () => {
     if (!field.value) return;
     may(field.value.trim());
-    refresh();
+    if (interval || main.querySelector("[data-ask]")) refresh();
   });
   field.addEventListener("keydown", (event) => {
     if (event.key === "Enter") use.click();
@@ -203,6 +202,6 @@
   const kept = sessionStorage.getItem("token");
   if (kept) {
     may(kept);
-    refresh();
+    if (interval || main.querySelector("[data-ask]")) refresh();
   }
 })();

@@ -61,7 +61,9 @@ impl TaskCard {
 }
 
 /// Asks the queue; takes at most some seconds. `blocked` is why a worker that is known to be the only one claims nothing.
-pub(crate) async fn read(api: &Api, status: &TaskStatus, blocked: Option<String>) -> TaskCard {
+///
+/// The log is one with this prefix.
+pub(crate) async fn read(api: &Api, status: &TaskStatus, blocked: Option<String>, prefix: &str) -> TaskCard {
     let mut card = TaskCard { log: Some(Vec::new()), ..TaskCard::default() };
     if !status.is_resolved()
         && let [.., before, now] = status.runs.as_slice()
@@ -74,7 +76,7 @@ pub(crate) async fn read(api: &Api, status: &TaskStatus, blocked: Option<String>
         TaskState::Pending => card.why = waiting(api, status, blocked).await,
         TaskState::Unscheduled => "it waits until the tasks that it depends on are resolved".clone_into(&mut card.why),
         TaskState::Failed | TaskState::Exception => {
-            let mut log = end_of_log(api, status).await;
+            let mut log = end_of_log(api, status, prefix).await;
             card.why = reason(status, log.as_deref().unwrap_or_default());
             card.next = next(status);
             if let Some(lines) = &mut log {
@@ -148,13 +150,13 @@ fn next(status: &TaskStatus) -> String {
 }
 
 /// The last lines of the log of the last run, none if it has no log; `None` if its end was not reached in time.
-async fn end_of_log(api: &Api, status: &TaskStatus) -> Option<Vec<String>> {
+async fn end_of_log(api: &Api, status: &TaskStatus, prefix: &str) -> Option<Vec<String>> {
     let started = status.runs.last().filter(|run| run.started_at.is_some());
     let (Some(run), Some(task)) = (started, TaskId::parse(&status.task)) else { return Some(Vec::new()) };
     let run = Run { task, run: run.number };
     let mut end = Vec::new();
     let reading = async {
-        let Ok(mut download) = open_log(api, &run).await else { return true };
+        let Ok(mut download) = open_log(api, &run, prefix).await else { return true };
         loop {
             match download.next_chunk().await {
                 Ok(Some(chunk)) => end.extend_from_slice(&chunk),

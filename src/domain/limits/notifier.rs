@@ -94,8 +94,8 @@ pub const NOTIFIER_UPKEEP_INTERVAL: Duration = Duration::from_secs(10 * 60);
 /// Lanes or attempts of one answer.
 pub const NOTIFIER_ROWS_MAX: usize = 1_000;
 /// Events that a list of messages looks at together, and how often it goes on before the page ends.
-pub const NOTIFIER_SEARCH_EVENTS: usize = 500;
-pub const NOTIFIER_SEARCH_STEPS: usize = 20;
+pub const NOTIFIER_SEARCH_EVENTS: usize = 200;
+pub const NOTIFIER_SEARCH_STEPS: usize = 50;
 /// Of the rows of one answer, with the beginnings of what receivers have answered.
 pub const NOTIFIER_ROWS_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// The rows that are shown unless more are asked for.

@@ -36,9 +36,14 @@ impl ContentFilter {
         let Ok(data) = serde_json::from_slice::<Value>(data.get().as_bytes()) else { return true };
         self.0.iter().all(|(pointer, wanted)| {
             let found = data.pointer(pointer).unwrap_or(&Value::Null);
-            wanted.as_array().map_or_else(|| wanted == found, |any| any.contains(found))
+            wanted.as_array().map_or_else(|| is_same(wanted, found), |any| any.iter().any(|one| is_same(one, found)))
         })
     }
+}
+
+/// 2 and 2.0 are the same number.
+fn is_same(one: &Value, other: &Value) -> bool {
+    one == other || one.as_f64().is_some_and(|number| other.as_f64() == Some(number))
 }
 
 #[cfg(test)]
@@ -59,6 +64,7 @@ mod tests {
             (json!({}), true),
             (json!({ "/outcome": "failed" }), true),
             (json!({ "/outcome": ["failed", "exception"], "/run/id": 2 }), true),
+            (json!({ "/run/id": [1, 2.0] }), true),
             (json!({ "/outcome": "failed", "/run/id": 3 }), false),
             (json!({ "/missing": "x" }), false),
             (json!({ "/missing": null }), true),

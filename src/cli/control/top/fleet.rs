@@ -1,6 +1,6 @@
 //! `journeyman top --fleet`: the workers of all hosts, narrowed by a text, and why each does what it does.
 
-use ratatui::crossterm::event::{Event, KeyCode, KeyEvent, KeyEventKind};
+use ratatui::crossterm::event::{Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::Stylize as _;
 use ratatui::text::Line;
@@ -50,6 +50,9 @@ impl FleetScreen {
 
     #[expect(clippy::wildcard_enum_match_arm, reason = "every other key does nothing")]
     pub(super) fn on_key(&mut self, key: KeyEvent) -> Option<FleetAction> {
+        if key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL) {
+            return Some(FleetAction::Quit);
+        }
         if self.is_typing {
             match key.code {
                 KeyCode::Enter => self.is_typing = false,

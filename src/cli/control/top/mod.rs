@@ -66,6 +66,12 @@ pub(in crate::cli) async fn top(arguments: TopArgs, environment: &Environment) -
 }
 
 async fn top_fleet(workers: &[Url], target: &SocketArgs, environment: &Environment) -> ExitResult {
+    if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
+        return Err(Failure::new(
+            Exit::Usage,
+            "`top --fleet` needs a terminal; `journeyman console` serves the same as a page",
+        ));
+    }
     let config = ConfigArgs::<NoFlags>::from_file(target.config.clone()).load(environment)?.config;
     let console = console::build(workers, &[], None, &config, environment)?;
     let failed = |error: std::io::Error| Failure::new(Exit::HostUnusable, format!("cannot use the terminal: {error}"));

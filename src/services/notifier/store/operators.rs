@@ -428,7 +428,7 @@ macro_rules! messages {
         concat!(
             "SELECT message.lane, message.position, lane.endpoint, lane.key, message.epoch, message.seq, event.id, event.source,
                     event.source_id, event.type, event.received_at, coalesce(message.outcome, 'waiting'), message.ended_at,
-                    message.note, event.data
+                    message.note, CASE WHEN CAST($6 AS BIGINT) = 1 THEN event.data END
              FROM (",
             $events,
             ") AS event
@@ -446,17 +446,20 @@ pub(super) const MESSAGES: &str = messages!(
     "lane.endpoint = coalesce($3, lane.endpoint) AND lane.key = coalesce($4, lane.key) AND event.type = coalesce($5, event.type)"
 );
 pub(super) const MESSAGES_OF_EVENT: &str = messages!(
-    "SELECT * FROM event WHERE source_id = $1 ORDER BY id DESC LIMIT 1000",
-    "lane.endpoint = coalesce($2, lane.endpoint)"
+    "SELECT * FROM event WHERE source_id = $2 ORDER BY id DESC LIMIT $1",
+    "lane.endpoint = coalesce($3, lane.endpoint) AND lane.key = coalesce($4, lane.key) AND event.type = coalesce($5, event.type)"
 );
 pub(super) const MESSAGE: &str = messages!(
     "SELECT event.* FROM event JOIN message ON message.event = event.id WHERE message.lane = $1 AND message.position = $2",
-    "message.lane = $1 AND message.position = $2"
+    "message.lane = $1 AND message.position = $2 AND CAST($3 AS BIGINT) + CAST($4 AS BIGINT) + CAST($5 AS BIGINT) = 0"
 );
 pub(super) const SCANNED: &str =
     "SELECT count(*), min(id) FROM (SELECT id FROM event WHERE id < $2 ORDER BY id DESC LIMIT $1) AS scanned";
 
-fn read_message(mut row: super::sql::Row) -> Result<(MessageRow, Vec<u8>)> {
+/// A message, and its data if that was read.
+type WithData = (MessageRow, Option<Vec<u8>>);
+
+fn read_message(mut row: super::sql::Row) -> Result<WithData> {
     let message = MessageRow {
         lane: row.take()?,
         position: row.take()?,
@@ -477,8 +480,8 @@ fn read_message(mut row: super::sql::Row) -> Result<(MessageRow, Vec<u8>)> {
     Ok((message, row.take()?))
 }
 
-fn with_data((message, data): (MessageRow, Vec<u8>)) -> MessageRow {
-    let data = String::from_utf8(data).ok().and_then(|text| RawValue::from_string(text).ok());
+fn with_data((message, data): WithData) -> MessageRow {
+    let data = data.and_then(|data| String::from_utf8(data).ok()).and_then(|text| RawValue::from_string(text).ok());
     MessageRow { data, ..message }
 }
 
@@ -486,20 +489,24 @@ fn with_data((message, data): (MessageRow, Vec<u8>)) -> MessageRow {
 pub(super) async fn messages(db: &mut Tx<'_>, filter: &MessageFilter, max: usize) -> Result<MessagePage> {
     let mut page = MessagePage::default();
     let found = |rows: Vec<super::sql::Row>| rows.into_iter().map(read_message).collect::<Result<Vec<_>>>();
-    let keep = |(message, data): &(MessageRow, Vec<u8>)| filter.matches(&message.outcome, data);
-    let shown = |one: (MessageRow, Vec<u8>)| if filter.data { with_data(one) } else { one.0 };
+    let keep = |(message, data): &WithData| filter.matches(&message.outcome, data.as_deref().unwrap_or_default());
+    let shown = |one: WithData| if filter.data { with_data(one) } else { one.0 };
+    let MessageFilter { endpoint, key, r#type, .. } = filter;
+    let reads_data = i64::from(filter.data || filter.contains.is_some());
     if let Some(event_id) = &filter.event_id {
-        let rows = db.query(MESSAGES_OF_EVENT, values![event_id.as_str(), filter.endpoint.as_deref()]).await?;
+        let (id, endpoint, key, of_type) = (event_id.as_str(), endpoint.as_deref(), key.as_deref(), r#type.as_deref());
+        let given = values![NOTIFIER_SEARCH_EVENTS, id, endpoint, key, of_type, reads_data];
+        let rows = db.query(MESSAGES_OF_EVENT, given).await?;
         page.messages.extend(found(rows)?.into_iter().filter(keep).map(shown));
         return Ok(page);
     }
-    let MessageFilter { endpoint, key, r#type, .. } = filter;
     let mut before = filter.before.unwrap_or(i64::MAX);
     for _ in 0..NOTIFIER_SEARCH_STEPS {
         let mut scanned = db.query(SCANNED, values![NOTIFIER_SEARCH_EVENTS, before]).await?;
         let Some(mut scanned) = scanned.pop() else { break };
         let (count, lowest): (i64, Option<i64>) = (scanned.take()?, scanned.take()?);
-        let given = values![NOTIFIER_SEARCH_EVENTS, before, endpoint.as_deref(), key.as_deref(), r#type.as_deref()];
+        let of = [endpoint.as_deref(), key.as_deref(), r#type.as_deref()];
+        let given = values![NOTIFIER_SEARCH_EVENTS, before, of[0], of[1], of[2], reads_data];
         let rows = found(db.query(MESSAGES, given).await?)?;
         for one in rows.into_iter().filter(keep) {
             // The messages of one event stay together.
@@ -521,7 +528,7 @@ pub(super) async fn messages(db: &mut Tx<'_>, filter: &MessageFilter, max: usize
 
 /// One message with its data.
 pub(super) async fn message(db: &mut Tx<'_>, lane: i64, position: i64) -> Result<Option<MessageRow>> {
-    let row = db.query(MESSAGE, values![lane, position]).await?.pop();
+    let row = db.query(MESSAGE, values![lane, position, 0_i64, 0_i64, 0_i64, 1_i64]).await?.pop();
     row.map(|row| read_message(row).map(with_data)).transpose()
 }
 

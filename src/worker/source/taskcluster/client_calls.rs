@@ -3,6 +3,7 @@
 use std::io::Write as _;
 use std::time::Duration;
 
+use bytes::Bytes;
 use flate2::write::MultiGzDecoder;
 use reqwest::header::CONTENT_ENCODING;
 use reqwest::{Method, Response};
@@ -49,7 +50,12 @@ pub struct Download {
     chunk_timeout: Duration,
     /// Of content that is stored compressed; it is gone at the end.
     decoder: Option<MultiGzDecoder<Vec<u8>>>,
+    /// What the decoder has not had yet.
+    compressed: Bytes,
 }
+
+/// Compressed bytes that are decoded without a pause.
+const COMPRESSED_BYTES: usize = 256;
 
 impl Download {
     /// The next chunk, or `None` at the end.
@@ -64,24 +70,30 @@ impl Download {
     pub async fn next_chunk(&mut self) -> Result<Option<Vec<u8>>, CallError> {
         let damaged = |operation: &str| CallError::retry(format!("{operation}: its gzip compression is damaged"));
         loop {
+            // A few compressed bytes may become a thousand times as many, so they are decoded a few at a time.
+            if let Some(decoder) = self.decoder.as_mut().filter(|_| !self.compressed.is_empty()) {
+                let part = self.compressed.split_to(self.compressed.len().min(COMPRESSED_BYTES));
+                decoder.write_all(&part).map_err(|_| damaged(&self.operation))?;
+                tokio::task::yield_now().await;
+                let plain = std::mem::take(decoder.get_mut());
+                if !plain.is_empty() {
+                    return Ok(Some(plain));
+                }
+                continue;
+            }
             let chunk = match tokio::time::timeout(self.chunk_timeout, self.response.chunk()).await {
                 Ok(Ok(chunk)) => chunk,
                 Ok(Err(error)) => return Err(transport_error(&self.operation, error)),
                 Err(_) => return Err(CallError::retry(format!("{}: download stalled", self.operation))),
             };
             let Some(decoder) = &mut self.decoder else { return Ok(chunk.map(Vec::from)) };
-            let (decoded, is_last) = match chunk {
-                Some(chunk) => (decoder.write_all(&chunk), false),
-                None => (decoder.try_finish(), true),
-            };
-            decoded.map_err(|_| damaged(&self.operation))?;
-            let plain = std::mem::take(decoder.get_mut());
-            if is_last {
+            let Some(chunk) = chunk else {
+                decoder.try_finish().map_err(|_| damaged(&self.operation))?;
+                let plain = std::mem::take(decoder.get_mut());
                 self.decoder = None;
-            }
-            if is_last || !plain.is_empty() {
                 return Ok((!plain.is_empty()).then_some(plain));
-            }
+            };
+            self.compressed = chunk;
         }
     }
 }
@@ -234,7 +246,7 @@ impl Api {
                 let chunk_timeout = self.0.timeouts.call;
                 let is_gzip = response.headers().get(CONTENT_ENCODING).is_some_and(|value| value == "gzip");
                 let decoder = is_gzip.then(|| MultiGzDecoder::new(Vec::new()));
-                return Ok(Download { operation, response, chunk_timeout, decoder });
+                return Ok(Download { operation, response, chunk_timeout, decoder, compressed: Bytes::new() });
             }
             response = self.follow_redirect(&operation, &response).await?;
         }
