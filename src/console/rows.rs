@@ -63,7 +63,7 @@ impl Value {
         }
     }
 
-    fn is_short(&self) -> bool {
+    pub fn is_short(&self) -> bool {
         matches!(self, Self::Left { seconds, .. } if *seconds < LEASE_SHORT_SECONDS)
     }
 }

@@ -41,8 +41,8 @@ pub(super) fn summary(workers: &[Reading<WorkerStatusReply>]) -> Markup {
     html! {
         section {
             h2 { a href="/fleet" { "fleet" } }
-            p { (known.len()) " workers, " (busy) " of " (capacity) " slots busy"
-                @if silent > 0 { ", " strong.bad { (silent) " do not answer" } } }
+            p { (known.len()) @if known.len() == 1 { " worker, " } @else { " workers, " } (busy) " of " (capacity) " slots busy"
+                @if silent > 0 { ", " strong.bad { (silent) @if silent == 1 { " does not answer" } @else { " do not answer" } } } }
             div.grid { @for status in known {
                 a href=(worker_path(status)) title=(worker::headline(&status.snapshot).cell.text()) { (slots(&slot_classes(status), status.snapshot.capacity as usize)) }
             } }
@@ -67,12 +67,11 @@ fn row(reading: &Reading<WorkerStatusReply>) -> Option<Row> {
     let state = if is_silent { "silent" } else { view.state.as_str() };
     let why = cell(reading.error.clone().unwrap_or_else(|| worker::claiming(view).1));
     let name = Value::Link { text: status.id.clone(), href: worker_path(status) };
-    let lease = view
-        .claims
-        .first()
-        .and_then(|claim| Some(Value::Left { seconds: claim.lease_left_seconds?, of: claim.lease_seconds }));
+    let leases = view.claims.iter().filter_map(|claim| Some((claim.lease_left_seconds?, claim.lease_seconds)));
+    let shortest = leases.min_by(|(one, _), (other, _)| one.total_cmp(other));
+    let lease = shortest.map(|(seconds, of)| Value::Left { seconds, of });
     let seen = maybe(reading.age, |age| Value::Ago(age.as_secs_f64()));
-    let rank = if level == Level::Bad {
+    let rank = if level == Level::Bad || lease.as_ref().is_some_and(Value::is_short) {
         0
     } else if level == Level::Warn {
         1
@@ -218,5 +217,43 @@ fn hour(history: &[ClaimHistory], queue: Option<&QueueTarget>) -> Markup {
                 (legend(&PHASES[1..]))
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::{Value as Json, json};
+
+    use super::*;
+    use journeyman_worker::engine::counters::WorkerCounts;
+
+    fn reading(leases: &[Option<f64>]) -> Reading<WorkerStatusReply> {
+        let claim = |left: &Option<f64>| {
+            json!({
+                "task": "fN1SbArXTPSVFNUvaOlinQ", "run": 0, "source": "ci", "state": "running", "held_seconds": 1.0,
+                "lease_left_seconds": left, "lease_seconds": 1200.0, "log_bytes": 0,
+            })
+        };
+        let status = json!({
+            "version": "0.3.0", "id": "host-1", "group": "eu", "pid": 1, "state": "running", "uptime_seconds": 1.0,
+            "capacity": 4, "sources": [], "claims": leases.iter().map(claim).collect::<Vec<Json>>(), "last_hour": {},
+            "counts": WorkerCounts::default(), "containment": "group", "hints": [],
+            "host": { "disk_free": 0, "disk_min": 0, "memory_free": 0, "memory_min": 0 },
+        });
+        let status: WorkerStatusReply = serde_json::from_value(status).unwrap();
+        Reading { status: Some(Arc::new(status)), age: None, error: None }
+    }
+
+    #[test]
+    fn a_worker_with_a_short_lease_comes_first_and_claims_without_a_lease_hide_none() {
+        let shown = |leases: &[Option<f64>]| {
+            let (rank, cells) = row(&reading(leases)).unwrap();
+            (rank, cells[4].text())
+        };
+        assert_eq!(shown(&[]), (2, "–".to_owned()));
+        assert_eq!(shown(&[None, Some(900.0), Some(600.0)]), (2, "10m00s".to_owned()));
+        assert_eq!(shown(&[Some(900.0), Some(3.0)]), (0, "3s !".to_owned()));
     }
 }
