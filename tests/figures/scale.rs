@@ -205,9 +205,12 @@ impl Lab {
             Program::start(self, "worker", &config, &[])
         };
         let workers = (0..count).map(start).collect::<Outcome<Vec<_>>>()?;
-        let are_connected =
-            async || Ok(ZooKeeperTotals::of(server).await?.connections >= before.connections + count as i64);
-        until("a session of each worker", are_connected).await?;
+        for worker in &workers {
+            // Connections are no measure: other programs may use the ensemble.
+            let control = worker.control().await?;
+            let has_polled = async || Ok(control.status().await?.snapshot.sources.iter().all(|source| source.is_up()));
+            until("a session of each worker", has_polled).await?;
+        }
         self.settle().await;
         let (rested, from) = (ZooKeeperTotals::of(server).await?, Usage::of(pid)?);
         let seconds = self.at_rest().await;
