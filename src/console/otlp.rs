@@ -23,7 +23,11 @@ pub(crate) async fn export<S>(
     snapshot: impl AsyncFn() -> Option<S>,
     metrics: impl Fn(&S) -> Vec<Metric>,
 ) {
-    if let Some(mut exporter) = Exporter::from_environment(Signal::Metrics, environment) {
+    let exporter = Exporter::from_environment(Signal::Metrics, environment).unwrap_or_else(|failure| {
+        tracing::error!("{failure}");
+        None
+    });
+    if let Some(mut exporter) = exporter {
         let (started, mut ticks) = (nanos(), interval(metric_interval(environment)));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {

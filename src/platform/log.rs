@@ -78,12 +78,19 @@ pub fn start(settings: &Log, environment: &Environment) {
     } else {
         json_lines(writer)
     };
-    let exported = OtlpWriter::from_environment(environment).map(|to| {
+    let (writer, failure) = match OtlpWriter::from_environment(environment) {
+        Ok(writer) => (writer, None),
+        Err(failure) => (None, Some(failure)),
+    };
+    let exported = writer.map(|to| {
         let (writer, guard) = lossy_writer("log export", RedactingWriter(to));
         *EXPORT.lock() = Some(guard);
         json_lines(writer)
     });
     install(settings, [Some(lines), exported].into_iter().flatten().collect());
+    if let Some(failure) = failure {
+        tracing::error!("{failure}");
+    }
 }
 
 static EXPORT: Mutex<Option<WorkerGuard>> = Mutex::new(None);

@@ -109,18 +109,19 @@ pub struct Exporter {
 }
 
 impl Exporter {
-    /// `None` if the signal is not exported, or cannot be, which is logged.
-    pub fn from_environment(signal: Signal, environment: &Environment) -> Option<Self> {
+    /// `None` if the signal is not exported.
+    ///
+    /// # Errors
+    ///
+    /// A variable that cannot be used.
+    pub fn from_environment(signal: Signal, environment: &Environment) -> Result<Option<Self>, String> {
         let made = collector_url(signal, environment).and_then(|url| {
             let Some(url) = url else { return Ok(None) };
             let client = client_builder().timeout(TRACES_EXPORT_TIMEOUT).default_headers(headers(signal, environment));
             let http = client.build().map_err(|error| error.to_string())?;
             Ok(Some(Self { signal, url, http, is_failing: false }))
         });
-        made.unwrap_or_else(|error| {
-            tracing::error!("cannot export {}: {error}", signal.as_str());
-            None
-        })
+        made.map_err(|error| format!("cannot export {}: {error}", signal.as_str()))
     }
 
     /// Sends one request, once.

@@ -25,11 +25,16 @@ pub(crate) struct OtlpWriter {
 
 impl OtlpWriter {
     /// `None` if logs are not exported.
-    pub(crate) fn from_environment(environment: &Environment) -> Option<Self> {
-        let exporter = Exporter::from_environment(Signal::Logs, environment)?;
-        let runtime = build_runtime(&mut Builder::new_current_thread()).ok()?;
+    ///
+    /// # Errors
+    ///
+    /// Why they cannot be.
+    pub(crate) fn from_environment(environment: &Environment) -> Result<Option<Self>, String> {
+        let Some(exporter) = Exporter::from_environment(Signal::Logs, environment)? else { return Ok(None) };
+        let runtime = build_runtime(&mut Builder::new_current_thread())
+            .map_err(|error| format!("cannot export logs: {error}"))?;
         let resource = resource(environment, "log", &std::process::id().to_string());
-        Some(Self { exporter, resource, runtime, lines: Vec::new() })
+        Ok(Some(Self { exporter, resource, runtime, lines: Vec::new() }))
     }
 }
 

@@ -21,7 +21,7 @@ mod steering;
 pub(crate) mod support;
 mod systemd;
 mod tasks;
-mod traces;
+pub(crate) mod traces;
 mod unwell;
 mod why;
 mod worker_pool;

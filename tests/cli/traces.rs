@@ -53,7 +53,7 @@ fn receive_spans_of(claims: usize, posted: &mpsc::Receiver<Posted>) -> Vec<Poste
     all
 }
 
-fn texts(attributes: &[KeyValue]) -> BTreeMap<&str, String> {
+pub(crate) fn texts(attributes: &[KeyValue]) -> BTreeMap<&str, String> {
     let text = |pair: &KeyValue| {
         let value = pair.value.as_ref()?.value.as_ref()?;
         let number = if let Value::IntValue(number) = value { Some(number.to_string()) } else { None };
@@ -223,6 +223,7 @@ fn invalid_trace_variables_are_logged_and_do_not_stop_the_worker() {
     let mut command = host.worker();
     command.env("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4317").env("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc");
     let mut server = Server::start(&mut command);
+    server.logs("cannot export logs");
     let line = server.logs("cannot export traces");
     assert!(line.contains("OTEL_EXPORTER_OTLP_PROTOCOL"), "{line}");
     server.logs("source: ");
