@@ -215,7 +215,7 @@ pub(crate) fn attempt_table(attempts: &[AttemptRow], now: Stamp) -> Table {
 
 /// Counters are of this node, gauges of the whole store. Labels hold names of endpoints and words of fixed lists, never a key or text
 /// of a receiver.
-fn metric_list(Shown { status, counted, now, .. }: &Shown) -> Vec<Metric> {
+pub(crate) fn metric_list(Shown { status, counted, now, .. }: &Shown) -> Vec<Metric> {
     let endpoints = &status.endpoints;
     let Counted { deliveries, attempts, errors, intake, end_to_end, replayed, breakers, .. } = counted;
     let of = |counts: &BTreeMap<&'static str, u64>, word: &str| counts.get(word).copied().unwrap_or_default();

@@ -4,10 +4,17 @@ use std::process::Output;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
+use axum::body::Bytes;
+use axum::http::Uri;
+use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
+use opentelemetry_proto::tonic::metrics::v1::{NumberDataPoint, metric::Data, number_data_point};
+use prost::Message as _;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
+use crate::cli::server::serve;
+use crate::cli::traces::texts;
 use crate::notifier::support::{Place, Receiver, Running, TOKEN, event, within};
 use crate::notifier::tools::{notifier, text};
 use crate::support::gremlin::unused_address;
@@ -410,4 +417,32 @@ async fn what_was_never_delivered_is_listed_as_dead() {
         (&json!("skipped-by-operator"), &json!("obsolete"))
     );
     running.stop().await;
+}
+
+#[tokio::test]
+async fn metrics_go_to_the_collector_of_opentelemetry() {
+    let (sender, mut posted) = tokio::sync::mpsc::unbounded_channel();
+    let collector = serve(axum::Router::new().fallback(async move |uri: Uri, body: Bytes| {
+        if uri.path() == "/v1/metrics" {
+            sender.send(ExportMetricsServiceRequest::decode(body).expect("OTLP")).unwrap_or_default();
+        }
+    }));
+    let receiver = Receiver::answering(200).await;
+    let place = Place::new(&[("ci", &receiver)]);
+    let variables = [("OTEL_EXPORTER_OTLP_ENDPOINT", collector.as_str()), ("OTEL_METRIC_EXPORT_INTERVAL", "100")];
+    let running = place.start_with(&variables).await;
+    running.publish_all(&events(&[("1", "a"), ("2", "b")])).await;
+    let delivered = |request: &ExportMetricsServiceRequest| {
+        let of = &request.resource_metrics[0];
+        assert_eq!(texts(&of.resource.as_ref().expect("a resource").attributes)["journeyman.role"], "notifier");
+        let mut metrics = of.scope_metrics[0].metrics.iter();
+        let found = metrics.find(|metric| metric.name == "journeyman_notifier_deliveries").expect("the deliveries");
+        let Some(Data::Sum(sum)) = &found.data else { panic!("{found:?}") };
+        let is_delivered = |point: &&NumberDataPoint| texts(&point.attributes)["outcome"] == "delivered";
+        sum.data_points.iter().find(is_delivered).expect("an outcome").value
+    };
+    let both = async {
+        while delivered(&posted.recv().await.expect("a request")) != Some(number_data_point::Value::AsDouble(2.0)) {}
+    };
+    within("two deliveries in the metrics", both).await;
 }

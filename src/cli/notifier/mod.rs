@@ -16,7 +16,8 @@ use super::exit::{Exit, ExitResult, Failure};
 use super::output;
 use super::signals::ExitSignals;
 use crate::config::schema;
-use crate::console::notifier::CONSOLE;
+use crate::console::notifier::{CONSOLE, metric_list};
+use crate::console::otlp;
 use endpoints::{endpoints, keys, sender};
 use journeyman_platform::http::{BearerToken, raise_open_files};
 use journeyman_platform::log;
@@ -93,9 +94,11 @@ async fn deliver(settings: ConfigArgs<NotifierFlags>, environment: &Environment)
         stop.cancel();
         std::future::pending::<()>().await;
     };
+    let metrics = otlp::export(environment, "notifier", &address, notifier.snapshots(), metric_list);
     tokio::select! {
         ended = notifier.run(stop.clone()) => ended.map_err(failure)?,
         () = stopping => {}
+        () = metrics => return Err(Failure::new(Exit::Internal, "the export of metrics ended")),
     }
     Ok(Exit::Success)
 }

@@ -122,7 +122,7 @@ pub enum NotifierError {
 /// A notifier that listens and has not begun.
 pub struct Notifier {
     engine: Engine,
-    api: Api,
+    api: Arc<Api>,
     amqp: Option<AmqpIntake>,
     mistral: Option<MistralIntake>,
     outbox: Option<Outbox>,
@@ -159,13 +159,19 @@ impl Notifier {
         }
         let amqp = config.amqp.map(|config| AmqpIntake { config, intake: Arc::clone(&intake) });
         let mistral = config.mistral.map(|config| MistralIntake { config, intake: Arc::clone(&intake) });
-        let api = Api::new(Arc::clone(&intake), store.clone(), config.tokens, config.console);
+        let api = Arc::new(Api::new(Arc::clone(&intake), store.clone(), config.tokens, config.console));
         let NotifierConfig { outbox, retention, .. } = config;
         Ok(Self { engine, api, amqp, mistral, outbox, intake, listener, store, retention, status })
     }
 
     pub fn address(&self) -> std::io::Result<SocketAddr> {
         self.listener.local_addr()
+    }
+
+    /// Reads what the notifier shows without a token, while it runs; `None` if the store does not answer.
+    pub fn snapshots(&self) -> impl AsyncFn() -> Option<Shown> + use<> {
+        let api = Arc::clone(&self.api);
+        async move || api.shown().await.ok()
     }
 
     /// Runs until `stop`, then finishes the calls and attempts that are under way.

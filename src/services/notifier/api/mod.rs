@@ -100,7 +100,7 @@ impl Api {
         Self { intake, store, tokens, bodies: Semaphore::new(NOTIFIER_BODIES_BYTES_MAX), console }
     }
 
-    pub(super) fn routes(self) -> Router {
+    pub(super) fn routes(self: Arc<Self>) -> Router {
         Router::new()
             .route("/", get(shown::page))
             .route("/metrics", get(shown::metrics))
@@ -120,7 +120,7 @@ impl Api {
             .route("/redeliver", post(mistral::redeliver))
             .layer(DefaultBodyLimit::max(NOTIFIER_SMALL_BODY_BYTES_MAX))
             .layer(middleware::map_response(add_headers))
-            .with_state(Arc::new(self))
+            .with_state(self)
     }
 
     fn may_write(&self, headers: &HeaderMap) -> Result<(), Refused> {

@@ -10,7 +10,7 @@ use axum::response::Response;
 use super::status::Status;
 use super::{Api, Refused};
 use crate::notifier::counters::Counted;
-use crate::notifier::store::{AttemptRow, LaneRow};
+use crate::notifier::store::{AttemptRow, LaneRow, StoreFailure};
 use journeyman_domain::limits::NOTIFIER_ROWS_SHOWN;
 use journeyman_domain::staged::Stamp;
 use journeyman_platform::host::clock::stamp;
@@ -49,7 +49,7 @@ pub(super) async fn metrics(State(api): State<Arc<Api>>) -> Result<Response, Ref
 }
 
 impl Api {
-    async fn shown(&self) -> Result<Shown, Refused> {
+    pub(in crate::notifier) async fn shown(&self) -> Result<Shown, StoreFailure> {
         let (status, counted) = (self.status().await?, self.intake.counters.counted());
         Ok(Shown { status, counted, is_read: false, lanes: Vec::new(), attempts: Vec::new(), now: stamp() })
     }
