@@ -63,11 +63,11 @@ pub const CONSOLE_TASKS_MEASURED: usize = 500;
 pub const BULK_TASKS_MAX: usize = 1_000;
 /// Calls of an order at the same time.
 pub const BULK_CALLS_MAX: usize = 8;
-/// Of a task queue's page: counts of a queue without the extension of this project are asked one by one.
+/// The task queues whose counts a page asks for one by one, at a Taskcluster that does not list them together.
 pub const CONSOLE_QUEUES_COUNTED: usize = 50;
-/// The end of a log that is shown; what is before is cut.
+/// The bytes at the end of a log that a page shows.
 pub const CONSOLE_LOG_BYTES_MAX: usize = 1 << 20;
-/// The last lines of it that are drawn.
+/// The lines at the end of a log that a page draws.
 pub const CONSOLE_LOG_LINES_MAX: usize = 10_000;
 /// The log of a running task is drawn when it has said nothing for so long.
 pub const CONSOLE_LOG_STALL: Duration = Duration::from_millis(250);
