@@ -1,21 +1,22 @@
-//! What a notifier shows: how it is without a token, endpoints, lanes and attempts with one.
+//! What a notifier shows: how it is without a token, endpoints, lanes, attempts and messages with one.
 
 use std::collections::BTreeMap;
 
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
-use maud::html;
+use maud::{Markup, html};
 use serde_json::json;
 
 use super::openmetrics::{self, Metric, by_label, each, histogram, metrics, sample};
 use super::page::{self, Commands, PageContent};
-use super::rows::{Action, Cell, Headline, Level, NONE, Section, Table, Value, cell};
+use super::rows::{Action, Cell, Headline, Level, NONE, Report, Section, Table, Value, cell};
 use super::text::cut;
 use journeyman_domain::lane::ErrorClass;
 use journeyman_domain::lane::retry::MessageOutcome;
 use journeyman_domain::staged::Stamp;
 use journeyman_services::notifier::{
-    AttemptRow, BOUNDS_SECONDS, Console, Counted, EndpointCondition, EndpointStatus, LaneRow, MessageRow, Shown, Status,
+    AttemptRow, BOUNDS_SECONDS, Console, Counted, EndpointCondition, EndpointStatus, LaneRow, Lists, MessageFilter,
+    MessageRow, Shown, Status,
 };
 
 /// Each refresh reads the store.
@@ -25,18 +26,18 @@ const NAME_CHARS_MAX: usize = 40;
 pub(crate) const CONSOLE: Console = Console { page, metrics: metrics_response };
 
 fn page(shown: &Shown) -> Response {
-    let Shown { status, lanes, attempts, now, .. } = shown;
-    let mut section = Section { headline: headline(status, *now), ..Section::default() };
-    let hint = if shown.is_read {
-        section.tables = vec![endpoints(status, *now), lane_table(lanes, *now), attempt_table(attempts, *now)];
-        html! {}
-    } else {
-        html! { p.dim.empty { "Endpoints, lanes and attempts are shown with a token of the API: that of " code { "notifier.read_token_file" }
-        " to look, that of " code { "notifier.token_file" } " for the buttons." } }
+    let Shown { status, lists, now, .. } = shown;
+    let main = match lists {
+        Some(lists) => draw(&report(status, lists, *now), lists, *now),
+        None => html! {
+            (page::section(&Section { headline: headline(status, *now), ..Section::default() }))
+            p.dim.empty { "Endpoints, lanes, attempts and messages are shown with a token of the API: that of "
+                code { "notifier.read_token_file" } " to look, that of " code { "notifier.token_file" } " for the buttons." }
+        },
     };
     let silent = silent(status);
     let title = if silent > 0 { format!("{silent} not active · notifier") } else { "notifier".to_owned() };
-    let content = PageContent::new(title, html! { "notifier" }, html! { (page::section(&section)) (hint) });
+    let content = PageContent::new(title, html! { "notifier" }, main);
     let links = html! { a href="/metrics" { "metrics" } " · " a href="/v1/openapi.json" { "API" } };
     let commands = Commands::Token("notifier.token_file");
     PageContent { commands, links, refresh_seconds: REFRESH_SECONDS, ..content }.build().into_response()
@@ -96,6 +97,52 @@ fn answer(status: Option<i64>, error: Option<&str>) -> String {
 
 fn detail(text: &str) -> Option<Value> {
     (!text.is_empty()).then(|| Value::Long(text.to_owned()))
+}
+
+const OUTCOMES: [&str; 6] = ["waiting", "delivered", "dead", "exhausted", "aborted-by-receiver", "skipped-by-operator"];
+
+/// The filter as the query of a link, which ends with `&`.
+pub(crate) fn query(filter: &MessageFilter) -> String {
+    let MessageFilter { endpoint, key, r#type, event_id, outcome, contains, .. } = filter;
+    let fields = [
+        ("endpoint", endpoint),
+        ("key", key),
+        ("type", r#type),
+        ("event_id", event_id),
+        ("outcome", outcome),
+        ("contains", contains),
+    ];
+    let given = fields.into_iter().filter_map(|(name, value)| Some((name, value.as_ref()?)));
+    given.map(|(name, value)| format!("{name}={}&", urlencoding::encode(value))).collect()
+}
+
+/// What a reader of a notifier sees, with its buttons.
+pub(crate) fn report(found: &Status, lists: &Lists, now: Stamp) -> Report {
+    let tables = |tables| Section { tables, ..Section::default() };
+    let (lanes, attempts) = (lane_table(&lists.lanes, now), attempt_table(&lists.attempts, now));
+    Report { sections: vec![status(found, now), tables(vec![lanes]), tables(vec![attempts])], ..Report::default() }
+}
+
+/// A report, and the messages with a form that searches them.
+pub(crate) fn draw(report: &Report, Lists { messages: page, filter, .. }: &Lists, now: Stamp) -> Markup {
+    let MessageFilter { endpoint, key, r#type, event_id, contains, .. } = filter;
+    let fields =
+        [("endpoint", endpoint), ("key", key), ("type", r#type), ("event_id", event_id), ("contains", contains)];
+    html! {
+        @for section in &report.sections { (page::section(section)) }
+        form.search method="get" {
+            @for (name, value) in fields {
+                label { (name.replace('_', " ")) " " input name=(name) value=[value.as_ref()] size="12"; }
+            }
+            label { "state " select name="outcome" {
+                option value="" { "any" }
+                @for outcome in OUTCOMES { option value=(outcome) selected[filter.outcome.as_deref() == Some(outcome)] { (outcome) } }
+            } }
+            button type="submit" { "find" }
+        }
+        (page::section(&Section { tables: vec![message_table(&page.messages, now)], ..Section::default() }))
+        @if let Some(next) = page.next { p { a href={ "?" (query(filter)) "before=" (next) } { "older messages" } } }
+    }
 }
 
 pub(crate) fn status(status: &Status, now: Stamp) -> Section {
@@ -274,7 +321,7 @@ mod tests {
     #[test]
     fn the_guide_has_every_metric() {
         let (status, counted, now) = (Status::default(), Counted::default(), Stamp(0));
-        let shown = Shown { status, counted, is_read: false, lanes: Vec::new(), attempts: Vec::new(), now };
+        let shown = Shown { status, counted, lists: None, now };
         let (guide, table) = (include_str!("../guide/notifier.md"), openmetrics::markdown(&metric_list(&shown)));
         assert!(guide.contains(&table), "in src/guide/notifier.md should be:\n{table}");
     }

@@ -63,7 +63,7 @@ async fn pass_on(client: &reqwest::Client, asked: &Asked, address: &str) -> Act 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_page_shows_endpoints_lanes_and_attempts_with_a_token_and_changes_them() {
+async fn the_page_shows_endpoints_lanes_attempts_and_messages_with_a_token_and_changes_them() {
     let Some(chromium) = chromium() else { return };
     let receiver = Receiver::answering(500).await;
     let place = Place::new(&[("ci", &receiver)]);
@@ -81,7 +81,7 @@ async fn the_page_shows_endpoints_lanes_and_attempts_with_a_token_and_changes_th
     for part in [
         "data-before=\"0\"",
         "data-wrong=\"failed: wrong token",
-        "data-after=\"3\"",
+        "data-after=\"4\"",
         "skip-head: done\"",
         "&lt;b&gt;a&lt;/b&gt;",
         "“by the page”",
@@ -110,7 +110,7 @@ async fn the_policy_of_the_page_lets_its_own_script_run() {
 }
 
 #[tokio::test]
-async fn a_console_shows_messages_and_what_they_carry_with_its_token() {
+async fn a_console_and_the_notifier_show_messages_and_what_they_carry_with_a_token() {
     let receiver = Receiver::answering(200).await;
     let place = Place::new(&[("ci", &receiver)]);
     let running = place.start().await;
@@ -136,26 +136,32 @@ async fn a_console_shows_messages_and_what_they_carry_with_its_token() {
         }
     };
     let client = reqwest::Client::builder().no_proxy().build().expect("a client");
-    let page = async |path: &str, token: Option<&str>| {
-        let mut asked = client.get(format!("http://{address}{path}"));
-        if let Some(token) = token {
-            asked = asked.bearer_auth(token);
-        }
+    let (console_url, own_url) = (format!("http://{address}"), running.address().to_owned());
+    let page = async |url: &str, token: Option<&str>| {
+        let asked = client.get(url);
+        let asked = token.into_iter().fold(asked, |asked, token| asked.bearer_auth(token));
         asked.send().await.expect("it answers").text().await.expect("a text")
     };
-    for path in ["/notifiers/hooks", "/notifiers/hooks?contains=id", "/"] {
-        let found = page(path, None).await;
-        assert!(!found.contains("delivered") && !found.contains("<td"), "a search tells what messages carry: {found}");
+    for (place, token) in [(format!("{console_url}/notifiers/hooks"), of_console), (own_url, TOKEN)] {
+        for query in ["", "?contains=id"] {
+            let found = page(&format!("{place}{query}"), None).await;
+            assert!(
+                !found.contains("delivered") && !found.contains("<td"),
+                "a search tells what messages carry: {found}"
+            );
+        }
+        let found = page(&place, Some(token)).await;
+        assert!(found.contains("messages, latest event first") && found.contains("delivered"), "{found}");
+        let found = page(&format!("{place}?endpoint=&key=&event_id=2&contains=&outcome="), Some(token)).await;
+        assert!(
+            found.contains("{&quot;id&quot;:&quot;2&quot;}") && !found.contains("{&quot;id&quot;:&quot;1&quot;}"),
+            "{found}"
+        );
+        let other = page(&format!("{place}?outcome=dead"), Some(token)).await;
+        assert!(other.contains("No message is like this."), "{other}");
     }
-    let found = page("/notifiers/hooks", Some(of_console)).await;
-    assert!(found.contains("messages, latest event first") && found.contains("delivered"), "{found}");
-    let found = page("/notifiers/hooks?event_id=2", Some(of_console)).await;
-    assert!(
-        found.contains("{&quot;id&quot;:&quot;2&quot;}") && !found.contains("{&quot;id&quot;:&quot;1&quot;}"),
-        "{found}"
-    );
-    let other = page("/notifiers/hooks?outcome=dead", Some(of_console)).await;
-    assert!(other.contains("No message is like this."), "{other}");
+    let found = page(&console_url, None).await;
+    assert!(!found.contains("delivered") && !found.contains("<td"), "{found}");
     console.kill().await.expect("it ends");
     running.stop().await;
 }

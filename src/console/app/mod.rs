@@ -279,7 +279,7 @@ pub fn routes(console: Arc<Console>) -> Router {
         .route("/queues/{target}/{*queue}", get(queues::page))
         .route("/groups/{target}/{group}", get(tasks::group))
         .route("/create/{target}", get(create_form::page))
-        .route("/notifiers/{target}", get(via::notifier))
+        .route("/notifiers/{target}", get(via::notifier_page))
         .route("/tasks/{target}", get(tasks::list))
         .route("/tasks/{target}/{task}", get(tasks::page))
         .route("/tasks/{target}/{task}/log", get(log_view::page))

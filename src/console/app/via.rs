@@ -6,12 +6,11 @@ use axum::http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE};
 use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use maud::html;
-use serde::Deserialize;
 
 use super::targets::{Address, Target};
 use super::{Console, PageError, PageResult, Shared};
-use crate::console::notifier::{attempt_table, lane_table, message_table, status};
-use crate::console::page::{self, PageContent};
+use crate::console::notifier;
+use crate::console::page::PageContent;
 use crate::console::rows::{Cell, Report, Section, Value, cell};
 use crate::control::worker_api::ApiError;
 use journeyman_domain::limits::{
@@ -19,7 +18,7 @@ use journeyman_domain::limits::{
 };
 use journeyman_platform::host::clock::stamp;
 use journeyman_platform::http::client::{read_body, root_cause};
-use journeyman_services::notifier::{AttemptRow, LaneRow, MessagePage, Status as NotifierStatus};
+use journeyman_services::notifier::{AttemptRow, LaneRow, Lists, MessageFilter, MessagePage, Status as NotifierStatus};
 
 /// What comes before the paths of orders to a role; nothing for one of this process.
 pub(super) fn prefix<S>(target: &Target<S>) -> String {
@@ -93,40 +92,11 @@ pub(super) async fn forward(
     Ok((status, [(CONTENT_TYPE, "application/json")], Body::from(body)).into_response())
 }
 
-/// What messages are narrowed by; an empty text narrows nothing.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct MessageSearch {
-    endpoint: String,
-    key: String,
-    event_id: String,
-    outcome: String,
-    contains: String,
-    before: String,
-}
-
-impl MessageSearch {
-    fn query(&self) -> String {
-        let Self { endpoint, key, event_id, outcome, contains, .. } = self;
-        let given = [
-            ("endpoint", endpoint),
-            ("key", key),
-            ("event_id", event_id),
-            ("outcome", outcome),
-            ("contains", contains),
-        ];
-        let given = given.into_iter().filter(|(_, value)| !value.is_empty());
-        given.map(|(name, value)| format!("{name}={}&", urlencoding::encode(value))).collect()
-    }
-}
-
-const OUTCOMES: [&str; 6] = ["waiting", "delivered", "dead", "exhausted", "aborted-by-receiver", "skipped-by-operator"];
-
 /// Lanes, messages and attempts of a notifier, for readers with the token: a search tells what messages carry.
-pub(super) async fn notifier(
+pub(super) async fn notifier_page(
     State(console): Shared,
     Path(name): Path<String>,
-    Query(search): Query<MessageSearch>,
+    Query(filter): Query<MessageFilter>,
     headers: HeaderMap,
 ) -> PageResult {
     let is_named = |target: &&Target<NotifierStatus>| target.address().is_some_and(|address| address.name == name);
@@ -138,40 +108,19 @@ pub(super) async fn notifier(
         let hint = html! { p.empty data-ask { "Endpoints, lanes, messages and attempts are shown with the token of " code { "http.token_file" } "." } };
         return Ok(console.page(&name, html! { "notifier " (name) }, hint).build());
     }
-    let query = search.query();
-    let before = if search.before.is_empty() {
-        String::new()
-    } else {
-        format!("before={}&", urlencoding::encode(&search.before))
-    };
-    let messages = format!("v1/messages?{query}{before}data=true");
+    let before = filter.before.map(|before| format!("before={before}&")).unwrap_or_default();
+    let messages = format!("v1/messages?{}{before}data=true", notifier::query(&filter));
     let (lanes, attempts, messages) = tokio::join!(
         address.get::<Vec<LaneRow>>("v1/lanes"),
         address.get::<Vec<AttemptRow>>("v1/attempts"),
         address.get::<MessagePage>(&messages),
     );
     let failed = |why: String| PageError(StatusCode::BAD_GATEWAY, why);
-    let (lanes, attempts, now) = (lanes.map_err(failed)?, attempts.map_err(failed)?, stamp());
-    let MessagePage { messages, next } = messages.map_err(failed)?;
-    let section = target.read().await.status.map_or_else(Section::default, |found| status(&found, now));
-    let tables = |tables| Section { tables, ..Section::default() };
-    let sections = vec![section, tables(vec![lane_table(&lanes, now)]), tables(vec![attempt_table(&attempts, now)])];
-    let report = redirect(Report { sections, ..Report::default() }, &prefix(target));
-    let main = html! {
-        @for section in &report.sections { (page::section(section)) }
-        form.search method="get" {
-            @for (name, value) in [("endpoint", &search.endpoint), ("key", &search.key), ("event_id", &search.event_id), ("contains", &search.contains)] {
-                label { (name.replace('_', " ")) " " input name=(name) value=(value) size="12"; }
-            }
-            label { "state " select name="outcome" {
-                option value="" { "any" }
-                @for outcome in OUTCOMES { option value=(outcome) selected[search.outcome == outcome] { (outcome) } }
-            } }
-            button type="submit" { "find" }
-        }
-        (page::section(&tables(vec![message_table(&messages, now)])))
-        @if let Some(next) = next { p { a href={ "?" (query) "before=" (next) } { "older messages" } } }
-    };
+    let (lanes, attempts, messages) = (lanes.map_err(failed)?, attempts.map_err(failed)?, messages.map_err(failed)?);
+    let (lists, now) = (Lists { lanes, attempts, messages, filter }, stamp());
+    let status = target.read().await.status.unwrap_or_default();
+    let report = redirect(notifier::report(&status, &lists, now), &prefix(target));
+    let main = notifier::draw(&report, &lists, now);
     let content = console.page(&name, html! { "notifier " (name) }, main);
     Ok(PageContent { refresh_seconds: super::QUEUE_REFRESH_SECONDS, ..content }.build())
 }

@@ -30,7 +30,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use self::api::Api;
-pub use self::api::{Console, EndpointCondition, EndpointStatus, Shown, Status, Tokens};
+pub use self::api::{Console, EndpointCondition, EndpointStatus, Lists, Shown, Status, Tokens};
 pub use self::counters::{BOUNDS_SECONDS, Counted};
 pub use self::delivery::{ClientCertificate, Sender, SenderConfig, Signed, SigningKey, verify};
 pub use self::engine::Endpoint;
@@ -46,7 +46,7 @@ pub use self::mistral::{MistralConfig, UrlKey};
 use self::registry::Registry;
 pub use self::registry::{EndpointSettings, Endpoints};
 pub use self::seal::SealKeys;
-pub use self::store::{AttemptRow, LaneRow, MessagePage, MessageRow};
+pub use self::store::{AttemptRow, LaneRow, MessageFilter, MessagePage, MessageRow};
 use self::store::{Postgres, PostgresError, Store, StoreFailure};
 use journeyman_domain::lane::dispatcher::AttemptLimits;
 use journeyman_domain::limits::{

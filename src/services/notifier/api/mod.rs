@@ -23,7 +23,7 @@ use super::store::{Store, StoreFailure};
 use journeyman_domain::limits::{NOTIFIER_BODIES_BYTES_MAX, NOTIFIER_SMALL_BODY_BYTES_MAX};
 use journeyman_platform::http::{BearerToken, add_headers};
 
-pub use self::shown::{Console, Shown};
+pub use self::shown::{Console, Lists, Shown};
 pub use self::status::{EndpointCondition, EndpointStatus, Status};
 
 pub(super) struct Api {

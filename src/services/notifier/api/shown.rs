@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::extract::State;
+use axum::extract::{Query, State};
 use axum::http::HeaderMap;
 use axum::http::header::AUTHORIZATION;
 use axum::response::Response;
@@ -10,7 +10,7 @@ use axum::response::Response;
 use super::status::Status;
 use super::{Api, Refused};
 use crate::notifier::counters::Counted;
-use crate::notifier::store::{AttemptRow, LaneRow, StoreFailure};
+use crate::notifier::store::{AttemptRow, LaneRow, MessageFilter, MessagePage, StoreFailure};
 use journeyman_domain::limits::NOTIFIER_ROWS_SHOWN;
 use journeyman_domain::staged::Stamp;
 use journeyman_platform::host::clock::stamp;
@@ -26,20 +26,34 @@ pub struct Shown {
     pub status: Status,
     /// What this node has counted.
     pub counted: Counted,
-    /// The caller may read what follows.
-    pub is_read: bool,
-    pub lanes: Vec<LaneRow>,
-    pub attempts: Vec<AttemptRow>,
+    /// For a caller that may read.
+    pub lists: Option<Lists>,
     pub now: Stamp,
 }
 
-pub(super) async fn page(State(api): State<Arc<Api>>, headers: HeaderMap) -> Result<Response, Refused> {
+/// What waits, what was tried, and the messages that were searched for.
+pub struct Lists {
+    pub lanes: Vec<LaneRow>,
+    pub attempts: Vec<AttemptRow>,
+    pub messages: MessagePage,
+    pub filter: MessageFilter,
+}
+
+pub(super) async fn page(
+    State(api): State<Arc<Api>>,
+    Query(filter): Query<MessageFilter>,
+    headers: HeaderMap,
+) -> Result<Response, Refused> {
     let mut shown = api.shown().await?;
     if headers.contains_key(AUTHORIZATION) {
         api.may_read(&headers)?;
-        shown.is_read = true;
-        shown.lanes = api.store.lanes(None, None, NOTIFIER_ROWS_SHOWN).await?;
-        shown.attempts = api.store.attempts(None, None, None, NOTIFIER_ROWS_SHOWN).await?;
+        let filter = MessageFilter { data: true, ..filter.narrowing() };
+        shown.lists = Some(Lists {
+            lanes: api.store.lanes(None, None, NOTIFIER_ROWS_SHOWN).await?,
+            attempts: api.store.attempts(None, None, None, NOTIFIER_ROWS_SHOWN).await?,
+            messages: api.store.messages(filter.clone(), NOTIFIER_ROWS_SHOWN).await?,
+            filter,
+        });
     }
     Ok((api.console.page)(&shown))
 }
@@ -51,6 +65,6 @@ pub(super) async fn metrics(State(api): State<Arc<Api>>) -> Result<Response, Ref
 impl Api {
     pub(in crate::notifier) async fn shown(&self) -> Result<Shown, StoreFailure> {
         let (status, counted) = (self.status().await?, self.intake.counters.counted());
-        Ok(Shown { status, counted, is_read: false, lanes: Vec::new(), attempts: Vec::new(), now: stamp() })
+        Ok(Shown { status, counted, lists: None, now: stamp() })
     }
 }

@@ -24,8 +24,7 @@ use uuid::Uuid;
 
 use self::batches::Batches;
 pub(super) use self::operators::AttemptPlace;
-pub(super) use self::operators::MessageFilter;
-pub use self::operators::{AttemptRow, LaneRow, MessagePage, MessageRow};
+pub use self::operators::{AttemptRow, LaneRow, MessageFilter, MessagePage, MessageRow};
 pub(super) use self::operators::{
     Counts, EndpointChange, EndpointState, LaneChange, LastFailure, ReplayFilter, StoredEndpoints,
 };

@@ -152,33 +152,47 @@ pub struct MessagePage {
     pub next: Option<i64>,
 }
 
-/// Which messages are listed; what is absent narrows nothing.
+/// Which messages are listed; what is absent, or an empty text, narrows nothing.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(crate) struct MessageFilter {
-    pub(crate) endpoint: Option<String>,
-    pub(crate) key: Option<String>,
-    pub(crate) r#type: Option<String>,
-    pub(crate) event_id: Option<String>,
+pub struct MessageFilter {
+    pub endpoint: Option<String>,
+    pub key: Option<String>,
+    pub r#type: Option<String>,
+    pub event_id: Option<String>,
     /// `waiting`, an outcome, or `dead` for those that were never delivered.
-    pub(crate) outcome: Option<String>,
+    pub outcome: Option<String>,
     /// A text in the data of the event.
-    pub(crate) contains: Option<String>,
+    pub contains: Option<String>,
     /// The place of an event.
-    pub(crate) before: Option<i64>,
-    pub(crate) limit: Option<usize>,
+    pub before: Option<i64>,
+    pub limit: Option<usize>,
     /// The data is listed too.
-    pub(crate) data: bool,
+    pub data: bool,
 }
 
 impl MessageFilter {
+    /// The filter without its empty texts, which a form sends.
+    pub(crate) fn narrowing(self) -> Self {
+        let given = |text: Option<String>| text.filter(|text| !text.is_empty());
+        Self {
+            endpoint: given(self.endpoint),
+            key: given(self.key),
+            r#type: given(self.r#type),
+            event_id: given(self.event_id),
+            outcome: given(self.outcome),
+            contains: given(self.contains),
+            ..self
+        }
+    }
+
     fn matches(&self, outcome: &str, data: &[u8]) -> bool {
         let is_wanted = match self.outcome.as_deref() {
             Some("dead") => !matches!(outcome, "waiting" | "delivered"),
             Some(wanted) => wanted == outcome,
             None => true,
         };
-        let has = |text: &String| text.is_empty() || data.windows(text.len()).any(|part| part == text.as_bytes());
+        let has = |text: &String| data.windows(text.len()).any(|part| part == text.as_bytes());
         is_wanted && self.contains.as_ref().is_none_or(has)
     }
 }
