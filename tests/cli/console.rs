@@ -121,7 +121,7 @@ fn a_person_creates_follows_reruns_and_cancels_tasks_in_a_browser() {
     browser.clicks("rerun");
     browser.sees("rerun: done");
     browser.sees("run 1");
-    // With a changed payload, which is filled in with the token.
+    // The form fills in the payload with the token; it is changed there.
     browser.sees("FAILED");
     browser.clicks("run again with a changed payload");
     browser.until("document.querySelector('[data-field=command]')?.value.includes('trouble')");
@@ -261,7 +261,7 @@ fn pages_need_no_scripts_to_be_read_and_a_token_to_change() {
         let page = get(address, path);
         assert!(page.contains(" 404 ") || page.contains(" 400 "), "{path}: {page}");
     }
-    // Payloads are for those who have the token.
+    // A payload is shown with the token only.
     let form = get(address, &format!("/create/dev?from={task}"));
     assert!(form.contains("filled in once the token is given") && !form.contains("javascript:alert"), "{form}");
     let post = |path: &str, token: &str, body: &str| {

@@ -40,7 +40,7 @@ pub(super) struct ChangeArgs {
 
 #[derive(Debug, Args)]
 pub(super) struct RowsArgs {
-    /// Of this endpoint only
+    /// Rows of this endpoint only
     #[arg(long, value_name = "ENDPOINT")]
     endpoint: Option<String>,
     /// How many [default: 100]
@@ -94,7 +94,7 @@ pub(super) enum OperateCommand {
     },
     /// List attempts with what came back, the latest first
     Attempts {
-        /// Of this lane only
+        /// Attempts in this lane only
         #[arg(long, value_name = "LANE")]
         lane: Option<i64>,
         #[command(flatten)]
@@ -165,6 +165,20 @@ pub(super) enum OperateCommand {
     },
 }
 
+/// Which events messages are of.
+#[derive(Debug, Args)]
+pub(super) struct EventArgs {
+    /// Messages with this key
+    #[arg(long, value_name = "KEY")]
+    key: Option<String>,
+    /// Messages of events with this type
+    #[arg(long = "type", value_name = "TYPE")]
+    event_type: Option<String>,
+    /// Messages of the event with this id
+    #[arg(long, value_name = "ID")]
+    event: Option<String>,
+}
+
 #[derive(Debug, Args)]
 pub(super) struct ReplayArgs {
     /// Name of the endpoint
@@ -176,15 +190,8 @@ pub(super) struct ReplayArgs {
     /// Events that came before
     #[arg(long, value_name = "TIME")]
     until: Option<PastTime>,
-    /// Events of this key
-    #[arg(long, value_name = "KEY")]
-    key: Option<String>,
-    /// Events of this type
-    #[arg(long = "type", value_name = "TYPE")]
-    event_type: Option<String>,
-    /// The event with this id
-    #[arg(long, value_name = "ID")]
-    event: Option<String>,
+    #[command(flatten)]
+    events: EventArgs,
     /// Messages that have ended so
     #[arg(long, value_parser = ["delivered", "exhausted", "aborted-by-receiver", "skipped-by-operator"])]
     outcome: Option<String>,
@@ -197,19 +204,12 @@ pub(super) struct ReplayArgs {
 
 #[derive(Debug, Args)]
 pub(super) struct MessagesArgs {
-    /// Of this key only
-    #[arg(long, value_name = "KEY")]
-    key: Option<String>,
-    /// Of this type only
-    #[arg(long = "type", value_name = "TYPE")]
-    event_type: Option<String>,
-    /// Of the event with this id
-    #[arg(long, value_name = "ID")]
-    event: Option<String>,
-    /// Of this state; `dead` are those that were never delivered
+    #[command(flatten)]
+    events: EventArgs,
+    /// Messages in this state; `dead` are those that were never delivered
     #[arg(long, value_parser = ["waiting", "delivered", "exhausted", "aborted-by-receiver", "skipped-by-operator", "dead"])]
     outcome: Option<String>,
-    /// With this text in the data of the event
+    /// Messages whose event has this text in its data
     #[arg(long, value_name = "TEXT")]
     contains: Option<String>,
     /// The `next` of the page before
@@ -223,16 +223,16 @@ pub(super) struct MessagesArgs {
 }
 
 async fn list_messages(arguments: MessagesArgs, environment: &Environment) -> Result<(), Failure> {
-    let MessagesArgs { key, event_type, event, outcome, contains, mut before, export, rows } = arguments;
+    let MessagesArgs { events, outcome, contains, mut before, export, rows } = arguments;
     let RowsArgs { endpoint, limit, call } = rows;
     let client = Client::new(call.client, environment)?;
     loop {
         let number = |number: Option<i64>| number.map(|number| number.to_string());
         let query = [
             ("endpoint", endpoint.clone()),
-            ("key", key.clone()),
-            ("type", event_type.clone()),
-            ("event_id", event.clone()),
+            ("key", events.key.clone()),
+            ("type", events.event_type.clone()),
+            ("event_id", events.event.clone()),
             ("outcome", outcome.clone()),
             ("contains", contains.clone()),
             ("before", number(before)),
@@ -309,11 +309,11 @@ pub(super) async fn run(command: OperateCommand, environment: &Environment) -> E
             note_one(("endpoints", endpoint), "redeliver", "what waits is tried now", change, environment).await?;
         }
         OperateCommand::Replay(arguments) => {
-            let ReplayArgs { endpoint, since, until, key, event_type, event, outcome, dry_run, call } = *arguments;
+            let ReplayArgs { endpoint, since, until, events, outcome, dry_run, call } = *arguments;
             let time = |time: Option<PastTime>| time.map(|time| time.0.to_string());
             let asked = json!({
-                "endpoint": endpoint, "since": time(since), "until": time(until), "key": key, "type": event_type,
-                "event_id": event, "outcome": outcome, "dry_run": dry_run,
+                "endpoint": endpoint, "since": time(since), "until": time(until), "key": events.key, "type": events.event_type,
+                "event_id": events.event, "outcome": outcome, "dry_run": dry_run,
             });
             let answer = Client::new(call.client, environment)?.post(&["replay"], &asked).await?;
             let does = if dry_run { "would be" } else { "are" };

@@ -148,7 +148,7 @@ fn lines(log: &Log, run: u32, find: &str) -> Markup {
     let is_found = |line: &str| wanted.is_empty() || line.to_lowercase().contains(&wanted);
     let first = steps.first().and_then(|step| step.lines.first()).map_or(1, |(number, _)| *number);
     let count = steps.iter().flat_map(|step| &step.lines).filter(|(_, line)| is_found(line)).count();
-    // Of a long log, what went well is folded.
+    // A long log folds what went well.
     let is_long = steps.iter().map(|step| step.lines.len()).sum::<usize>() > LINES_OPEN_MAX;
     let is_open = |index: usize, step: &Step<'_>| !is_long || step.failed || index + 2 >= steps.len();
     html! {

@@ -224,7 +224,7 @@ impl Controller {
                 let held = self.session.counts.fresh(&key, now).unwrap_or_default();
                 // Waiting requests are demand: workers may only be slow to start.
                 if ready > 0 || held > 0 {
-                    // Until the next count.
+                    // The demand holds until the next count.
                     let extra =
                         if self.workers.starts_workers() { Duration::ZERO } else { CONTROLLER_QUIET_QUEUE_INTERVAL };
                     self.pool.handle(Event::Demand { key: key.clone(), extra }, now);

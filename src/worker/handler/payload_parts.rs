@@ -120,7 +120,7 @@ impl PayloadSettings {
 }
 
 impl StartedPayload {
-    /// Where the proxy of the task listens.
+    /// The address of the proxy of the task.
     pub(super) fn proxy_url(&self) -> Option<&str> {
         self.proxy.as_ref().map(TaskProxy::url)
     }

@@ -49,7 +49,7 @@ pub struct QueueSettings {
     /// Of the queue's argument and policy; `None` where the broker's own setting applies.
     pub consumer_timeout: Option<Duration>,
     pub dead_letters: bool,
-    /// Of a quorum queue: how often the broker redelivers a message.
+    /// How often the broker of a quorum queue redelivers a message.
     pub delivery_limit: Option<u32>,
 }
 

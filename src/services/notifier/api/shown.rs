@@ -26,7 +26,7 @@ pub struct Shown {
     pub status: Status,
     /// What this node has counted.
     pub counted: Counted,
-    /// For a caller that may read.
+    /// Absent unless the caller may read.
     pub lists: Option<Lists>,
     pub now: Stamp,
 }

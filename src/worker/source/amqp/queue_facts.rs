@@ -33,7 +33,7 @@ pub(super) struct QueueFacts {
 enum DeliveryLimit {
     None,
     Known(u32),
-    /// Unless something else is set, or the queue is a classic one.
+    /// The default of the broker, which quorum queues have unless an argument or a policy says otherwise.
     Default(u32),
 }
 

@@ -48,7 +48,7 @@ pub struct Download {
     response: Response,
     /// Time limit for one chunk.
     chunk_timeout: Duration,
-    /// Of content that is stored compressed; it is gone at the end.
+    /// Decompresses content that is stored compressed; gone at its end.
     decoder: Option<MultiGzDecoder<Vec<u8>>>,
     /// What the decoder has not had yet.
     compressed: Bytes,
