@@ -38,8 +38,8 @@ pub const QUEUE_BODY_TIMEOUT: Duration = Duration::from_secs(60);
 pub const QUEUE_ARTIFACT_BYTES_MAX: u64 = 4 << 30;
 /// Expired claims, tasks or artifacts in one commit.
 pub const QUEUE_SWEEP_MAX: u32 = 512;
-/// The latest tasks of a queue whose runs tell its workers.
-pub const QUEUE_WORKER_TASKS_MAX: u32 = 10_000;
+/// The claimed tasks of a queue, and the latest ones, whose runs tell its workers.
+pub const QUEUE_WORKER_TASKS_MAX: u32 = 2_000;
 pub const QUEUE_PAGE_MAX: u32 = 1_000;
 /// What is counted of each queue in memory.
 pub const QUEUE_ACTIVITY_MINUTES: i64 = 60;

@@ -279,7 +279,7 @@ pub(crate) async fn list_activity(app: App, call: Call) -> ReplyResult {
     }))
 }
 
-/// The workers that claimed one of the latest tasks of a queue.
+/// The workers of the claims of a queue, and of its latest tasks.
 pub(crate) async fn list_workers(app: App, call: Call) -> ReplyResult {
     let (queue, page) = (call.task_queue(), call.page()?);
     call.caller.require_scope(format!("queue:list-workers:{queue}"))?;

@@ -7,8 +7,9 @@ use super::super::clock::{QueueClock, UnixMillis};
 use super::super::task_definition;
 use super::super::{Config, Db};
 use super::artifacts::Artifact;
-use super::tx::Tx;
+use super::tx::{PageRequest, Tx};
 use super::*;
+use journeyman_domain::limits::QUEUE_WORKER_TASKS_MAX;
 use journeyman_platform::sqlite::{Done, Job, RunningStore, StoreStatus, erase, job, restore};
 
 fn config(clock: QueueClock) -> Arc<Config> {
@@ -188,4 +189,25 @@ async fn a_full_disk_fails_writes_until_there_is_space() {
     limit("1073741823").await.unwrap();
     store.execute(write).await.unwrap();
     assert_eq!(found(&store).await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_worker_with_a_claim_is_seen_behind_a_backlog_and_queues_have_the_times_of_their_latest_task() {
+    let store = store();
+    create(&store, new_task_id().as_str()).await;
+    assert_eq!(found(&store).await.len(), 1);
+    let all = store.execute(|tx| {
+        for _ in 0..QUEUE_WORKER_TASKS_MAX {
+            create_in(tx, new_task_id().as_str())?;
+        }
+        let page = PageRequest { limit: 10, offset: 0 };
+        Ok((tx.list_workers("p/w", page)?.items, tx.list_task_queues(page)?.items))
+    });
+    let (workers, queues) = all.await.unwrap();
+    assert_eq!(workers.iter().map(|seen| seen.worker.id.as_str()).collect::<Vec<_>>(), ["w1"]);
+    let [queue] = queues.as_slice() else { panic!("one queue") };
+    assert_eq!(
+        (queue.name.as_str(), queue.last_created.0 > 0, queue.expires > queue.last_created),
+        ("p/w", true, true)
+    );
 }

@@ -327,14 +327,18 @@ impl<'a> Tx<'a> {
         self.query_one("SELECT count(*) FROM tasks WHERE queue = ?1 AND taken_until IS NOT NULL", [queue])
     }
 
-    /// Lists the queues by name.
+    /// Lists the queues by name, each with the times of its latest task.
     pub(crate) fn list_task_queues(&self, page: PageRequest) -> StoreResult<ListPage<QueueSummary>> {
         let read = |row: &Row<'_>| {
             let (created, expires) = (UnixMillis(row.get(1)?), UnixMillis(row.get(2)?));
             Ok(QueueSummary { name: row.get(0)?, last_created: created, expires })
         };
-        let select =
-            "SELECT queue, max(created), max(expires) FROM tasks GROUP BY queue ORDER BY queue LIMIT ?1 OFFSET ?2";
+        // Goes from queue to queue in the index, because there are few queues and many tasks.
+        let select = "WITH RECURSIVE names (queue) AS (SELECT min(queue) FROM tasks UNION ALL \
+                      SELECT (SELECT min(queue) FROM tasks WHERE queue > names.queue) FROM names WHERE queue IS NOT NULL) \
+                      SELECT tasks.queue, created, expires FROM names \
+                      JOIN tasks ON id = (SELECT max(id) FROM tasks WHERE queue = names.queue) \
+                      ORDER BY tasks.queue LIMIT ?1 OFFSET ?2";
         let found = self.query(select, [page.limit.saturating_add(1), page.offset], read)?;
         Ok(ListPage::of(found, page))
     }
@@ -345,11 +349,14 @@ impl<'a> Tx<'a> {
         Ok(self.query_one::<Option<i64>>(select, [queue])?.map(UnixMillis))
     }
 
-    /// Lists the workers by group and id, from the runs of the latest tasks.
+    /// Lists the workers by group and id, from the runs of the tasks that are claimed and of the latest ones.
     pub(crate) fn list_workers(&self, queue: &str, page: PageRequest) -> StoreResult<ListPage<WorkerSeen>> {
         let latest = params![queue, QUEUE_WORKER_TASKS_MAX];
         let mut workers = BTreeMap::new();
-        for TaskRow { task, .. } in self.tasks("WHERE queue = ?1 ORDER BY id DESC LIMIT ?2", latest)? {
+        // The latest ones may all be pending.
+        let claimed = self.tasks("WHERE queue = ?1 AND taken_until IS NOT NULL ORDER BY id DESC LIMIT ?2", latest)?;
+        let latest = self.tasks("WHERE queue = ?1 ORDER BY id DESC LIMIT ?2", latest)?;
+        for TaskRow { task, .. } in claimed.into_iter().chain(latest) {
             for (run, record) in task.runs.into_iter().enumerate().rev() {
                 let (Some(worker), Some(started)) = (record.worker, record.started) else { continue };
                 let key = (worker.group.clone(), worker.id.clone());
