@@ -16,7 +16,7 @@ use crate::no_op_worker::{From, Payload};
 use crate::programs::{Program, QUEUE, Queue, until};
 use crate::support::http;
 use crate::support::task_queue::{CLIENT_ID, TOKEN};
-use crate::tasks::nothing_else;
+use crate::tasks::{nothing_else, starts};
 use crate::{Lab, Outcome};
 
 const CAPACITY: u32 = 32;
@@ -49,12 +49,18 @@ async fn fleet(serving: &mut JoinSet<std::io::Result<()>>) -> Outcome<String> {
 }
 
 impl Lab {
-    /// Tasks that a worker completes while nothing reads, and while ten pages a second are read.
+    /// How soon tasks start, and how many a worker completes, while nothing reads, and while ten pages a second are read.
     pub(crate) async fn console(&self) -> Outcome<Vec<Row>> {
         let (history, count, workers) = self.pick((80_000, 20_000, 200), (100, 100, 10));
         let queue = Queue::start(self, "20m").await?;
         queue.create_in("bench/history", history).await?;
+        let started = self.pick(400, 20);
         let complete = async || {
+            let from = From::Taskcluster { root_url: queue.root_url.clone() };
+            let mut idle = self.no_op_worker(from, 4, Payload::Stamp, 0)?;
+            idle.line("working").await?;
+            let late = starts(&queue, &mut idle, started).await?;
+            idle.stop().await?;
             let tasks = queue.create(count, &json!({})).await?;
             let from = From::Taskcluster { root_url: queue.root_url.clone() };
             let mut worker = self.no_op_worker(from, CAPACITY, Payload::Nothing, count)?;
@@ -62,9 +68,9 @@ impl Lab {
             nothing_else(&[worker.counts().await?], count)?;
             worker.stop().await?;
             queue.completed_once(&tasks).await?;
-            Outcome::Ok((counted as f64 / elapsed.as_secs_f64(), tasks))
+            Outcome::Ok((counted as f64 / elapsed.as_secs_f64(), late, tasks))
         };
-        let (alone, tasks) = complete().await?;
+        let (alone, without, tasks) = complete().await?;
         let mut serving = JoinSet::new();
         let fleet = fleet(&mut serving).await?;
         let urls: Vec<String> = (0..workers).map(|number| format!("\"{fleet}/w{number}\"")).collect();
@@ -104,10 +110,12 @@ impl Lab {
             }
             Ok(())
         };
-        let (beside, _) = tokio::select! {
+        let (before, reads_from) = (console.usage()?, now());
+        let (beside, with, _) = tokio::select! {
             done = complete() => done?,
             stopped = reading => return Err(stopped.err().unwrap_or_default().into()),
         };
+        let cpu = (console.usage()?.cpu - before.cpu).as_secs_f64() / (now() - reads_from).as_secs_f64() * 100.0;
         let slowest = |spans: &Vec<Duration>| spans.iter().max().copied().unwrap_or_default();
         let worst = pages.iter().zip(&took).max_by_key(|(_, spans)| slowest(spans)).map_or("", |(page, _)| page);
         let all = Spans::new(took.concat());
@@ -125,7 +133,13 @@ impl Lab {
                     worst.split('/').nth(1).unwrap_or("")
                 ),
                 aim: "≤ 200 ms",
-                limit: String::new(),
+                limit: format!("the console takes {cpu:.0} % of a core, the {workers} workers included"),
+            },
+            Row {
+                figure: format!("create to start beside ten such pages a second: p50 and p99 of {started}"),
+                reached: with.pair(50, 99),
+                aim: "",
+                limit: format!("{} without pages", without.pair(50, 99)),
             },
             Row {
                 figure: format!("no-op tasks beside ten such pages a second, capacity {CAPACITY}; 0 of {count} lost"),

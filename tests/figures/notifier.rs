@@ -375,28 +375,29 @@ impl Lab {
         })
     }
 
-    /// What readers cost the intake of a notifier that holds a backlog, and how soon it delivers when it starts with one.
+    /// What readers cost the intake and the delivery of a notifier that holds a backlog, and how soon it delivers when it starts with one.
     async fn backlog(&self) -> Outcome<Vec<Row>> {
         let (count, lanes) = self.pick((1_000_000, 100_000), (2_000, 500));
         let receiver = Receiver::start().await?;
-        let config = endpoint("bench", receiver.address, "bench");
+        let live = Receiver::start().await?;
+        let config = endpoint("held", receiver.address, "held") + &endpoint("bench", live.address, "bench");
         let folder = self.fresh("backlog")?;
         let store = format!("db = \"{}\"", folder.join("notifier.db").display());
         let filling = Notifier::start(self, &store, &config).await?;
-        filling.call("/v1/endpoints/bench/pause", b"{}".to_vec()).await?;
+        filling.call("/v1/endpoints/held/pause", b"{}".to_vec()).await?;
         let began = now();
         for first in (0..count).step_by(BATCH * CALLS * 10) {
-            filling.publish("bench", first..count.min(first + BATCH * CALLS * 10), lanes).await?;
+            filling.publish("held", first..count.min(first + BATCH * CALLS * 10), lanes).await?;
         }
         let taken = count as f64 / (now() - began).as_secs_f64();
-        let beside_readers = self.beside_readers(&filling, count).await?;
+        let beside_readers = self.beside_readers(&filling, &live, count).await?;
         let mut program = filling.program;
         program.child.start_kill()?;
         program.child.wait().await?;
         let began = now();
         let notifier = Notifier::start(self, &store, &config).await?;
         let listens = now() - began;
-        notifier.call("/v1/endpoints/bench/resume", b"{}".to_vec()).await?;
+        notifier.call("/v1/endpoints/held/resume", b"{}".to_vec()).await?;
         let resumed = now();
         receiver.wait_for(1).await?;
         let first = now() - resumed;
@@ -412,21 +413,10 @@ impl Lab {
         Ok(vec![beside_readers, start])
     }
 
-    /// How long calls with an event take while others read the pages and the API one after the other.
-    async fn beside_readers(&self, notifier: &Notifier, messages: usize) -> Outcome<Row> {
-        let (calls, per_second) = self.pick((4_000, 400), (100, 100));
-        let intake = async |kind: &str| {
-            let began = tokio::time::Instant::now();
-            let sending = stream::iter(0..calls).map(|number| async move {
-                sleep_until(began + Duration::from_micros(1_000_000 / per_second * number)).await;
-                let sent = now();
-                let number = usize::try_from(number)?;
-                notifier.call("/v1/events", serde_json::to_vec(&event(kind, number, number + 1))?).await?;
-                Outcome::Ok(now() - sent)
-            });
-            Outcome::Ok(Spans::new(sending.buffered(ATTEMPTS).try_collect().await?))
-        };
-        let without = intake("bench.quiet").await?;
+    /// How late events arrive while others read the pages and the API one after the other.
+    async fn beside_readers(&self, notifier: &Notifier, live: &Receiver, messages: usize) -> Outcome<Row> {
+        let (calls, per_second, lanes) = self.pick((4_000, 400, 1_000), (100, 100, 50));
+        let without = paced(notifier, live, 0..calls, lanes, per_second).await?;
         let mut reads = Vec::new();
         let reading = async {
             loop {
@@ -440,12 +430,12 @@ impl Lab {
         };
         let with = tokio::select! {
             read = reading => return read,
-            with = intake("bench.read") => with?,
+            with = paced(notifier, live, calls..2 * calls, lanes, per_second) => with?,
         };
         let reads = Spans::new(reads);
         Ok(Row {
             figure: format!(
-                "intake beside a reader of pages and API, {messages} messages of history, {per_second} /s: p50 and p99 of {calls}"
+                "call to webhook beside a reader of pages and API, {messages} messages of history, {per_second} /s: p50 and p99 of {calls}; 0 lost"
             ),
             reached: format!(
                 "{}, {:+.1} ms; slowest of {} reads {}",

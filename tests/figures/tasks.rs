@@ -34,6 +34,27 @@ pub(crate) fn nothing_else(counts: &[Value], tasks: usize) -> Outcome<()> {
     Err(format!("of {tasks} tasks the workers counted {counts:?}").into())
 }
 
+/// How long tasks take from just before createTask is sent until the handler of an idle worker runs.
+pub(crate) async fn starts(queue: &Queue, worker: &mut Role, count: u64) -> Outcome<Spans> {
+    const WARM_UP: u64 = 10;
+    let mut spans = Vec::new();
+    for number in 0..WARM_UP + count {
+        // The worker is idle again, and no two samples meet its timers at the same place.
+        sleep(Duration::from_micros(8_000 + number * 7_919 % 12_000)).await;
+        let sent_at = now();
+        let task = queue.create_one(&json!({})).await?;
+        let line = worker.line("started").await?;
+        let (at, name) = line.split_once(' ').ok_or("a start without a task")?;
+        if name != task.as_str() {
+            return Err(format!("{task} was created, {name} was started").into());
+        }
+        if number >= WARM_UP {
+            spans.push(Duration::from_nanos(at.parse()?) - sent_at);
+        }
+    }
+    Ok(Spans::new(spans))
+}
+
 impl Lab {
     fn task_worker(&self, queue: &Queue, capacity: usize, payload: Payload, expected: usize) -> Outcome<Role> {
         let from = From::Taskcluster { root_url: queue.root_url.clone() };
@@ -71,30 +92,13 @@ impl Lab {
         Ok(rows)
     }
 
-    /// From just before createTask is sent until the handler runs in an idle worker.
     pub(crate) async fn latency(&self) -> Outcome<Vec<Row>> {
         let disk = flushes(self.path(), self.pick(Duration::from_secs(1), Duration::from_millis(50))).await?;
         let queue = Queue::start(self, "20m").await?;
         let mut worker = self.task_worker(&queue, 4, Payload::Stamp, 0)?;
         worker.line("working").await?;
-        let (warm_up, count) = (10, self.pick(400, 20));
-        let mut spans = Vec::new();
-        for number in 0..warm_up + count {
-            // The worker is idle again, and no two samples meet its timers at the same place.
-            sleep(Duration::from_micros(8_000 + number * 7_919 % 12_000)).await;
-            let sent_at = now();
-            let task = queue.create_one(&json!({})).await?;
-            let line = worker.line("started").await?;
-            let (at, name) = line.split_once(' ').ok_or("a start without a task")?;
-            if name != task.as_str() {
-                return Err(format!("{task} was created, {name} was started").into());
-            }
-            if number >= warm_up {
-                spans.push(Duration::from_nanos(at.parse()?) - sent_at);
-            }
-        }
+        let spans = starts(&queue, &mut worker, self.pick(400, 20)).await?;
         worker.stop().await?;
-        let spans = Spans::new(spans);
         Ok(vec![Row {
             figure: format!("create to start, long poll: p50 and p99 of {}", spans.len()),
             reached: spans.pair(50, 99),
