@@ -16,7 +16,7 @@ use crate::no_op_worker::{From, Payload};
 use crate::programs::{Program, QUEUE, Queue, until};
 use crate::support::http;
 use crate::support::task_queue::{CLIENT_ID, TOKEN};
-use crate::tasks::{nothing_else, starts};
+use crate::tasks::{WARM_UP, nothing_else, starts};
 use crate::{Lab, Outcome};
 
 const CAPACITY: u32 = 32;
@@ -57,9 +57,10 @@ impl Lab {
         let started = self.pick(400, 20);
         let complete = async || {
             let from = From::Taskcluster { root_url: queue.root_url.clone() };
-            let mut idle = self.no_op_worker(from, 4, Payload::Stamp, 0)?;
+            let mut idle = self.no_op_worker(from, 4, Payload::Stamp, usize::try_from(WARM_UP + started)?)?;
             idle.line("working").await?;
             let late = starts(&queue, &mut idle, started).await?;
+            idle.done().await?;
             idle.stop().await?;
             let tasks = queue.create(count, &json!({})).await?;
             let from = From::Taskcluster { root_url: queue.root_url.clone() };

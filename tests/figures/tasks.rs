@@ -34,9 +34,11 @@ pub(crate) fn nothing_else(counts: &[Value], tasks: usize) -> Outcome<()> {
     Err(format!("of {tasks} tasks the workers counted {counts:?}").into())
 }
 
+/// Tasks before the first that is measured.
+pub(crate) const WARM_UP: u64 = 10;
+
 /// How long tasks take from just before createTask is sent until the handler of an idle worker runs.
 pub(crate) async fn starts(queue: &Queue, worker: &mut Role, count: u64) -> Outcome<Spans> {
-    const WARM_UP: u64 = 10;
     let mut spans = Vec::new();
     for number in 0..WARM_UP + count {
         // The worker is idle again, and no two samples meet its timers at the same place.
