@@ -241,8 +241,10 @@ fn pages_need_no_scripts_to_be_read_and_a_token_to_change() {
     let task = dev.shell("plain", "printf '# Report\\n[x](javascript:alert(1)) <script>1</script>' > r.md; exit 3");
     dev.host.task(&["wait", &task]);
     let address = dev.page.strip_prefix("http://").expect("HTTP");
+    let phases = format!("<a href=\"/tasks/dev/{task}\">{task}/0</a>");
     for (path, words) in [
         ("/".to_owned(), "task queues"),
+        (format!("/workers/{}", hostname(&dev)), &phases),
         ("/fleet".to_owned(), "slots busy"),
         ("/tasks/dev?state=failed".to_owned(), "plain"),
         (format!("/tasks/dev/{task}"), "command 0: exit status 3"),

@@ -18,7 +18,7 @@ use crate::console::text::strip_control_chars;
 use crate::console::worker;
 use crate::control::WorkerStatusReply;
 use crate::control::controller_api::ControllerStatusReply;
-use journeyman_domain::limits::HISTORY_WINDOW;
+use journeyman_domain::limits::{CONSOLE_TASKS_SHOWN, HISTORY_WINDOW};
 use journeyman_worker::engine::ClaimHistory;
 use journeyman_worker::task::formats::is_slugid;
 
@@ -181,12 +181,13 @@ pub(super) async fn worker_page(State(console): Shared, Path(id): Path<String>) 
         if reading.status.as_ref().is_some_and(|status| status.id == id) {
             let history = history(&console, target).await;
             let mut report = report(&reading, "worker", |status| worker::report(status, &[]));
-            if let ([queue], Some(report)) = (console.queues.as_slice(), &mut report) {
-                link_tasks(report, queue);
+            let queue = console.only_queue();
+            if let (Some(queue), Some(report)) = (queue, &mut report) {
+                link_tasks(report.sections.iter_mut().flat_map(|section| &mut section.tables), queue);
             }
             let main = html! {
                 @for section in report.iter().flat_map(|report| &report.sections) { (page::section(section)) }
-                @if target.address().is_some() || console.history.is_some() { (hour(&history, console.queues.first())) }
+                @if target.address().is_some() || console.history.is_some() { (hour(&history, queue)) }
             };
             let name = report.map_or_else(|| html! { "worker" }, |report| page::cell(&report.name));
             return Ok(console.page(&id, name, main).build());
@@ -209,12 +210,28 @@ fn hour(history: &[ClaimHistory], queue: Option<&QueueTarget>) -> Markup {
     let lanes = packed(history.iter().map(named).filter(|bars| !bars.is_empty()).collect());
     let lane = |(index, bars): (usize, Vec<Bar>)| Lane { label: format!("{}", index + 1), bars, ticks: Vec::new() };
     let lanes: Vec<Lane> = lanes.into_iter().enumerate().map(lane).collect();
+    let rows = history.iter().rev().take(CONSOLE_TASKS_SHOWN).map(|claim| {
+        let phases = bars(claim, None).into_iter().map(|bar| bar.title).collect::<Vec<_>>().join(", ");
+        let began = claim.phases.first().map(|phase| phase.seconds_ago);
+        vec![
+            cell(Value::Code(format!("{}/{}", claim.task, claim.run))).note_some(claim.name.as_ref()),
+            cell(claim.outcome.as_deref().unwrap_or("held")),
+            maybe(began, Value::Ago),
+            cell(phases),
+        ]
+    });
+    let more = history.len().saturating_sub(CONSOLE_TASKS_SHOWN);
+    let mut numbers = Table { more, ..Table::new("", &["task", "outcome", "claimed", "phases"], rows) };
+    if let Some(queue) = queue {
+        link_tasks([&mut numbers], queue);
+    }
     html! {
         section {
             h3 { "slots in the last hour" }
             @if lanes.is_empty() { p.empty { "No claim yet." } } @else {
                 (timeline(&lanes, -window, 0.0, ["an hour ago", "now"]))
                 (legend(&PHASES[1..]))
+                details data-name="hour" { summary { "the same as numbers" } (page::table(&numbers)) }
             }
         }
     }

@@ -33,7 +33,7 @@ use self::commands::require_token;
 use self::result::ArtifactKey;
 use self::targets::{QueueTarget, Reading, SnapshotFn, Target, read_all};
 use super::page::{self, Commands, HtmlPage, PageContent};
-use super::rows::{Headline, Level, Report, Section, Value, cell};
+use super::rows::{Headline, Level, Report, Section, Table, Value, cell};
 use super::{controller, notifier, worker};
 use crate::control::WorkerStatusReply;
 use crate::control::controller_api::ControllerStatusReply;
@@ -141,6 +141,11 @@ impl Console {
         found.ok_or_else(|| PageError::not_found(format!("this console has no queue {name:?}")))
     }
 
+    /// The queue that tasks of all workers are of, as far as it is known.
+    fn only_queue(&self) -> Option<&QueueTarget> {
+        if let [queue] = self.queues.as_slice() { Some(queue) } else { None }
+    }
+
     fn commands(&self) -> Commands {
         let has_orders = !(self.queues.is_empty() && self.controllers.is_empty() && self.notifiers.is_empty());
         if has_orders && self.token.is_some() { Commands::Token("http.token_file") } else { Commands::None }
@@ -207,8 +212,11 @@ impl Console {
             });
             reports.extend(report.map(|report| via::redirect(report, &prefix)));
         }
-        if let [queue] = self.queues.as_slice() {
-            reports.iter_mut().for_each(|report| link_tasks(report, queue));
+        if let Some(queue) = self.only_queue() {
+            link_tasks(
+                reports.iter_mut().flat_map(|report| &mut report.sections).flat_map(|section| &mut section.tables),
+                queue,
+            );
         }
         if self.token.is_none() {
             reports.iter_mut().for_each(page::remove_actions);
@@ -230,10 +238,9 @@ impl Console {
     }
 }
 
-/// Lets the runs of a report lead to the pages of their tasks.
-fn link_tasks(report: &mut Report, queue: &QueueTarget) {
-    let tables = report.sections.iter_mut().flat_map(|section| &mut section.tables);
-    for cell in tables.flat_map(|table| table.rows.iter_mut().filter_map(|row| row.first_mut())) {
+/// Lets the runs in tables lead to the pages of their tasks.
+fn link_tasks<'a>(tables: impl IntoIterator<Item = &'a mut Table>, queue: &QueueTarget) {
+    for cell in tables.into_iter().flat_map(|table| table.rows.iter_mut().filter_map(|row| row.first_mut())) {
         for part in &mut cell.parts {
             if let Value::Code(text) = &part.value
                 && let Some((task, _)) = text.split_once('/').filter(|(task, _)| is_slugid(task))

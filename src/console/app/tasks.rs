@@ -18,7 +18,7 @@ use super::targets::QueueTarget;
 use super::{Console, PageError, PageResult, QUEUE_REFRESH_SECONDS, Shared, log_text, phases, result, within};
 use crate::console::page::{self, PageContent};
 use crate::console::picture::{Bar, Lane, legend, timeline};
-use crate::console::rows::{Action, Cell, Headline, NONE, Section, Table, Value, cell, maybe, precise, row};
+use crate::console::rows::{Action, Cell, Headline, Level, NONE, Section, Table, Value, cell, maybe, precise, row};
 use crate::console::task::bulk::{self, BulkAction, BulkResult};
 use crate::console::task::card::{self, TaskCard};
 use crate::console::task::definition;
@@ -150,6 +150,7 @@ async fn unresolved(target: &QueueTarget, queue: &str) -> Result<Vec<FoundTask>,
 pub(super) async fn group(State(console): Shared, Path((name, group)): Path<(String, String)>) -> PageResult {
     let target = console.queue(&name)?;
     let found = within(target.api.task_group(&group, None)).await?;
+    let is_part = found.continuation_token.is_some();
     let read = |entry: &JsonValue| {
         let task = &entry["task"];
         FoundTask::read(
@@ -166,6 +167,10 @@ pub(super) async fn group(State(console): Shared, Path((name, group)): Path<(Str
         Table { more: found.len().saturating_sub(CONSOLE_TASKS_SHOWN), ..table(target, "tasks, oldest first", &found) };
     let section = Section {
         title: cell(format!("group {group}")),
+        alerts: is_part
+            .then(|| (Level::Warn, format!("The group has more tasks: these are the first {}.", found.len())))
+            .into_iter()
+            .collect(),
         facts: states.collect(),
         tables: vec![shown],
         ..Section::default()
