@@ -116,32 +116,37 @@ pub(crate) fn query(filter: &MessageFilter) -> String {
     given.map(|(name, value)| format!("{name}={}&", urlencoding::encode(value))).collect()
 }
 
-/// What a reader of a notifier sees, with its buttons.
+/// What a reader of a notifier can change, with the buttons.
 pub(crate) fn report(found: &Status, lists: &Lists, now: Stamp) -> Report {
-    let tables = |tables| Section { tables, ..Section::default() };
-    let (lanes, attempts) = (lane_table(&lists.lanes, now), attempt_table(&lists.attempts, now));
-    Report { sections: vec![status(found, now), tables(vec![lanes]), tables(vec![attempts])], ..Report::default() }
+    let lanes = Section { tables: vec![lane_table(&lists.lanes, now)], ..Section::default() };
+    Report { sections: vec![status(found, now), lanes], ..Report::default() }
 }
 
-/// A report, and the messages with a form that searches them.
-pub(crate) fn draw(report: &Report, Lists { messages: page, filter, .. }: &Lists, now: Stamp) -> Markup {
+/// A report, the messages with a form that searches them, and the attempts.
+pub(crate) fn draw(report: &Report, lists: &Lists, now: Stamp) -> Markup {
+    let Lists { attempts, messages: page, filter, .. } = lists;
     let MessageFilter { endpoint, key, r#type, event_id, contains, .. } = filter;
     let fields =
         [("endpoint", endpoint), ("key", key), ("type", r#type), ("event_id", event_id), ("contains", contains)];
+    let found = message_table(&page.messages, now);
     html! {
         @for section in &report.sections { (page::section(section)) }
-        form.search method="get" {
-            @for (name, value) in fields {
-                label { (name.replace('_', " ")) " " input name=(name) value=[value.as_ref()] size="12"; }
+        section {
+            h3 { (found.title) }
+            form.search method="get" {
+                @for (name, value) in fields {
+                    label { (name.replace('_', " ")) " " input name=(name) value=[value.as_ref()] size="12"; }
+                }
+                label { "state " select name="outcome" {
+                    option value="" { "any" }
+                    @for outcome in OUTCOMES { option value=(outcome) selected[filter.outcome.as_deref() == Some(outcome)] { (outcome) } }
+                } }
+                button type="submit" { "find" }
             }
-            label { "state " select name="outcome" {
-                option value="" { "any" }
-                @for outcome in OUTCOMES { option value=(outcome) selected[filter.outcome.as_deref() == Some(outcome)] { (outcome) } }
-            } }
-            button type="submit" { "find" }
+            (page::table(&Table { title: String::new(), ..found }))
+            @if let Some(next) = page.next { p { a href={ "?" (query(filter)) "before=" (next) } { "older messages" } } }
+            (page::table(&attempt_table(attempts, now)))
         }
-        (page::section(&Section { tables: vec![message_table(&page.messages, now)], ..Section::default() }))
-        @if let Some(next) = page.next { p { a href={ "?" (query(filter)) "before=" (next) } { "older messages" } } }
     }
 }
 
