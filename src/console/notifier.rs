@@ -99,7 +99,10 @@ fn detail(text: &str) -> Option<Value> {
     (!text.is_empty()).then(|| Value::Long(text.to_owned()))
 }
 
-const OUTCOMES: [&str; 6] = ["waiting", "delivered", "dead", "exhausted", "aborted-by-receiver", "skipped-by-operator"];
+/// The states by which messages are searched.
+pub(crate) fn message_states() -> impl Iterator<Item = &'static str> {
+    ["waiting", "dead"].into_iter().chain(MessageOutcome::ALL.map(MessageOutcome::as_str))
+}
 
 /// The filter as the query of a link, which ends with `&`.
 pub(crate) fn query(filter: &MessageFilter) -> String {
@@ -139,7 +142,7 @@ pub(crate) fn draw(report: &Report, lists: &Lists, now: Stamp) -> Markup {
                 }
                 label { "state " select name="outcome" {
                     option value="" { "any" }
-                    @for outcome in OUTCOMES { option value=(outcome) selected[filter.outcome.as_deref() == Some(outcome)] { (outcome) } }
+                    @for outcome in message_states() { option value=(outcome) selected[filter.outcome.as_deref() == Some(outcome)] { (outcome) } }
                 } }
                 button type="submit" { "find" }
             }

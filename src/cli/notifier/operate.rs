@@ -2,6 +2,7 @@
 
 use std::str::FromStr;
 
+use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
 use serde::de::DeserializeOwned;
@@ -13,6 +14,7 @@ use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::output::{self, Format};
 use crate::console::rows::Table;
 use crate::console::{notifier as console, text};
+use journeyman_domain::lane::retry::MessageOutcome;
 use journeyman_domain::staged::Stamp;
 use journeyman_platform::host::clock::stamp;
 use journeyman_platform::settings::Environment;
@@ -193,7 +195,7 @@ pub(super) struct ReplayArgs {
     #[command(flatten)]
     events: EventArgs,
     /// Messages that have ended so
-    #[arg(long, value_parser = ["delivered", "exhausted", "aborted-by-receiver", "skipped-by-operator"])]
+    #[arg(long, value_parser = PossibleValuesParser::new(MessageOutcome::ALL.map(MessageOutcome::as_str)))]
     outcome: Option<String>,
     /// Only count them
     #[arg(long)]
@@ -207,7 +209,7 @@ pub(super) struct MessagesArgs {
     #[command(flatten)]
     events: EventArgs,
     /// Messages in this state; `dead` are those that were never delivered
-    #[arg(long, value_parser = ["waiting", "delivered", "exhausted", "aborted-by-receiver", "skipped-by-operator", "dead"])]
+    #[arg(long, value_parser = PossibleValuesParser::new(console::message_states()))]
     outcome: Option<String>,
     /// Messages whose event has this text in its data
     #[arg(long, value_name = "TEXT")]
