@@ -75,7 +75,8 @@ impl FlagSet for QueueFlags {
 pub struct ConsoleFlags;
 
 impl FlagSet for ConsoleFlags {
-    const LIST: &'static [ConfigFlag] = &[flag("listen", "http.listen"), LOG[0], LOG[1]];
+    const LIST: &'static [ConfigFlag] =
+        &[ConfigFlag { default_override: Some("127.0.0.1:7117"), ..flag("listen", "http.listen") }, LOG[0], LOG[1]];
 }
 
 /// `journeyman notifier`.
@@ -158,6 +159,7 @@ impl<F: FlagSet> clap::Args for ConfigArgs<F> {
 fn flag_arg(flag: &ConfigFlag) -> Arg {
     let key = reference::find(flag.key);
     let about = key.map_or("", |key| &key.description);
+    let about = if flag.default_override.is_some() { about.replace(" [built-in: none]", "") } else { about.to_owned() };
     let default = flag.default_override.or_else(|| key?.default.as_deref());
     let default = default.map_or_else(String::new, |default| format!(" [default: {}]", default.trim_matches('"')));
     let value = match key.map_or("", |key| &key.value_kind) {
