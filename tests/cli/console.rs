@@ -149,6 +149,12 @@ fn a_person_creates_follows_reruns_and_cancels_tasks_in_a_browser() {
     browser.sees("3 done");
     check_looks(&mut browser, "tasks");
 
+    // A list without a filter is live.
+    dev.go(&mut browser, "/tasks/dev");
+    browser.sees("endless");
+    dev.shell("created later", "exit 0");
+    browser.sees("created later");
+
     for (path, words) in [
         ("/", "Recent results"),
         ("/fleet", "slots busy"),

@@ -143,7 +143,8 @@
   }
 
   function isEdited(field) {
-    if (field.tagName === "SELECT") return !field.options[field.selectedIndex].defaultSelected;
+    // Without a `selected` option the first one is.
+    if (field.tagName === "SELECT") return field.selectedIndex !== Math.max(0, [...field.options].findIndex((option) => option.defaultSelected));
     return field.value !== field.defaultValue;
   }
 
