@@ -145,7 +145,9 @@ async fn a_console_sends_orders_on_with_its_own_token_and_nothing_else() {
         token: Some(Secret::new(TOKEN)),
         http: client_builder().build().expect("a client"),
     };
-    let controllers = vec![Target::remote(address, "status.json")];
+    let wrong = Secret::new("another-token-than-that-of-the-role");
+    let stale = Address { name: "stale".to_owned(), token: Some(wrong), ..address.clone() };
+    let controllers = vec![Target::remote(address, "status.json"), Target::remote(stale, "status.json")];
     let console = Arc::new(Console { controllers, token: Some(BearerToken::new(of_console)), ..Console::default() });
     let listener = HttpListener::listen("127.0.0.1:0".parse().unwrap(), Exposure::Loopback).await.expect("a port");
     let address = listener.address().expect("an address");
@@ -181,6 +183,8 @@ async fn a_console_sends_orders_on_with_its_own_token_and_nothing_else() {
     ] {
         assert_eq!(send(&format!("POST {path}"), of_console, "{}").await.status, 404, "{path}");
     }
+    let refused = send("POST /via/stale/v1/commands", of_console, &order.to_string()).await;
+    assert!(refused.status == 502 && refused.body.contains("[console.target.stale]"), "{}", refused.body);
     assert_eq!(told.lock().unwrap().len(), 0, "nothing was sent");
     let done = send("POST /via/core/v1/commands", of_console, &order.to_string()).await;
     assert!(done.status == 200 && !done.body.contains(TOKEN), "{}", done.body);

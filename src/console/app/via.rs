@@ -81,6 +81,11 @@ pub(super) async fn forward(
         |error: reqwest::Error| failed(StatusCode::BAD_GATEWAY, format!("{name}: {}", root_cause(&error)));
     let mut answer = sent.send().await.map_err(unreachable)?;
     let status = answer.status();
+    if status == StatusCode::UNAUTHORIZED {
+        // The reader's own token is right.
+        let why = format!("{name} refuses the token of this console: set `token_file` of [console.target.{name}]");
+        return Err(failed(StatusCode::BAD_GATEWAY, why));
+    }
     let body = read_body(&mut answer, CONSOLE_ANSWER_BYTES_MAX).await;
     let body = body.map_err(|_| failed(StatusCode::BAD_GATEWAY, format!("{name}: its answer cannot be read")))?;
     if is_page {
@@ -110,15 +115,14 @@ pub(super) async fn notifier_page(
     }
     let before = filter.before.map(|before| format!("before={before}&")).unwrap_or_default();
     let messages = format!("v1/messages?{}{before}data=true", notifier::query(&filter));
-    let (lanes, attempts, messages) = tokio::join!(
+    let (status, lanes, attempts, messages) = tokio::try_join!(
+        address.get::<NotifierStatus>("v1/status"),
         address.get::<Vec<LaneRow>>("v1/lanes"),
         address.get::<Vec<AttemptRow>>("v1/attempts"),
         address.get::<MessagePage>(&messages),
-    );
-    let failed = |why: String| PageError(StatusCode::BAD_GATEWAY, why);
-    let (lanes, attempts, messages) = (lanes.map_err(failed)?, attempts.map_err(failed)?, messages.map_err(failed)?);
+    )
+    .map_err(|why| PageError(StatusCode::BAD_GATEWAY, why))?;
     let (lists, now) = (Lists { lanes, attempts, messages, filter }, stamp());
-    let status = target.read().await.status.unwrap_or_default();
     let report = redirect(notifier::report(&status, &lists, now), &prefix(target));
     let main = notifier::draw(&report, &lists, now);
     let content = console.page(&name, html! { "notifier " (name) }, main);
