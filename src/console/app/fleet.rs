@@ -1,6 +1,6 @@
 //! Workers of all hosts: what their addresses, the queues and the controllers tell of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use axum::extract::{Path, State};
 use futures_util::future::join_all;
@@ -9,12 +9,12 @@ use maud::{Markup, html};
 use super::listing::path;
 use super::phases::{PHASES, bars, history};
 use super::queues::workers_of_queue;
-use super::targets::{QueueTarget, Reading, read_all};
+use super::targets::{QueueTarget, Reading, Target, read_all};
 use super::{Console, PageError, PageResult, QUEUE_REFRESH_SECONDS, Shared, link_tasks, report, within_moment};
 use crate::console::page::{self, PageContent};
 use crate::console::picture::{Bar, Lane, SLOTS_MAX, legend, packed, slots, timeline};
 use crate::console::rows::{Cell, Level, Section, Table, Value, cell, maybe};
-use crate::console::text::strip_control_chars;
+use crate::console::text;
 use crate::console::worker;
 use crate::control::WorkerStatusReply;
 use crate::control::controller_api::ControllerStatusReply;
@@ -58,14 +58,22 @@ fn worker_path(status: &WorkerStatusReply) -> String {
 /// A row of the fleet, with the order in which it is shown.
 type Row = (u8, Vec<Cell>);
 
-fn row(reading: &Reading<WorkerStatusReply>) -> Option<Row> {
-    let status = reading.status.as_ref()?;
+/// The row of a worker whose slots and leases are unknown.
+fn brief(rank: u8, [name, group, state, why, seen]: [Cell; 5]) -> Row {
+    (rank, vec![name, group, state, cell(""), cell(""), why, seen])
+}
+
+fn row(target: &Target<WorkerStatusReply>, reading: &Reading<WorkerStatusReply>) -> Row {
+    let error = reading.error.as_deref();
+    let Some(status) = &reading.status else {
+        let name = target.address().map_or("this host", |address| &address.name);
+        let why = cell(error.unwrap_or_default());
+        return brief(0, [cell(name), cell(""), cell("unknown").at(Level::Bad), why, cell("")]);
+    };
     let view = &status.snapshot;
-    let headline = worker::headline(view);
-    let is_silent = reading.error.is_some();
-    let level = if is_silent { Level::Bad } else { headline.level };
-    let state = if is_silent { "silent" } else { view.state.as_str() };
-    let why = cell(reading.error.clone().unwrap_or_else(|| worker::claiming(view).1));
+    let level = if error.is_some() { Level::Bad } else { worker::headline(view).level };
+    let state = if error.is_some() { "silent" } else { view.state.as_str() };
+    let why = cell(error.map_or_else(|| worker::claiming(view).1, str::to_owned));
     let name = Value::Link { text: status.id.clone(), href: worker_path(status) };
     let leases = view.claims.iter().filter_map(|claim| Some((claim.lease_left_seconds?, claim.lease_seconds)));
     let shortest = leases.min_by(|(one, _), (other, _)| one.total_cmp(other));
@@ -87,25 +95,25 @@ fn row(reading: &Reading<WorkerStatusReply>) -> Option<Row> {
         why,
         seen,
     ];
-    Some((rank, cells))
+    (rank, cells)
 }
 
 /// Workers that only a queue or a controller knows.
-async fn others(console: &Console, known: &[String]) -> Vec<Row> {
+async fn others(console: &Console, known: &BTreeSet<&str>) -> Vec<Row> {
     let mut found: BTreeMap<String, Row> = BTreeMap::new();
     let of_queues = join_all(console.queues.iter().map(|queue| within_moment(workers_of_queue(queue)))).await;
     for (queue, answer) in console.queues.iter().zip(of_queues) {
         match answer {
             Ok(workers) => found.extend(workers.into_iter().map(|(id, group, task)| {
                 let latest = cell(format!("latest task {task}"));
-                let cells = vec![cell(&id), cell(group), cell("claimed lately"), cell(""), cell(""), latest, cell("")];
-                (id, (3, cells))
+                let row = brief(3, [cell(&id), cell(group), cell("claimed lately"), latest, cell("")]);
+                (id, row)
             })),
             Err(PageError(_, why)) => {
                 let name = format!("queue {}", queue.name);
                 let state = cell("unknown").at(Level::Bad);
-                let cells = vec![cell(&name), cell(""), state, cell(""), cell(""), cell(why), cell("")];
-                found.insert(name, (0, cells));
+                let row = brief(0, [cell(&name), cell(""), state, cell(why), cell("")]);
+                found.insert(name, row);
             }
         }
     }
@@ -114,29 +122,21 @@ async fn others(console: &Console, known: &[String]) -> Vec<Row> {
         let groups = pools.flat_map(|pool| pool.groups.iter().map(move |group| (&pool.name, group)));
         for (pool, group) in groups {
             for one in &group.worker_list {
-                let state = cell(one.state.as_str());
                 let why = cell(format!("pool {pool}, key {}", group.key)).note_some(one.detail.clone());
-                let cells = vec![
-                    cell(&one.id),
-                    cell(pool),
-                    state,
-                    cell(""),
-                    cell(""),
-                    why,
-                    cell(Value::Lasts(one.age_seconds)),
-                ];
-                found.insert(one.id.clone(), (2, cells));
+                let age = cell(Value::Lasts(one.age_seconds));
+                let row = brief(2, [cell(&one.id), cell(pool), cell(one.state.as_str()), why, age]);
+                found.insert(one.id.clone(), row);
             }
         }
     }
-    found.into_iter().filter(|(id, _)| !known.contains(id)).map(|(_, row)| row).collect()
+    found.into_iter().filter(|(id, _)| !known.contains(id.as_str())).map(|(_, row)| row).collect()
 }
 
 /// The workers of all hosts, those to look at first.
-pub(crate) async fn table(console: &Console) -> Table {
-    let workers = read_all(&console.workers).await;
-    let known: Vec<String> = workers.iter().filter_map(|reading| Some(reading.status.as_ref()?.id.clone())).collect();
-    let mut rows: Vec<Row> = workers.iter().filter_map(row).collect();
+async fn table(console: &Console, readings: &[Reading<WorkerStatusReply>]) -> Table {
+    let known = readings.iter().filter_map(|reading| Some(reading.status.as_ref()?.id.as_str())).collect();
+    let mut rows: Vec<Row> =
+        console.workers.iter().zip(readings).map(|(target, reading)| row(target, reading)).collect();
     rows.extend(others(console, &known).await);
     rows.sort_by_key(|(rank, _)| *rank);
     let columns = ["worker", "group", "state", "slots", "shortest lease", "why", "seen"];
@@ -144,33 +144,18 @@ pub(crate) async fn table(console: &Console) -> Table {
         .or("No worker is known: none has claimed from a queue lately, and the console was told of none.")
 }
 
-/// Why a worker does what it does, in lines.
-pub(crate) async fn reasons(console: &Console, name: &str) -> Vec<String> {
-    let workers = read_all(&console.workers).await;
-    let Some(status) = workers.iter().filter_map(|reading| reading.status.as_deref()).find(|status| status.id == name)
-    else {
-        return vec!["only the queue or the controller tells of this worker".to_owned()];
-    };
-    let view = &status.snapshot;
-    let mut lines = vec![worker::headline(view).cell.text()];
-    lines.extend(view.hints.iter().cloned());
-    let failing =
-        view.sources.iter().filter_map(|source| Some(format!("{}: {}", source.name, source.error.as_ref()?.message)));
-    lines.extend(failing);
-    lines.extend(view.claims.iter().map(|claim| {
-        let progress = claim.progress.as_deref().unwrap_or_default();
-        format!("{}/{} {} {progress}", claim.task, claim.run, claim.state)
-    }));
-    lines.iter().map(|line| strip_control_chars(line)).collect()
+/// The workers of all hosts, and the status of each that has answered, in lines.
+pub(crate) async fn read(console: &Console) -> (Table, BTreeMap<String, String>) {
+    let readings = read_all(&console.workers).await;
+    let known = readings.iter().filter_map(|reading| reading.status.as_deref());
+    let statuses = known.map(|status| (status.id.clone(), text::report(&worker::report(status, &[])))).collect();
+    (table(console, &readings).await, statuses)
 }
 
 pub(super) async fn page(State(console): Shared) -> PageResult {
-    let workers = read_all(&console.workers).await;
-    let table = table(&console).await;
-    let unknown = workers.iter().filter(|reading| reading.status.is_none()).filter_map(|reading| reading.error.clone());
-    let alerts = unknown.map(|error| (Level::Bad, error)).collect();
-    let section = Section { alerts, tables: vec![table], ..Section::default() };
-    let main = html! { (summary(&workers)) (page::section(&section)) };
+    let readings = read_all(&console.workers).await;
+    let section = Section { tables: vec![table(&console, &readings).await], ..Section::default() };
+    let main = html! { (summary(&readings)) (page::section(&section)) };
     let content = console.page("fleet", html! { "fleet" }, main);
     Ok(PageContent { refresh_seconds: QUEUE_REFRESH_SECONDS, ..content }.build())
 }
@@ -265,10 +250,13 @@ mod tests {
 
     #[test]
     fn a_worker_with_a_short_lease_comes_first_and_claims_without_a_lease_hide_none() {
+        let this_host = Target::Own(Arc::new(|| Box::pin(async { None })));
         let shown = |leases: &[Option<f64>]| {
-            let (rank, cells) = row(&reading(leases)).unwrap();
+            let (rank, cells) = row(&this_host, &reading(leases));
             (rank, cells[4].text())
         };
+        let (rank, cells) = row(&this_host, &Reading { status: None, age: None, error: Some("gone".to_owned()) });
+        assert_eq!((rank, cells[0].text(), cells[5].text()), (0, "this host".to_owned(), "gone".to_owned()));
         assert_eq!(shown(&[]), (2, "–".to_owned()));
         assert_eq!(shown(&[None, Some(900.0), Some(600.0)]), (2, "10m00s".to_owned()));
         assert_eq!(shown(&[Some(900.0), Some(3.0)]), (0, "3s !".to_owned()));

@@ -1,5 +1,7 @@
 //! `journeyman top --fleet`: the workers of all hosts, narrowed by a text, and why each does what it does.
 
+use std::collections::BTreeMap;
+
 use ratatui::crossterm::event::{Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::Stylize as _;
@@ -7,7 +9,7 @@ use ratatui::text::Line;
 use ratatui::widgets::{Block, Paragraph, TableState, Wrap};
 use ratatui::{DefaultTerminal, Frame};
 use tokio::sync::mpsc;
-use tokio::time::interval;
+use tokio::time::sleep;
 
 use super::draw;
 use crate::cli::exit::Exit;
@@ -20,38 +22,31 @@ const KEYS: &str = "q quit   / filter   j/k select   enter why   esc back";
 
 #[derive(Debug, Default)]
 pub(super) struct FleetScreen {
-    pub(super) workers: Table,
+    workers: Table,
+    /// The status of each worker, in lines.
+    statuses: BTreeMap<String, String>,
     filter: String,
     is_typing: bool,
     selected: usize,
-    /// Lines about one worker, and its name.
-    pub(super) detail: Option<(String, Vec<String>)>,
-}
-
-/// What a key requires outside of the screen.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum FleetAction {
-    Quit,
-    /// Read why this worker does what it does.
-    Explain(String),
+    /// The worker whose status is shown.
+    explained: Option<String>,
 }
 
 impl FleetScreen {
-    /// The workers that have the filter in one of their cells.
-    fn shown(&self) -> Table {
+    /// The workers that have the filter in one of their cells, and which of them is selected.
+    fn shown(&self) -> (Table, usize) {
         let wanted = self.filter.to_lowercase();
-        let has = |row: &Vec<_>| {
-            row.iter().any(|cell: &crate::console::rows::Cell| cell.text().to_lowercase().contains(&wanted))
-        };
         let mut shown = self.workers.clone();
-        shown.rows.retain(has);
-        shown
+        shown.rows.retain(|row| row.iter().any(|cell| cell.text().to_lowercase().contains(&wanted)));
+        let last = shown.rows.len().saturating_sub(1);
+        (shown, self.selected.min(last))
     }
 
+    /// Returns whether the program ends.
     #[expect(clippy::wildcard_enum_match_arm, reason = "every other key does nothing")]
-    pub(super) fn on_key(&mut self, key: KeyEvent) -> Option<FleetAction> {
+    pub(super) fn on_key(&mut self, key: KeyEvent) -> bool {
         if key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL) {
-            return Some(FleetAction::Quit);
+            return true;
         }
         if self.is_typing {
             match key.code {
@@ -61,30 +56,32 @@ impl FleetScreen {
                 KeyCode::Char(char) => self.filter.push(char),
                 _ => {}
             }
-            return None;
+            return false;
         }
-        let rows = self.shown().rows;
+        let (shown, selected) = self.shown();
         match key.code {
-            KeyCode::Char('q') => return Some(FleetAction::Quit),
-            KeyCode::Esc if self.detail.is_some() => self.detail = None,
+            KeyCode::Char('q') => return true,
+            KeyCode::Esc if self.explained.is_some() => self.explained = None,
             KeyCode::Esc => self.filter.clear(),
             KeyCode::Char('/') => self.is_typing = true,
-            KeyCode::Char('j') | KeyCode::Down => self.selected = (self.selected + 1).min(rows.len().saturating_sub(1)),
-            KeyCode::Char('k') | KeyCode::Up => self.selected = self.selected.saturating_sub(1),
-            KeyCode::Enter => return rows.get(self.selected)?.first().map(|name| FleetAction::Explain(name.text())),
+            KeyCode::Char('j') | KeyCode::Down => self.selected = selected + 1,
+            KeyCode::Char('k') | KeyCode::Up => self.selected = selected.saturating_sub(1),
+            KeyCode::Enter => self.explained = shown.rows.get(selected).and_then(|row| Some(row.first()?.text())),
             _ => {}
         }
-        None
+        false
     }
 
     pub(super) fn draw(&self, frame: &mut Frame<'_>) {
         let [middle, foot] = Layout::vertical([Constraint::Min(4), Constraint::Length(2)]).areas(frame.area());
-        if let Some((name, lines)) = &self.detail {
-            let block = Block::bordered().title(format!(" {name} "));
-            frame.render_widget(Paragraph::new(lines.join("\n")).wrap(Wrap { trim: false }).block(block), middle);
+        if let Some(name) = &self.explained {
+            let block = Block::bordered().title(format!(" {} ", strip_control_chars(name)));
+            let status = self.statuses.get(name).map_or("only the queue or the controller tells of it", String::as_str);
+            let lines = anstream::adapter::strip_str(status).to_string();
+            frame.render_widget(Paragraph::new(lines).wrap(Wrap { trim: false }).block(block), middle);
         } else {
-            let shown = self.shown();
-            let mut state = TableState::default().with_selected((!shown.rows.is_empty()).then_some(self.selected));
+            let (shown, selected) = self.shown();
+            let mut state = TableState::default().with_selected((!shown.rows.is_empty()).then_some(selected));
             frame.render_stateful_widget(draw::table(&shown, usize::MAX, middle.width), middle, &mut state);
         }
         let cursor = if self.is_typing { "_" } else { "" };
@@ -106,24 +103,23 @@ pub(super) async fn run(
     mut events: mpsc::Receiver<Event>,
 ) -> std::io::Result<Exit> {
     let mut screen = FleetScreen::default();
-    let mut ticks = interval(TOP_REFRESH_INTERVAL);
-    let mut watching = Box::pin(console.watch());
+    let (sender, mut fleets) = mpsc::channel(1);
+    // No key waits for a worker or a queue.
+    let reading = async {
+        while sender.send(fleet::read(console).await).await.is_ok() {
+            sleep(TOP_REFRESH_INTERVAL).await;
+        }
+    };
+    let mut reading = Box::pin(async { tokio::join!(console.watch(), reading) });
     loop {
         terminal.draw(|frame| screen.draw(frame))?;
         tokio::select! {
-            () = &mut watching => {}
-            _ = ticks.tick() => {
-                screen.workers = fleet::table(console).await;
-                if let Some((name, lines)) = &mut screen.detail {
-                    *lines = fleet::reasons(console, name).await;
-                }
-            }
+            _ = &mut reading => {}
+            Some(fleet) = fleets.recv() => (screen.workers, screen.statuses) = fleet,
             event = events.recv() => match event {
                 None => return Ok(Exit::Success),
-                Some(Event::Key(key)) if key.kind != KeyEventKind::Release => match screen.on_key(key) {
-                    None => {}
-                    Some(FleetAction::Quit) => return Ok(Exit::Success),
-                    Some(FleetAction::Explain(name)) => screen.detail = Some((name.clone(), fleet::reasons(console, &name).await)),
+                Some(Event::Key(key)) if key.kind != KeyEventKind::Release => if screen.on_key(key) {
+                    return Ok(Exit::Success);
                 },
                 // The next turn draws for another size.
                 Some(_) => {}
@@ -140,8 +136,8 @@ mod tests {
     use super::*;
     use crate::console::rows::cell;
 
-    fn press(screen: &mut FleetScreen, codes: &[KeyCode]) -> Option<FleetAction> {
-        codes.iter().map(|code| screen.on_key(KeyEvent::from(*code))).last().flatten()
+    fn press(screen: &mut FleetScreen, codes: &[KeyCode]) -> bool {
+        codes.iter().any(|code| screen.on_key(KeyEvent::from(*code)))
     }
 
     fn drawn(screen: &FleetScreen) -> String {
@@ -158,20 +154,21 @@ mod tests {
         let mut screen =
             FleetScreen { workers: Table::new("workers", &["worker", "state", "why"], rows), ..FleetScreen::default() };
         assert!(drawn(&screen).contains("render-1 "), "{}", drawn(&screen));
-        assert_eq!(
-            press(&mut screen, &[KeyCode::Char('j'), KeyCode::Enter]),
-            Some(FleetAction::Explain("build-2".to_owned()))
-        );
+        let not_claiming = "\u{1b}[1mRUNNING\u{1b}[0m  not claiming: paused".to_owned();
+        screen.statuses.insert("build-2".to_owned(), not_claiming);
+        press(&mut screen, &[KeyCode::Char('j'), KeyCode::Enter]);
+        assert!(drawn(&screen).contains("RUNNING  not claiming: paused"), "{}", drawn(&screen));
+        press(&mut screen, &[KeyCode::Esc, KeyCode::Char('j'), KeyCode::Char('j')]);
         press(
             &mut screen,
-            &[KeyCode::Char('/'), KeyCode::Char('q'), KeyCode::Backspace, KeyCode::Char('R'), KeyCode::Char('e')],
+            &[KeyCode::Char('/'), KeyCode::Char('q'), KeyCode::Backspace, KeyCode::Char('D'), KeyCode::Char('-')],
         );
-        assert!(drawn(&screen).contains("filter: Re_") && !drawn(&screen).contains("build-1"), "{}", drawn(&screen));
-        press(&mut screen, &[KeyCode::Enter, KeyCode::Char('k')]);
-        screen.detail = Some(("render-1".to_owned(), vec!["no task is pending".to_owned()]));
-        assert!(drawn(&screen).contains("no task is pending"), "{}", drawn(&screen));
+        assert!(drawn(&screen).contains("filter: D-_") && !drawn(&screen).contains("render-1"), "{}", drawn(&screen));
+        press(&mut screen, &[KeyCode::Enter, KeyCode::Char('k'), KeyCode::Enter]);
+        assert!(drawn(&screen).contains(" build-1 "), "the last row was selected: {}", drawn(&screen));
+        assert!(drawn(&screen).contains("only the queue or the controller"), "{}", drawn(&screen));
         press(&mut screen, &[KeyCode::Esc, KeyCode::Esc]);
-        assert!(drawn(&screen).contains("build-1"), "the filter is gone");
-        assert_eq!(press(&mut screen, &[KeyCode::Char('q')]), Some(FleetAction::Quit));
+        assert!(drawn(&screen).contains("render-1 "), "the filter is gone");
+        assert!(press(&mut screen, &[KeyCode::Char('q')]));
     }
 }

@@ -52,17 +52,8 @@ pub(in crate::cli) async fn top(arguments: TopArgs, environment: &Environment) -
     let first = client.status().await?;
     let mut screen = TopScreen::default();
     screen.set_status(first);
-    let (sender, events) = mpsc::channel(TOP_KEYS_QUEUED_MAX);
-    let failed = |error: std::io::Error| Failure::new(Exit::HostUnusable, format!("cannot use the terminal: {error}"));
-    let terminal = ratatui::try_init().map_err(failed)?;
-    let guard = TerminalGuard;
-    let reading =
-        std::thread::Builder::new().name("keys".into()).spawn(move || read_events(&sender)).map_err(failed)?;
-    let ended = run_loop(terminal, screen, &client, operator_name(environment), events).await.map_err(failed);
-    drop(guard);
-    // The channel is closed, so the thread ends.
-    drop(reading.join());
-    ended
+    let by = operator_name(environment);
+    on_terminal(async |terminal, events| run_loop(terminal, screen, &client, by, events).await).await
 }
 
 async fn top_fleet(workers: &[Url], target: &SocketArgs, environment: &Environment) -> ExitResult {
@@ -74,13 +65,19 @@ async fn top_fleet(workers: &[Url], target: &SocketArgs, environment: &Environme
     }
     let config = ConfigArgs::<NoFlags>::from_file(target.config.clone()).load(environment)?.config;
     let console = console::build(workers, &[], None, &config, environment)?;
-    let failed = |error: std::io::Error| Failure::new(Exit::HostUnusable, format!("cannot use the terminal: {error}"));
+    on_terminal(async |terminal, events| fleet::run(terminal, &console, events).await).await
+}
+
+async fn on_terminal(
+    draw: impl AsyncFnOnce(DefaultTerminal, mpsc::Receiver<Event>) -> std::io::Result<Exit>,
+) -> ExitResult {
     let (sender, events) = mpsc::channel(TOP_KEYS_QUEUED_MAX);
+    let failed = |error: std::io::Error| Failure::new(Exit::HostUnusable, format!("cannot use the terminal: {error}"));
     let terminal = ratatui::try_init().map_err(failed)?;
     let guard = TerminalGuard;
     let reading =
         std::thread::Builder::new().name("keys".into()).spawn(move || read_events(&sender)).map_err(failed)?;
-    let ended = fleet::run(terminal, &console, events).await.map_err(failed);
+    let ended = draw(terminal, events).await.map_err(failed);
     drop(guard);
     // The channel is closed, so the thread ends.
     drop(reading.join());
