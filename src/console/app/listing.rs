@@ -45,7 +45,8 @@ pub(super) fn table(target: &QueueTarget, title: &str, found: &[FoundTask]) -> T
             maybe(run.and_then(|run| run.worker_id.clone()), Value::Text),
         ]
     });
-    Table::new(title, &["task", "state", "queue", "created", "took", "worker"], rows).or("No task is like this.")
+    let table = Table::new(title, &["task", "state", "queue", "created", "took", "worker"], rows);
+    Table { more: found.len().saturating_sub(CONSOLE_TASKS_SHOWN), ..table.or("No task is like this.") }
 }
 
 /// # Errors

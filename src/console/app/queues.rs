@@ -48,14 +48,17 @@ impl TaskQueue {
     }
 }
 
-/// A Taskcluster is asked for each queue by itself.
-async fn task_queues(target: &QueueTarget) -> Result<Vec<TaskQueue>, CallError> {
+/// A Taskcluster is asked for each queue by itself, or for one only.
+async fn task_queues(target: &QueueTarget, only: Option<&str>) -> Result<Vec<TaskQueue>, CallError> {
     let read = |entry: &Json| TaskQueue::deserialize(entry).unwrap_or_default();
     match target.api.activity().await {
         Ok(page) => Ok(page.entries.iter().map(read).collect()),
         Err(CallError { refusal: Refusal::Gone, .. }) => {
-            let found = target.api.task_queues().await?.entries;
-            let counted = found.iter().take(CONSOLE_QUEUES_COUNTED).map(read).map(async |mut queue| {
+            let found = match only {
+                Some(queue) => vec![TaskQueue { task_queue_id: queue.to_owned(), ..TaskQueue::default() }],
+                None => target.api.task_queues().await?.entries.iter().take(CONSOLE_QUEUES_COUNTED).map(read).collect(),
+            };
+            let counted = found.into_iter().map(async |mut queue| {
                 queue.pending_tasks = target.api.pending_count(&queue.task_queue_id).await.ok();
                 queue
             });
@@ -67,7 +70,7 @@ async fn task_queues(target: &QueueTarget) -> Result<Vec<TaskQueue>, CallError> 
 
 /// The task queues of a queue, for the overview.
 pub(super) async fn summary(target: &QueueTarget) -> Markup {
-    let found = within_moment(task_queues(target)).await;
+    let found = within_moment(task_queues(target, None)).await;
     let title = cell(Value::Link { text: format!("queue {}", target.name), href: format!("/tasks/{}", target.name) });
     match found {
         Err(PageError(_, why)) => {
@@ -186,8 +189,11 @@ pub(super) async fn page(State(console): Shared, Path((name, queue)): Path<(Stri
     let search =
         TaskSearch { queue: queue.clone(), limit: CONSOLE_TASKS_MEASURED.to_string(), ..TaskSearch::default() };
     let asked = async {
-        let (held, found, workers) =
-            tokio::join!(task_queues(target), target.api.find_tasks(&search, None), target.api.workers(&queue));
+        let (held, found, workers) = tokio::join!(
+            task_queues(target, Some(&queue)),
+            target.api.find_tasks(&search, None),
+            target.api.workers(&queue)
+        );
         Ok::<_, CallError>((held?, found, workers))
     };
     let (held, found, found_workers) = Box::pin(within(asked)).await?;

@@ -101,7 +101,7 @@ pub(super) async fn list(State(console): Shared, Path(name): Path<String>, Query
             format!("/bulk/{name}/{}?{query}", action.as_str()),
             JsonValue::Null,
         );
-        console.token.is_some().then_some(button)
+        (console.token.is_some() && why.is_none()).then_some(button)
     };
     let heading = cell(title.as_str()).action(bulk(BulkAction::Rerun)).action(bulk(BulkAction::Cancel));
     let section = Section { title: heading, tables: vec![table(target, "newest first", &found)], ..Section::default() };
@@ -163,8 +163,6 @@ pub(super) async fn group(State(console): Shared, Path((name, group)): Path<(Str
         let count = found.iter().filter(|task| task.status.state.as_str() == *state).count();
         (count > 0).then(|| row(*state, cell(count)))
     });
-    let shown =
-        Table { more: found.len().saturating_sub(CONSOLE_TASKS_SHOWN), ..table(target, "tasks, oldest first", &found) };
     let section = Section {
         title: cell(format!("group {group}")),
         alerts: is_part
@@ -172,7 +170,7 @@ pub(super) async fn group(State(console): Shared, Path((name, group)): Path<(Str
             .into_iter()
             .collect(),
         facts: states.collect(),
-        tables: vec![shown],
+        tables: vec![table(target, "tasks, oldest first", &found)],
         ..Section::default()
     };
     let content = console.page("group", html! { "queue " (name) }, page::section(&section));
@@ -425,9 +423,7 @@ pub(super) async fn bulk_page(
     let button = Action::new(&format!("{verb} {count} tasks"), format!("/bulk/{name}/{verb}"), json!({ "tasks": ids }))
         .confirm(format!("{verb} {count} tasks?"));
     let title = cell(format!("{count} tasks to {verb}")).action((count > 0).then_some(button));
-    let more = count.saturating_sub(CONSOLE_TASKS_SHOWN);
-    let section =
-        Section { title, tables: vec![Table { more, ..table(target, "these", &found) }], ..Section::default() };
+    let section = Section { title, tables: vec![table(target, "these", &found)], ..Section::default() };
     Ok(console.page(verb, html! { "queue " (name) }, page::section(&section)).build())
 }
 
