@@ -34,8 +34,7 @@ async fn authenticate(
         return ApiError(StatusCode::UNSUPPORTED_MEDIA_TYPE, message).into_response();
     }
     let Some(token) = token else {
-        let message =
-            "commands over HTTP are disabled: `http.token_file` is not set; use `journeyman controller` on its host";
+        let message = "orders over HTTP are disabled: set `http.token_file`, or use the commands of `journeyman`";
         return ApiError(StatusCode::FORBIDDEN, message.to_owned()).into_response();
     };
     let message = match token.is_in(&headers) {

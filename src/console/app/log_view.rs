@@ -63,8 +63,6 @@ async fn read(mut download: Download, is_running: bool) -> Log {
     };
     let limit = if is_running { CONSOLE_OVERVIEW_TIMEOUT } else { CONSOLE_QUEUE_TIMEOUT };
     timeout(limit, reading).await.ok();
-    // That of a running task goes on anyway.
-    let is_whole = is_whole || is_running;
     Log { cut, text: String::from_utf8_lossy(&bytes).into_owned(), is_whole }
 }
 
@@ -96,7 +94,7 @@ pub(super) async fn page(
         @match &log {
             None => p.empty { (status.missing_log_reason(Some(number))) },
             Some(log) => {
-                @if !log.is_whole { p.warn { "The log was not read to its end in time; `journeyman task log` prints all of it." } }
+                @if !log.is_whole { p.warn { "This log is longer than what could be read in time, or grows; " code { "journeyman task log " (task) } " prints all of it." } }
                 (lines(log, number, &shown.find))
             }
         }
