@@ -27,7 +27,6 @@ use journeyman_platform::host::containment::{close_inherited_fds_on_exec, harden
 use journeyman_platform::host::service_manager::ServiceManager;
 use journeyman_platform::http::{Exposure, HttpListener};
 use journeyman_platform::log;
-use journeyman_platform::otlp::{Signal, collector_url};
 use journeyman_platform::settings::Environment;
 use journeyman_worker::engine::live_log::LiveLogs;
 use journeyman_worker::engine::{ClaimHistory, ExitReason, Worker};
@@ -146,11 +145,8 @@ pub(super) async fn serve(
 
 /// Errors are logged and do not prevent the worker from starting.
 fn start_trace_export(name: &WorkerIdentity, environment: &Environment) -> Option<Export> {
-    let started = collector_url(Signal::Traces, environment).and_then(|collector| {
-        collector.map(|collector| Export::start(&collector, environment, &name.id, &name.group)).transpose()
-    });
-    started.unwrap_or_else(|error| {
-        tracing::error!("cannot export traces: {error}");
+    Export::start(environment, &format!("{}/{}", name.group, name.id)).unwrap_or_else(|error| {
+        tracing::error!("{error}");
         None
     })
 }

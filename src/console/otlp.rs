@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
-use opentelemetry_proto::tonic::common::v1::{InstrumentationScope, KeyValue};
+use opentelemetry_proto::tonic::common::v1::KeyValue;
 use opentelemetry_proto::tonic::metrics::v1::{
     AggregationTemporality, Gauge, Histogram, HistogramDataPoint, Metric as OtlpMetric, NumberDataPoint,
     ResourceMetrics, ScopeMetrics, Sum, metric::Data, number_data_point::Value,
@@ -12,7 +12,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::openmetrics::{Kind, Metric, Sample};
 use journeyman_platform::host::clock::stamp;
-use journeyman_platform::otlp::{Exporter, Signal, attribute, metric_interval, resource};
+use journeyman_platform::otlp::{self, Exporter, Signal, attribute, metric_interval, resource};
 use journeyman_platform::settings::Environment;
 
 /// Exports the metrics of a role from time to time; does not end.
@@ -47,13 +47,8 @@ fn nanos() -> u64 {
 }
 
 fn scope(metrics: &[Metric], started: u64, now: u64) -> ScopeMetrics {
-    let scope = InstrumentationScope {
-        name: "journeyman".to_owned(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        ..InstrumentationScope::default()
-    };
     ScopeMetrics {
-        scope: Some(scope),
+        scope: Some(otlp::scope()),
         metrics: metrics.iter().map(|metric| convert(metric, started, now)).collect(),
         ..ScopeMetrics::default()
     }

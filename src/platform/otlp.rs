@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue, any_value::Value};
+use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue, any_value::Value};
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use reqwest::Client;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
@@ -42,7 +42,7 @@ impl Signal {
 /// # Errors
 ///
 /// A variable that cannot be used.
-pub fn collector_url(signal: Signal, environment: &Environment) -> Result<Option<Url>, String> {
+fn collector_url(signal: Signal, environment: &Environment) -> Result<Option<Url>, String> {
     let disabled = environment.get("OTEL_SDK_DISABLED").is_some_and(|text| text.eq_ignore_ascii_case("true"));
     if disabled || signal.variable(environment, "SIGNAL_EXPORTER") == Some("none") {
         return Ok(None);
@@ -62,7 +62,7 @@ pub fn collector_url(signal: Signal, environment: &Environment) -> Result<Option
 }
 
 /// The headers that an operator sets for the collector. They often carry a token, which no log shows.
-pub fn headers(signal: Signal, environment: &Environment) -> HeaderMap {
+fn headers(signal: Signal, environment: &Environment) -> HeaderMap {
     let own = signal.variable(environment, "EXPORTER_OTLP_SIGNAL_HEADERS");
     let all =
         [environment.get("OTEL_EXPORTER_OTLP_HEADERS"), own].into_iter().flatten().flat_map(|text| text.split(','));
@@ -80,6 +80,19 @@ pub fn headers(signal: Signal, environment: &Environment) -> HeaderMap {
 pub fn attribute(key: &str, value: &str) -> KeyValue {
     let value = Some(AnyValue { value: Some(Value::StringValue(value.to_owned())) });
     KeyValue { key: key.to_owned(), value, ..KeyValue::default() }
+}
+
+pub fn scope() -> InstrumentationScope {
+    let (name, version) = ("journeyman".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
+    InstrumentationScope { name, version, ..InstrumentationScope::default() }
+}
+
+pub fn number(key: &str, value: i64) -> KeyValue {
+    KeyValue {
+        key: key.to_owned(),
+        value: Some(AnyValue { value: Some(Value::IntValue(value)) }),
+        ..KeyValue::default()
+    }
 }
 
 /// What tells this process from others. The operator's attributes override these.
@@ -119,13 +132,14 @@ impl Exporter {
             let Some(url) = url else { return Ok(None) };
             let client = client_builder().timeout(TRACES_EXPORT_TIMEOUT).default_headers(headers(signal, environment));
             let http = client.build().map_err(|error| error.to_string())?;
+            tracing::info!(host = url.host_str().unwrap_or_default(), "{} are exported", signal.as_str());
             Ok(Some(Self { signal, url, http, is_failing: false }))
         });
         made.map_err(|error| format!("cannot export {}: {error}", signal.as_str()))
     }
 
-    /// Sends one request, once.
-    pub async fn send(&mut self, request: &impl prost::Message) {
+    /// Sends one request, once; returns whether the collector has accepted it.
+    pub async fn send(&mut self, request: &impl prost::Message) -> bool {
         let sent = self
             .http
             .post(self.url.clone())
@@ -146,6 +160,7 @@ impl Exporter {
             None if was_failing => tracing::info!("the collector accepts {signal} again"),
             Some(_) | None => {}
         }
+        !self.is_failing
     }
 }
 

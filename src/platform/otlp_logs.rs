@@ -4,13 +4,13 @@
 use std::io::{self, Write};
 
 use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
-use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, any_value::Value};
+use opentelemetry_proto::tonic::common::v1::{AnyValue, any_value::Value};
 use opentelemetry_proto::tonic::logs::v1::{LogRecord, ResourceLogs, ScopeLogs};
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use serde_json::{Map, Value as Json};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::otlp::{Exporter, Signal, attribute, resource};
+use crate::otlp::{Exporter, Signal, attribute, resource, scope};
 use crate::settings::Environment;
 use crate::tasks::build_runtime;
 use journeyman_domain::limits::LOG_LINES_SENT_MAX;
@@ -56,8 +56,7 @@ impl Write for OtlpWriter {
     fn flush(&mut self) -> io::Result<()> {
         let log_records = std::mem::take(&mut self.lines);
         if !log_records.is_empty() {
-            let scope = Some(InstrumentationScope { name: "journeyman".to_owned(), ..InstrumentationScope::default() });
-            let scope_logs = vec![ScopeLogs { scope, log_records, ..ScopeLogs::default() }];
+            let scope_logs = vec![ScopeLogs { scope: Some(scope()), log_records, ..ScopeLogs::default() }];
             let resource = Some(self.resource.clone());
             let resource_logs = vec![ResourceLogs { resource, scope_logs, ..ResourceLogs::default() }];
             self.runtime.block_on(self.exporter.send(&ExportLogsServiceRequest { resource_logs }));

@@ -7,12 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
-use opentelemetry::trace::{SpanContext as OtelSpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState};
-use opentelemetry::{InstrumentationScope, KeyValue};
-use opentelemetry_otlp::{SpanExporter, WithExportConfig as _, WithHttpConfig as _};
-use opentelemetry_sdk::Resource;
-use opentelemetry_sdk::resource::EnvResourceDetector;
-use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanExporter as _, SpanLinks};
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::resource::v1::Resource;
+use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
+use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
+use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span, Status};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -21,12 +20,10 @@ use tokio_util::sync::CancellationToken;
 use crate::engine::timeline::{ClaimPhase, PhaseTiming};
 use crate::engine::trace_recorder::{FinishedClaim, SpanCounts, TraceRecorder};
 use journeyman_domain::claim::ClaimEnd;
-use journeyman_domain::limits::{
-    TRACES_BATCH_DELAY, TRACES_BATCH_MAX, TRACES_CLOSE_TIMEOUT, TRACES_EXPORT_TIMEOUT, TRACES_QUEUED_MAX,
-};
+use journeyman_domain::limits::{TRACES_BATCH_DELAY, TRACES_BATCH_MAX, TRACES_CLOSE_TIMEOUT, TRACES_QUEUED_MAX};
 use journeyman_domain::outcome::Outcome;
 use journeyman_domain::time::Instant;
-use journeyman_platform::otlp::{Signal, headers};
+use journeyman_platform::otlp::{Exporter, Signal, attribute, number, resource, scope};
 use journeyman_platform::settings::Environment;
 use journeyman_platform::tasks::supervised;
 
@@ -75,41 +72,22 @@ pub struct Export {
 }
 
 impl Export {
-    /// Starts the export for a worker of this id and group. The exporter reads the `OTEL_*` variables for headers.
+    /// Starts the export of a worker; `None` if traces are not exported.
     ///
     /// # Errors
     ///
-    /// An exporter that cannot be built.
-    pub fn start(
-        collector: &url::Url,
-        environment: &Environment,
-        worker_id: &str,
-        worker_group: &str,
-    ) -> Result<Self, String> {
-        // The exporter reads them too; this hides them.
-        drop(headers(Signal::Traces, environment));
-        journeyman_platform::crypto_provider::install_crypto_provider();
-        // A redirect would send the headers, often a token, to another host.
-        let client = reqwest::Client::builder()
-            .redirect(reqwest::redirect::Policy::none())
-            .timeout(TRACES_EXPORT_TIMEOUT)
-            .build();
-        let mut exporter = SpanExporter::builder()
-            .with_http()
-            .with_http_client(client.map_err(|error| error.to_string())?)
-            .with_endpoint(collector.as_str())
-            .build()
-            .map_err(|error| error.to_string())?;
-        exporter.set_resource(&resource(environment, worker_id, worker_group));
+    /// A variable that cannot be used.
+    pub fn start(environment: &Environment, worker: &str) -> Result<Option<Self>, String> {
+        let Some(exporter) = Exporter::from_environment(Signal::Traces, environment)? else { return Ok(None) };
         let (sender, records) = mpsc::channel(TRACES_QUEUED_MAX);
         let counters = Arc::<SpanCounters>::default();
         let shutdown = CancellationToken::new();
         let mut sending = JoinSet::new();
-        let span_sender = SpanSender { exporter, counters: Arc::clone(&counters), shutdown: shutdown.clone() };
+        let resource = resource(environment, "worker", worker);
+        let span_sender =
+            SpanSender { exporter, resource, counters: Arc::clone(&counters), shutdown: shutdown.clone() };
         sending.spawn(supervised("sending traces", span_sender.run(records)));
-        let host = collector.host_str().unwrap_or_default();
-        tracing::info!(host, "traces are exported");
-        Ok(Self { queue: Arc::new(SpanQueue { sender, counters }), sending, shutdown })
+        Ok(Some(Self { queue: Arc::new(SpanQueue { sender, counters }), sending, shutdown }))
     }
 
     pub fn recorder(&self) -> Arc<dyn TraceRecorder> {
@@ -125,31 +103,16 @@ impl Export {
     }
 }
 
-fn resource(environment: &Environment, worker_id: &str, worker_group: &str) -> Resource {
-    let own = [
-        KeyValue::new("service.name", env!("CARGO_PKG_NAME")),
-        KeyValue::new("service.version", env!("CARGO_PKG_VERSION")),
-        KeyValue::new("service.instance.id", worker_id.to_owned()),
-        KeyValue::new("journeyman.worker.group", worker_group.to_owned()),
-    ];
-    // The operator's attributes override these.
-    let resource = Resource::builder_empty().with_attributes(own).with_detector(Box::new(EnvResourceDetector::new()));
-    match environment.get("OTEL_SERVICE_NAME") {
-        Some(name) => resource.with_service_name(name.to_owned()).build(),
-        None => resource.build(),
-    }
-}
-
 struct SpanSender {
-    exporter: SpanExporter,
+    exporter: Exporter,
+    resource: Resource,
     counters: Arc<SpanCounters>,
     shutdown: CancellationToken,
 }
 
 impl SpanSender {
     /// Sends the claims that end within [`TRACES_BATCH_DELAY`] of one another together, until the queue is closed and empty.
-    async fn run(self, mut records: mpsc::Receiver<EndedClaim>) {
-        let mut failing = false;
+    async fn run(mut self, mut records: mpsc::Receiver<EndedClaim>) {
         let mut batch = Vec::new();
         loop {
             tokio::select! {
@@ -169,74 +132,55 @@ impl SpanSender {
             {
                 batch.push(record);
             }
-            self.send(&std::mem::take(&mut batch), &mut failing).await;
+            self.send(&std::mem::take(&mut batch)).await;
         }
     }
 
-    async fn send(&self, batch: &[EndedClaim], failing: &mut bool) {
-        let spans: Vec<SpanData> = batch.iter().flat_map(spans).collect();
+    async fn send(&mut self, batch: &[EndedClaim]) {
+        let spans: Vec<Span> = batch.iter().flat_map(spans).collect();
         let count = spans.len() as u64;
-        match self.exporter.export(spans).await {
-            Ok(()) => {
-                self.counters.exported.fetch_add(count, Ordering::Relaxed);
-                if std::mem::take(failing) {
-                    tracing::info!("the collector of traces accepts spans again");
-                }
-            }
-            Err(error) => {
-                self.counters.dropped.fetch_add(count, Ordering::Relaxed);
-                if !std::mem::replace(failing, true) {
-                    tracing::warn!("dropping spans, tasks are not affected: the collector of traces: {error}");
-                }
-            }
-        }
+        let scope_spans = vec![ScopeSpans { scope: Some(scope()), spans, ..ScopeSpans::default() }];
+        let resource = Some(self.resource.clone());
+        let resource_spans = vec![ResourceSpans { resource, scope_spans, ..ResourceSpans::default() }];
+        let is_accepted = self.exporter.send(&ExportTraceServiceRequest { resource_spans }).await;
+        let counter = if is_accepted { &self.counters.exported } else { &self.counters.dropped };
+        counter.fetch_add(count, Ordering::Relaxed);
     }
 }
 
 /// The claim's span, and one for each of its phases.
-fn spans(ended: &EndedClaim) -> Vec<SpanData> {
+fn spans(ended: &EndedClaim) -> Vec<Span> {
     let EndedClaim { record, ended_at } = ended;
     let trace = record.span_context;
-    let wall_clock = |at: Instant| ended_at.checked_sub(record.now.since(at)).unwrap_or(SystemTime::UNIX_EPOCH);
-    let claim_span = SpanId::from(trace.claim_span.span_id());
-    let scope = InstrumentationScope::builder(env!("CARGO_PKG_NAME")).with_version(env!("CARGO_PKG_VERSION")).build();
-    let base = |name: &'static str, span: SpanId, parent: SpanId| SpanData {
-        span_context: OtelSpanContext::new(
-            TraceId::from(trace.claim_span.trace_number()),
-            span,
-            TraceFlags::SAMPLED,
-            false,
-            TraceState::NONE,
-        ),
-        parent_span_id: parent,
-        parent_span_is_remote: false,
-        span_kind: SpanKind::Internal,
-        name: name.into(),
-        start_time: *ended_at,
-        end_time: *ended_at,
-        attributes: Vec::new(),
-        dropped_attributes_count: 0,
-        events: SpanEvents::default(),
-        links: SpanLinks::default(),
-        status: Status::Unset,
-        instrumentation_scope: scope.clone(),
+    let end = nanos(*ended_at);
+    let wall_clock = |at: Instant| ended_at.checked_sub(record.now.since(at)).map_or(0, nanos);
+    let claim_span = trace.claim_span.span_id();
+    let base = |name: &str, span: u64, kind: SpanKind| Span {
+        trace_id: trace.claim_span.trace_number().to_be_bytes().to_vec(),
+        span_id: span.to_be_bytes().to_vec(),
+        parent_span_id: claim_span.to_be_bytes().to_vec(),
+        // It is sampled.
+        flags: 1,
+        name: name.to_owned(),
+        kind: kind.into(),
+        start_time_unix_nano: end,
+        end_time_unix_nano: end,
+        ..Span::default()
     };
-    let own = SpanData {
-        span_kind: SpanKind::Consumer,
-        parent_span_is_remote: trace.parent.is_some(),
-        start_time: record.timeline.phases().first().map_or(*ended_at, |phase| wall_clock(phase.started_at)),
+    let is_good = matches!(record.end, ClaimEnd::Reported(Outcome::Completed | Outcome::Deferred));
+    let (code, message) =
+        if is_good { (StatusCode::Unset, String::new()) } else { (StatusCode::Error, record.end.to_string()) };
+    let own = Span {
+        parent_span_id: trace.parent.map_or_else(Vec::new, |parent| parent.to_be_bytes().to_vec()),
+        start_time_unix_nano: record.timeline.phases().first().map_or(end, |phase| wall_clock(phase.started_at)),
         attributes: vec![
-            KeyValue::new("journeyman.task", record.run.task.as_str().to_owned()),
-            KeyValue::new("journeyman.run", i64::from(record.run.run)),
-            KeyValue::new("journeyman.source", record.source.clone()),
-            KeyValue::new("journeyman.end", record.end.to_string()),
+            attribute("journeyman.task", record.run.task.as_str()),
+            number("journeyman.run", record.run.run.into()),
+            attribute("journeyman.source", &record.source),
+            attribute("journeyman.end", &record.end.to_string()),
         ],
-        status: if matches!(record.end, ClaimEnd::Reported(Outcome::Completed | Outcome::Deferred)) {
-            Status::Unset
-        } else {
-            Status::error(record.end.to_string())
-        },
-        ..base("task", claim_span, trace.parent.map_or(SpanId::INVALID, SpanId::from))
+        status: Some(Status { code: code.into(), message }),
+        ..base("task", claim_span, SpanKind::Consumer)
     };
     let child = |timing: &PhaseTiming| {
         let (id, kind) = match timing.phase {
@@ -244,14 +188,18 @@ fn spans(ended: &EndedClaim) -> Vec<SpanData> {
             ClaimPhase::Prepare | ClaimPhase::End => (random_span_id(), SpanKind::Internal),
             ClaimPhase::Run => (trace.run_span, SpanKind::Internal),
         };
-        SpanData {
-            span_kind: kind,
-            start_time: wall_clock(timing.started_at),
-            end_time: timing.ended_at.map_or(*ended_at, wall_clock),
-            ..base(timing.phase.as_str(), SpanId::from(id), claim_span)
+        Span {
+            start_time_unix_nano: wall_clock(timing.started_at),
+            end_time_unix_nano: timing.ended_at.map_or(end, wall_clock),
+            ..base(timing.phase.as_str(), id, kind)
         }
     };
     std::iter::once(own).chain(record.timeline.phases().iter().map(child)).collect()
+}
+
+fn nanos(time: SystemTime) -> u64 {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn random_span_id() -> u64 {
@@ -289,13 +237,15 @@ mod tests {
     fn spans_keep_their_distance_to_the_end_of_the_claim() {
         let ended_at = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000);
         let spans = spans(&EndedClaim { record: record(), ended_at });
-        let seconds = |time: SystemTime| time.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
-        let times: Vec<_> =
-            spans.iter().map(|span| (&*span.name, seconds(span.start_time), seconds(span.end_time))).collect();
+        let seconds = |nanos: u64| nanos / 1_000_000_000;
+        let times = spans
+            .iter()
+            .map(|span| (&*span.name, seconds(span.start_time_unix_nano), seconds(span.end_time_unix_nano)));
+        let times: Vec<_> = times.collect();
         assert_eq!(times, [("task", 990, 1_000), ("claim", 990, 991), ("report", 999, 1_000)]);
-        assert_eq!(spans[0].parent_span_id, SpanId::from(9));
-        assert!(spans[1..].iter().all(|span| span.parent_span_id == SpanId::from(8)));
-        assert!(matches!(spans[0].status, Status::Error { .. }));
+        assert_eq!(spans[0].parent_span_id, 9_u64.to_be_bytes());
+        assert!(spans[1..].iter().all(|span| span.parent_span_id == 8_u64.to_be_bytes()));
+        assert_eq!(spans[0].status.as_ref().unwrap().code(), StatusCode::Error);
     }
 
     #[test]

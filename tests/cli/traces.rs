@@ -188,7 +188,7 @@ fn an_unreachable_or_silent_collector_does_not_affect_tasks() {
     let dead = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound");
     for (address, message) in [
         (format!("http://{}", silent.local_addr().expect("bound")), "the last spans are lost"),
-        (format!("http://{dead}"), "dropping spans, tasks are not affected"),
+        (format!("http://{dead}"), "dropping traces, tasks are not affected"),
     ] {
         let host = Host::with_queue();
         let mut command = host.worker();
@@ -213,7 +213,7 @@ fn a_redirect_of_the_collector_is_not_followed() {
     let server = Server::start(command.args(["--max-tasks", "1"]));
     host.create(&["--", "/bin/true"]);
     let said = server.ends();
-    assert!(said.err.contains("dropping spans"), "{}", said.err);
+    assert!(said.err.contains("dropping traces"), "{}", said.err);
     assert!(posted.try_recv().is_err(), "the spans and the headers went to another host");
 }
 
