@@ -95,14 +95,23 @@ pub fn number(key: &str, value: i64) -> KeyValue {
     }
 }
 
-/// What tells this process from others. The operator's attributes override these.
+/// What tells a role from others.
 pub fn resource(environment: &Environment, role: &str, instance: &str) -> Resource {
+    resource_of(environment, [attribute("service.instance.id", instance), attribute("journeyman.role", role)])
+}
+
+/// What tells a process whose role is not known yet from others.
+pub(crate) fn process_resource(environment: &Environment) -> Resource {
+    resource_of(environment, [number("process.pid", std::process::id().into())])
+}
+
+/// The operator's attributes override these.
+fn resource_of(environment: &Environment, own: impl IntoIterator<Item = KeyValue>) -> Resource {
     let mut attributes = vec![
         attribute("service.name", environment.get("OTEL_SERVICE_NAME").unwrap_or("journeyman")),
         attribute("service.version", env!("CARGO_PKG_VERSION")),
-        attribute("service.instance.id", instance),
-        attribute("journeyman.role", role),
     ];
+    attributes.extend(own);
     let given = environment.get("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default().split(',');
     for (key, value) in given.filter_map(|pair| pair.split_once('=')) {
         let value = urlencoding::decode(value.trim()).unwrap_or_default();

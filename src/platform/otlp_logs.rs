@@ -10,10 +10,14 @@ use opentelemetry_proto::tonic::resource::v1::Resource;
 use serde_json::{Map, Value as Json};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::otlp::{Exporter, Signal, attribute, resource, scope};
+use crate::otlp::{Exporter, Signal, attribute, process_resource, scope};
 use crate::settings::Environment;
 use crate::tasks::build_runtime;
 use journeyman_domain::limits::LOG_LINES_SENT_MAX;
+
+/// The crates that send: their lines would make more lines, without an end.
+const OF_SENDING: [&str; 8] =
+    ["hyper", "hyper_rustls", "hyper_util", "mio", "reqwest", "rustls", "rustls_platform_verifier", "want"];
 
 /// Writes lines of JSON to a collector.
 pub(crate) struct OtlpWriter {
@@ -33,7 +37,7 @@ impl OtlpWriter {
         let Some(exporter) = Exporter::from_environment(Signal::Logs, environment)? else { return Ok(None) };
         let runtime = build_runtime(&mut Builder::new_current_thread())
             .map_err(|error| format!("cannot export logs: {error}"))?;
-        let resource = resource(environment, "log", &std::process::id().to_string());
+        let resource = process_resource(environment);
         Ok(Some(Self { exporter, resource, runtime, lines: Vec::new() }))
     }
 }
@@ -41,11 +45,11 @@ impl OtlpWriter {
 impl Write for OtlpWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let parsed = serde_json::from_slice::<Map<String, Json>>(line).ok();
-        // What libraries log below would come of sending it, without an end.
-        let is_own = |line: &Map<String, Json>| {
-            line.get("target").and_then(Json::as_str).is_some_and(|target| target.starts_with("journeyman"))
+        let is_sent = |line: &Map<String, Json>| {
+            let target = line.get("target").and_then(Json::as_str).unwrap_or_default();
+            !OF_SENDING.contains(&target.split("::").next().unwrap_or_default())
         };
-        self.lines.extend(parsed.filter(is_own).map(record));
+        self.lines.extend(parsed.filter(is_sent).map(record));
         if self.lines.len() >= LOG_LINES_SENT_MAX {
             self.flush()?;
         }
@@ -96,6 +100,16 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn lines_of_own_handlers_are_sent_and_those_of_sending_are_not() {
+        let url = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1");
+        let mut writer = OtlpWriter::from_environment(&Environment::from_pairs(&[url])).unwrap().unwrap();
+        for target in ["reqwest::connect", "my_handler::render", "journeyman_worker::engine"] {
+            writer.write_all(json!({ "target": target, "message": target }).to_string().as_bytes()).unwrap();
+        }
+        assert_eq!(writer.lines.len(), 2);
+    }
 
     #[test]
     fn a_line_keeps_its_time_level_fields_and_trace() {
