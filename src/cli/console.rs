@@ -20,7 +20,6 @@ use crate::config::Config;
 use crate::config::schema::{ConsoleTarget, TargetKind};
 use crate::console::app::targets::{Address, QueueTarget, Target};
 use crate::console::app::{self, Console};
-use crate::control::WorkerStatusReply;
 use crate::control::client::ControlClient;
 use journeyman_domain::limits::TOKEN_BYTES_MIN;
 use journeyman_platform::http::BearerToken;
@@ -90,28 +89,23 @@ pub(super) fn build(
     let of_flag = |(kind, urls): (TargetKind, &[Url])| {
         (kind.as_str().to_owned(), ConsoleTarget { kind, urls: urls.to_vec(), ..ConsoleTarget::default() })
     };
-    let flags = flags.into_iter().map(of_flag).filter(|(_, target)| !target.urls.is_empty());
     let configured = config.console.target.iter().map(|(name, target)| (name.clone(), target.clone()));
     let http = client_builder().build().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
-    for (name, target) in configured.chain(flags) {
+    let mut names = BTreeSet::new();
+    for (name, target) in configured.chain(flags.into_iter().map(of_flag)) {
         let token = target.token_file.as_ref().map(|file| file.load("a token", environment)).transpose()?;
         for (index, url) in target.urls.iter().enumerate() {
             let name = if target.urls.len() == 1 { name.clone() } else { format!("{name}-{}", index + 1) };
             add(&mut console, &target, &name, url, token.clone(), &http)?;
+            if !names.insert(name.clone()) {
+                let text = format!("[console.target]: {name:?} names two roles; give each another name");
+                return Err(Failure::new(Exit::Config, text));
+            }
         }
     }
     if let Some(queue) = queue.filter(|queue| queue.is_given(environment)) {
-        console.queues.push(QueueTarget { name: "queue".to_owned(), api: queue.build(environment)?.api });
-    }
-    let mut names = BTreeSet::new();
-    let roles = console.workers.iter().filter_map(Target::address).map(|address| &address.name);
-    let roles = roles.chain(console.controllers.iter().filter_map(Target::address).map(|address| &address.name));
-    let roles = roles.chain(console.notifiers.iter().filter_map(Target::address).map(|address| &address.name));
-    for name in roles.chain(console.queues.iter().map(|queue| &queue.name)) {
-        if name.contains('/') || !names.insert(name) {
-            let text = format!("[console.target]: {name:?} names two roles, or has a slash; give each another name");
-            return Err(Failure::new(Exit::Config, text));
-        }
+        let name = if names.contains("queue") { "root-url" } else { "queue" };
+        console.queues.push(QueueTarget { name: name.to_owned(), api: queue.build(environment)?.api });
     }
     if console.is_empty() {
         find(&mut console, config, environment);
@@ -134,57 +128,48 @@ fn add(
     token: Option<Secret>,
     http: &reqwest::Client,
 ) -> Result<(), Failure> {
-    if target.kind == TargetKind::Queue {
-        let credentials = match (&target.client_id, token) {
-            (Some(client_id), Some(access_token)) => Some(build_credentials(&ClientCredentials {
-                client_id: client_id.clone(),
-                access_token,
-                certificate: None,
-            })?),
-            (None, None) => None,
-            (Some(_), None) | (None, Some(_)) => {
-                let text = format!("[console.target.{name}]: `client_id` and `token_file` belong together");
-                return Err(Failure::new(Exit::Config, text));
-            }
-        };
-        console.queues.push(QueueTarget {
-            name: name.to_owned(),
-            api: build_api_within(url.as_str(), credentials, target.allow_hosts.clone())?,
-        });
-        return Ok(());
-    }
-    let base = format!("{}/", url.as_str().trim_end_matches('/'));
-    let url = base.parse().map_err(|error| Failure::new(Exit::Config, format!("{base}: {error}")))?;
-    let address = Address { name: name.to_owned(), url, token, http: http.clone() };
+    let name = name.to_owned();
+    let address = || {
+        let base = format!("{}/", url.as_str().trim_end_matches('/'));
+        let url = base.parse().map_err(|error| Failure::new(Exit::Config, format!("{base}: {error}")))?;
+        Ok::<_, Failure>(Address { name: name.clone(), url, token: token.clone(), http: http.clone() })
+    };
     match target.kind {
-        TargetKind::Worker => console.workers.push(Target::remote(address, "status.json")),
-        TargetKind::Controller => console.controllers.push(Target::remote(address, "status.json")),
-        TargetKind::Notifier => console.notifiers.push(Target::remote(address, "v1/status")),
-        TargetKind::Queue => {}
+        TargetKind::Queue => {
+            let client = target
+                .client_id
+                .clone()
+                .zip(token.clone())
+                .map(|(client_id, access_token)| ClientCredentials { client_id, access_token, certificate: None });
+            let credentials = client.as_ref().map(build_credentials).transpose()?;
+            let api = build_api_within(url.as_str(), credentials, target.allow_hosts.clone())?;
+            console.queues.push(QueueTarget { name, api });
+        }
+        TargetKind::Worker => console.workers.push(Target::remote(address()?, "status.json")),
+        TargetKind::Controller => console.controllers.push(Target::remote(address()?, "status.json")),
+        TargetKind::Notifier => console.notifiers.push(Target::remote(address()?, "v1/status")),
     }
     Ok(())
 }
 
 /// What runs on this host: `journeyman dev`, and the worker and the controller of the configuration.
 fn find(console: &mut Console, config: &Config, environment: &Environment) {
+    let worker = |socket: &Path| at_socket(socket, |client| async move { client.status().await.ok() });
     if let Some(dev) = DevState::read(&state_dir(environment)) {
         console.queues.extend(dev.client().ok().map(|api| QueueTarget { name: "dev".to_owned(), api }));
-        console.workers.extend(dev.socket.as_deref().and_then(worker_at));
+        console.workers.extend(dev.socket.as_deref().and_then(worker));
     }
-    console.workers.extend(worker_at(&control_socket(config)));
-    let controller = controller_socket(config).and_then(|socket| ControlClient::new(&socket).ok()).map(Arc::new);
-    console.controllers.extend(controller.map(|client| {
-        Target::Own(Arc::new(move || {
-            let client = Arc::clone(&client);
-            Box::pin(async move { client.controller_status().await.ok() })
-        }))
-    }));
+    console.workers.extend(worker(&control_socket(config)));
+    let controller = controller_socket(config);
+    let controller =
+        controller.and_then(|socket| at_socket(&socket, |client| async move { client.controller_status().await.ok() }));
+    console.controllers.extend(controller);
 }
 
-fn worker_at(socket: &Path) -> Option<Target<WorkerStatusReply>> {
+fn at_socket<S, F: Future<Output = Option<S>> + Send + 'static>(
+    socket: &Path,
+    ask: impl Fn(Arc<ControlClient>) -> F + Send + Sync + 'static,
+) -> Option<Target<S>> {
     let client = Arc::new(ControlClient::new(socket).ok()?);
-    Some(Target::Own(Arc::new(move || {
-        let client = Arc::clone(&client);
-        Box::pin(async move { client.status().await.ok() })
-    })))
+    Some(Target::Own(Arc::new(move || Box::pin(ask(Arc::clone(&client))))))
 }

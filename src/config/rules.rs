@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::schema::{Config, Source};
+use super::schema::{Config, ConsoleTarget, Source, TargetKind};
 use journeyman_platform::settings::key::join;
 use journeyman_platform::settings::problem::{Problem, ValueOrigin};
 use journeyman_platform::settings::rules::Rules;
@@ -31,6 +31,9 @@ pub(super) fn check(config: &Config, origins: &BTreeMap<String, ValueOrigin>, pr
     for (name, demand) in &config.demand {
         check_demand(config, &join("demand", name), demand, &mut rules);
     }
+    for (name, target) in &config.console.target {
+        check_console_target(&join("console.target", name), name, target, &mut rules);
+    }
     config.notifier.check(&mut rules);
     config.notify.check(&mut rules);
     config.amqp.check(&mut rules);
@@ -52,6 +55,21 @@ fn check_source(config: &Config, key: &str, source: &Source, rules: &mut Rules<'
         Source::Zookeeper(source) => source.check(key, rules),
         Source::Screwdriver(source) => source.check(key, rules),
         Source::Amqp(source) => source.check(key, &config.amqp, rules),
+    }
+}
+
+fn check_console_target(key: &str, name: &str, target: &ConsoleTarget, rules: &mut Rules<'_>) {
+    if name.contains('/') {
+        rules.error(
+            key,
+            "kind",
+            format!("[console.target]: the name {name:?} has a slash"),
+            "choose a name without one",
+        );
+    }
+    if target.kind == TargetKind::Queue && target.client_id.is_some() != target.token_file.is_some() {
+        let message = format!("[{key}] has `client_id` or `token_file`, and not both");
+        rules.error(key, "kind", message, "set both, or none for a queue that checks no caller");
     }
 }
 
