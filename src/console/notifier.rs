@@ -8,7 +8,7 @@ use maud::{Markup, html};
 use serde_json::json;
 
 use super::openmetrics::{self, Metric, by_label, each, histogram, metrics, sample};
-use super::page::{self, Commands, PageContent};
+use super::page::{self, PageContent};
 use super::rows::{Action, Cell, Headline, Level, NONE, Report, Section, Table, Value, cell};
 use super::text::cut;
 use journeyman_domain::lane::ErrorClass;
@@ -39,7 +39,7 @@ fn page(shown: &Shown) -> Response {
     let title = if silent > 0 { format!("{silent} not active · notifier") } else { "notifier".to_owned() };
     let content = PageContent::new(title, html! { "notifier" }, main);
     let links = html! { a href="/metrics" { "metrics" } " · " a href="/v1/openapi.json" { "API" } };
-    let commands = Commands::Token("notifier.token_file");
+    let commands = Some("notifier.token_file");
     PageContent { commands, links, refresh_seconds: REFRESH_SECONDS, ..content }.build().into_response()
 }
 
@@ -104,19 +104,9 @@ pub(crate) fn message_states() -> impl Iterator<Item = &'static str> {
     ["waiting", "dead"].into_iter().chain(MessageOutcome::ALL.map(MessageOutcome::as_str))
 }
 
-/// The filter as the query of a link, which ends with `&`.
+/// The filter as the query of a URL.
 pub(crate) fn query(filter: &MessageFilter) -> String {
-    let MessageFilter { endpoint, key, r#type, event_id, outcome, contains, .. } = filter;
-    let fields = [
-        ("endpoint", endpoint),
-        ("key", key),
-        ("type", r#type),
-        ("event_id", event_id),
-        ("outcome", outcome),
-        ("contains", contains),
-    ];
-    let given = fields.into_iter().filter_map(|(name, value)| Some((name, value.as_ref()?)));
-    given.map(|(name, value)| format!("{name}={}&", urlencoding::encode(value))).collect()
+    serde_urlencoded::to_string(filter).unwrap_or_default()
 }
 
 /// What a reader of a notifier can change, with the buttons.
@@ -147,7 +137,7 @@ pub(crate) fn draw(report: &Report, lists: &Lists, now: Stamp) -> Markup {
                 button type="submit" { "find" }
             }
             (page::table(&Table { title: String::new(), ..found }))
-            @if let Some(next) = page.next { p { a href={ "?" (query(filter)) "before=" (next) } { "older messages" } } }
+            @if page.next.is_some() { p { a href={ "?" (query(&MessageFilter { before: page.next, ..filter.clone() })) } { "older messages" } } }
             (page::table(&attempt_table(attempts, now)))
         }
     }

@@ -34,19 +34,12 @@ impl IntoResponse for HtmlPage {
     }
 }
 
-/// How a page changes something.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Commands {
-    None,
-    /// By buttons that need scripts and the token in the file of this key.
-    Token(&'static str),
-}
-
 pub(crate) struct PageContent {
     pub(crate) title: String,
     pub(crate) name: Markup,
     pub(crate) main: Markup,
-    pub(crate) commands: Commands,
+    /// The key of the file with the token for the buttons, if it has some.
+    pub(crate) commands: Option<&'static str>,
     pub(crate) refresh_seconds: u8,
     pub(crate) links: Markup,
     /// The page stays at its end while it grows.
@@ -61,7 +54,7 @@ impl PageContent {
             title: title.into(),
             name,
             main,
-            commands: Commands::None,
+            commands: None,
             refresh_seconds: REFRESH_SECONDS,
             links: html! {},
             nav: html! {},
@@ -100,7 +93,7 @@ impl PageContent {
                             span #state { "as of " (Timestamp::now().strftime("%H:%M:%S UTC")) }
                             button #stop type="button" hidden { "pause refresh" }
                         }
-                        @if let Commands::Token(key) = self.commands { (token_form(key)) }
+                        @if let Some(key) = self.commands { (token_form(key)) }
                     }
                     main data-refresh-seconds=(self.refresh_seconds) data-follows[self.follows] { (self.main) }
                     // Outside of `main`, so that a refresh does not replace it.

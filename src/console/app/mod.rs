@@ -32,7 +32,7 @@ use tokio::time::timeout;
 use self::commands::require_token;
 use self::result::ArtifactKey;
 use self::targets::{QueueTarget, Reading, SnapshotFn, Target, read_all};
-use super::page::{self, Commands, HtmlPage, PageContent};
+use super::page::{self, HtmlPage, PageContent};
 use super::rows::{Headline, Level, Report, Section, Table, Value, cell};
 use super::{controller, notifier, worker};
 use crate::control::WorkerStatusReply;
@@ -146,9 +146,9 @@ impl Console {
         if let [queue] = self.queues.as_slice() { Some(queue) } else { None }
     }
 
-    fn commands(&self) -> Commands {
+    fn commands(&self) -> Option<&'static str> {
         let has_orders = !(self.queues.is_empty() && self.controllers.is_empty() && self.notifiers.is_empty());
-        if has_orders && self.token.is_some() { Commands::Token("http.token_file") } else { Commands::None }
+        (has_orders && self.token.is_some()).then_some("http.token_file")
     }
 
     /// A page with the navigation; without a token it has no buttons.

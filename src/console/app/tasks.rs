@@ -8,7 +8,7 @@ use axum::http::StatusCode;
 use futures_util::future::join_all;
 use jiff::Timestamp;
 use maud::{Markup, html};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as JsonValue, json};
 use tokio::time::timeout;
 
@@ -37,7 +37,7 @@ const STATES: [&str; 6] = ["unscheduled", "pending", "running", "completed", "fa
 const DEADLINE_DEFAULT: Duration = Duration::from_secs(3600);
 
 /// What a list of tasks is narrowed by; an empty text matches every task.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Search {
     queue: String,
@@ -67,13 +67,6 @@ impl Search {
             limit: limit.to_string(),
         })
     }
-
-    fn query(&self) -> String {
-        let Self { queue, state, name, since, .. } = self;
-        let given = [("queue", queue), ("state", state), ("name", name), ("since", since)];
-        let given = given.into_iter().filter(|(_, value)| !value.is_empty());
-        given.map(|(key, value)| format!("{key}={}", urlencoding::encode(value))).collect::<Vec<_>>().join("&")
-    }
 }
 
 /// The list of tasks, by a form that needs no scripts.
@@ -94,11 +87,12 @@ pub(super) async fn list(State(console): Shared, Path(name): Path<String>, Query
         Err(error) => return Err(error),
     };
     let title = format!("tasks of {name}");
-    let query = search.query();
+    let query = |page| serde_urlencoded::to_string(Search { page, ..search.clone() }).unwrap_or_default();
+    let these = query(None);
     let bulk = |action: BulkAction| {
         let button = Action::new(
             &format!("{} these", action.as_str()),
-            format!("/bulk/{name}/{}?{query}", action.as_str()),
+            format!("/bulk/{name}/{}?{these}", action.as_str()),
             JsonValue::Null,
         );
         (console.token.is_some() && why.is_none()).then_some(button)
@@ -118,7 +112,7 @@ pub(super) async fn list(State(console): Shared, Path(name): Path<String>, Query
         }
         @if let Some(why) = why { p.empty { (why) } }
         (page::section(&section))
-        @if let Some(next) = next { p { a href={ "?" (query) "&page=" (urlencoding::encode(&next)) } { "older tasks" } } }
+        @if next.is_some() { p { a href={ "?" (query(next)) } { "older tasks" } } }
     };
     let content = console.page(&title, html! { "queue " (name) }, main);
     Ok(PageContent { refresh_seconds: QUEUE_REFRESH_SECONDS, ..content }.build())
@@ -348,14 +342,17 @@ fn runs(status: &TaskStatus, histories: &[ClaimHistory], now: Timestamp) -> Mark
 }
 
 /// Why an order was not carried out.
-fn refused(error: CallError) -> ApiError {
-    let PageError(status, message) = error.into();
-    // The token of this page is right; it is the console that may not.
-    ApiError(status, message)
+impl From<CallError> for ApiError {
+    fn from(error: CallError) -> Self {
+        // The token of this page is right; it is the console that may not.
+        PageError::from(error).into()
+    }
 }
 
-fn unknown(PageError(status, message): PageError) -> ApiError {
-    ApiError(status, message)
+impl From<PageError> for ApiError {
+    fn from(PageError(status, message): PageError) -> Self {
+        Self(status, message)
+    }
 }
 
 /// Runs a task again, or cancels it.
@@ -363,8 +360,8 @@ pub(super) async fn change(
     State(console): Shared,
     Path((name, task, action)): Path<(String, String, BulkAction)>,
 ) -> Result<Json<JsonValue>, ApiError> {
-    let (target, id) = (console.queue(&name).map_err(unknown)?, parse_id(&task).map_err(unknown)?);
-    let status = action.apply(&target.api, &id).await.map_err(refused)?;
+    let (target, id) = (console.queue(&name)?, parse_id(&task)?);
+    let status = action.apply(&target.api, &id).await?;
     let state = status["state"].as_str().unwrap_or_default();
     Ok(Json(json!({ "message": format!("{}: done; the task is {state}", action.as_str()) })))
 }
@@ -386,11 +383,11 @@ pub(super) async fn create(
     Path(name): Path<String>,
     Json(new): Json<NewTask>,
 ) -> Result<Json<JsonValue>, ApiError> {
-    let target = console.queue(&name).map_err(unknown)?;
+    let target = console.queue(&name)?;
     let mut payload = Map::new();
     if !new.from.is_empty() {
-        let from = parse_id(&new.from).map_err(unknown)?;
-        let mut definition = target.api.task_definition(&from).await.map_err(refused)?;
+        let from = parse_id(&new.from)?;
+        let mut definition = target.api.task_definition(&from).await?;
         if let JsonValue::Object(found) = definition["payload"].take() {
             payload = found;
         }
@@ -403,7 +400,7 @@ pub(super) async fn create(
     let title = if new.name.is_empty() { "task" } else { &new.name };
     definition::complete(&mut task, title, DEADLINE_DEFAULT);
     let id = new_task_id();
-    target.api.create_task(&id, JsonValue::Object(task)).await.map_err(refused)?;
+    target.api.create_task(&id, JsonValue::Object(task)).await?;
     Ok(Json(json!({ "message": format!("{id} created"), "href": path(target, id.as_str()) })))
 }
 
@@ -438,7 +435,7 @@ pub(super) async fn bulk(
     Path((name, action)): Path<(String, BulkAction)>,
     Json(order): Json<BulkOrder>,
 ) -> Result<Json<BulkResult>, ApiError> {
-    let target = console.queue(&name).map_err(unknown)?;
-    let ids = order.tasks.iter().map(|id| parse_id(id)).collect::<Result<Vec<_>, _>>().map_err(unknown)?;
+    let target = console.queue(&name)?;
+    let ids = order.tasks.iter().map(|id| parse_id(id)).collect::<Result<Vec<_>, _>>()?;
     Ok(Json(bulk::apply(&target.api, action, ids).await))
 }

@@ -113,8 +113,7 @@ pub(super) async fn notifier_page(
         let hint = html! { p.empty data-ask { "Endpoints, lanes, messages and attempts are shown with the token of " code { "http.token_file" } "." } };
         return Ok(console.page(&name, html! { "notifier " (name) }, hint).build());
     }
-    let before = filter.before.map(|before| format!("before={before}&")).unwrap_or_default();
-    let messages = format!("v1/messages?{}{before}data=true", notifier::query(&filter));
+    let messages = format!("v1/messages?{}", notifier::query(&MessageFilter { data: true, ..filter.clone() }));
     let (status, lanes, attempts, messages) = tokio::try_join!(
         address.get::<NotifierStatus>("v1/status"),
         address.get::<Vec<LaneRow>>("v1/lanes"),

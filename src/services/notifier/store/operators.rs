@@ -153,7 +153,7 @@ pub struct MessagePage {
 }
 
 /// Which messages are listed; what is absent, or an empty text, narrows nothing.
-#[derive(Debug, Clone, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MessageFilter {
     pub endpoint: Option<String>,
