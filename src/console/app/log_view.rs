@@ -5,20 +5,18 @@ use axum::http::StatusCode;
 use jiff::Timestamp;
 use maud::{Markup, html};
 use serde::Deserialize;
-use tokio::time::timeout;
 
 use super::listing::{parse_id, path};
 use super::log_text::{colored, progress_bar, strip};
 use super::{PageError, PageResult, Shared, within};
 use crate::console::page::{PageContent, REFRESH_SECONDS};
 use crate::console::task::card::split_note;
-use crate::console::task::log::{LOG_PREFIX, open_log};
+use crate::console::task::log::{LOG_PREFIX, LogEnd, open_log, read_end};
 use crate::console::task::status::TaskStatus;
 use journeyman_domain::id::Run;
 use journeyman_domain::limits::{
     CONSOLE_LOG_BYTES_MAX, CONSOLE_LOG_LINES_MAX, CONSOLE_LOG_STALL, CONSOLE_OVERVIEW_TIMEOUT, CONSOLE_QUEUE_TIMEOUT,
 };
-use journeyman_worker::source::taskcluster::Download;
 
 /// A log of so many lines is shown unfolded.
 const LINES_OPEN_MAX: usize = 200;
@@ -29,41 +27,6 @@ pub(super) struct Shown {
     run: Option<u32>,
     /// Lines with this text only.
     find: String,
-}
-
-/// A log with the number of lines that are cut before it.
-struct Log {
-    cut: usize,
-    text: String,
-    is_whole: bool,
-}
-
-/// Reads to the end; of a running task, to where nothing has come for a while.
-async fn read(mut download: Download, is_running: bool) -> Log {
-    let (mut bytes, mut cut, mut is_whole) = (Vec::new(), 0, false);
-    let reading = async {
-        loop {
-            let chunk = if is_running {
-                timeout(CONSOLE_LOG_STALL, download.next_chunk()).await.unwrap_or(Ok(None))
-            } else {
-                download.next_chunk().await
-            };
-            match chunk {
-                Ok(Some(chunk)) => bytes.extend_from_slice(&chunk),
-                Ok(None) => return is_whole = true,
-                Err(_) => return,
-            }
-            if bytes.len() > CONSOLE_LOG_BYTES_MAX {
-                let over = bytes.len() - CONSOLE_LOG_BYTES_MAX;
-                // Whole lines go.
-                let end = bytes[over..].iter().position(|byte| *byte == b'\n').map_or(over, |at| over + at + 1);
-                cut += bytes.drain(..end).filter(|byte| *byte == b'\n').count();
-            }
-        }
-    };
-    let limit = if is_running { CONSOLE_OVERVIEW_TIMEOUT } else { CONSOLE_QUEUE_TIMEOUT };
-    timeout(limit, reading).await.ok();
-    Log { cut, text: String::from_utf8_lossy(&bytes).into_owned(), is_whole }
 }
 
 pub(super) async fn page(
@@ -79,8 +42,10 @@ pub(super) async fn page(
     };
     let run = Run { task: id, run: number };
     let is_running = status.may_run(Some(number));
+    let (limit, stall) =
+        if is_running { (CONSOLE_OVERVIEW_TIMEOUT, Some(CONSOLE_LOG_STALL)) } else { (CONSOLE_QUEUE_TIMEOUT, None) };
     let log = match within(open_log(&target.api, &run, LOG_PREFIX)).await {
-        Ok(download) => Some(read(download, is_running).await),
+        Ok(download) => Some(read_end(download, CONSOLE_LOG_BYTES_MAX, limit, stall).await),
         Err(_) => None,
     };
     let main = html! {
@@ -113,7 +78,7 @@ struct Step<'a> {
 }
 
 /// A command begins a step, and its result ends it.
-fn steps(log: &Log) -> Vec<Step<'_>> {
+fn steps(log: &LogEnd) -> Vec<Step<'_>> {
     let lines: Vec<&str> = log.text.lines().collect();
     let skipped = lines.len().saturating_sub(CONSOLE_LOG_LINES_MAX);
     let between = || Step { title: String::new(), failed: false, lines: Vec::new() };
@@ -124,7 +89,7 @@ fn steps(log: &Log) -> Vec<Step<'_>> {
             steps.push(Step { title: note.to_owned(), ..between() });
         }
         let Some(step) = steps.last_mut() else { continue };
-        step.lines.push((log.cut + index + 1, *line));
+        step.lines.push((log.lines_cut + index + 1, *line));
         if note.starts_with("command ") && !step.title.is_empty() {
             step.failed = !note.contains("exit status 0");
             step.title = format!(
@@ -139,7 +104,7 @@ fn steps(log: &Log) -> Vec<Step<'_>> {
     steps
 }
 
-fn lines(log: &Log, run: u32, find: &str) -> Markup {
+fn lines(log: &LogEnd, run: u32, find: &str) -> Markup {
     let steps = steps(log);
     let began = log.text.lines().find_map(|line| split_note(line).map(|(at, _)| at));
     let wanted = find.to_lowercase();
@@ -200,7 +165,7 @@ mod tests {
             note("command 0: exit status 2, after 1.5s"),
             note("failed")
         );
-        let log = Log { cut: 10, text, is_whole: true };
+        let log = LogEnd { lines_cut: 10, text, is_whole: true };
         let steps = steps(&log);
         let titles: Vec<_> = steps.iter().map(|step| (step.title.as_str(), step.failed, step.lines.len())).collect();
         assert_eq!(titles, [("", false, 1), ("command 0: make: exit status 2, after 1.5s", true, 3), ("", false, 1)]);

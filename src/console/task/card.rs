@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 use tokio::time::timeout;
 
-use super::log::open_log;
+use super::log::{open_log, read_end};
 use super::status::{TaskState, TaskStatus};
 use crate::console::text::cut;
 use journeyman_domain::id::{Run, TaskId};
@@ -154,20 +154,12 @@ async fn end_of_log(api: &Api, status: &TaskStatus, prefix: &str) -> Option<Vec<
     let started = status.runs.last().filter(|run| run.started_at.is_some());
     let (Some(run), Some(task)) = (started, TaskId::parse(&status.task)) else { return Some(Vec::new()) };
     let run = Run { task, run: run.number };
-    let mut end = Vec::new();
     let reading = async {
-        let Ok(mut download) = open_log(api, &run, prefix).await else { return true };
-        loop {
-            match download.next_chunk().await {
-                Ok(Some(chunk)) => end.extend_from_slice(&chunk),
-                Ok(None) => return true,
-                Err(_) => return false,
-            }
-            end.drain(..end.len().saturating_sub(TASK_CARD_LOG_BYTES_MAX));
-        }
+        let Ok(download) = open_log(api, &run, prefix).await else { return Some(Vec::new()) };
+        let end = read_end(download, TASK_CARD_LOG_BYTES_MAX, TASK_CARD_TIMEOUT, None).await;
+        end.is_whole.then(|| end.text.lines().map(str::to_owned).collect())
     };
-    let is_whole = timeout(TASK_CARD_TIMEOUT, reading).await.unwrap_or(false);
-    is_whole.then(|| String::from_utf8_lossy(&end).lines().map(str::to_owned).collect())
+    timeout(TASK_CARD_TIMEOUT, reading).await.ok().flatten()
 }
 
 /// Who could claim a pending task, and why no worker has.

@@ -1,5 +1,9 @@
 //! The logs of runs.
 
+use std::time::Duration;
+
+use tokio::time::timeout;
+
 use journeyman_domain::id::Run;
 use journeyman_worker::source::CallError;
 use journeyman_worker::source::taskcluster::{Api, Download, ListPage};
@@ -30,4 +34,49 @@ pub(crate) async fn open_log(api: &Api, run: &Run, prefix: &str) -> Result<Downl
         }
     }
     Err(refused)
+}
+
+/// The end of a log.
+#[derive(Debug, Default)]
+pub(crate) struct LogEnd {
+    pub(crate) text: String,
+    /// Lines before it.
+    pub(crate) lines_cut: usize,
+    /// Its last line is the last one of the log.
+    pub(crate) is_whole: bool,
+}
+
+/// Reads a log for so long at most, and keeps whole lines of at most `bytes_max` at its end. A log that grows ends where nothing has
+/// come for `stall`.
+pub(crate) async fn read_end(
+    mut download: Download,
+    bytes_max: usize,
+    limit: Duration,
+    stall: Option<Duration>,
+) -> LogEnd {
+    let (mut bytes, mut lines_cut) = (Vec::new(), 0);
+    let mut cut = |bytes: &mut Vec<u8>| {
+        let over = bytes.len().saturating_sub(bytes_max);
+        if over > 0 {
+            let end = bytes[over..].iter().position(|byte| *byte == b'\n').map_or(over, |at| over + at + 1);
+            lines_cut += bytes.drain(..end).filter(|byte| *byte == b'\n').count();
+        }
+    };
+    let reading = async {
+        loop {
+            match timeout(stall.unwrap_or(limit), download.next_chunk()).await {
+                Ok(Ok(Some(chunk))) => bytes.extend_from_slice(&chunk),
+                Ok(Ok(None)) => return true,
+                Ok(Err(_)) => return false,
+                Err(_) => return stall.is_some(),
+            }
+            // What is kept moves once for as many bytes as there are of it.
+            if bytes.len() > 2 * bytes_max {
+                cut(&mut bytes);
+            }
+        }
+    };
+    let is_whole = timeout(limit, reading).await.unwrap_or(false);
+    cut(&mut bytes);
+    LogEnd { text: String::from_utf8_lossy(&bytes).into_owned(), lines_cut, is_whole }
 }
