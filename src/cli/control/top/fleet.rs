@@ -42,6 +42,13 @@ impl FleetScreen {
         (shown, self.selected.min(last))
     }
 
+    /// What is known of a worker without a status, in lines.
+    fn row(&self, name: &str) -> String {
+        let row = self.workers.rows.iter().find(|row| row.first().is_some_and(|cell| cell.text() == name));
+        let lines = self.workers.columns.iter().zip(row.into_iter().flatten());
+        lines.map(|(column, cell)| format!("{column}: {}\n", strip_control_chars(&cell.text()))).collect()
+    }
+
     /// Returns whether the program ends.
     #[expect(clippy::wildcard_enum_match_arm, reason = "every other key does nothing")]
     pub(super) fn on_key(&mut self, key: KeyEvent) -> bool {
@@ -76,8 +83,8 @@ impl FleetScreen {
         let [middle, foot] = Layout::vertical([Constraint::Min(4), Constraint::Length(2)]).areas(frame.area());
         if let Some(name) = &self.explained {
             let block = Block::bordered().title(format!(" {} ", strip_control_chars(name)));
-            let status = self.statuses.get(name).map_or("only the queue or the controller tells of it", String::as_str);
-            let lines = anstream::adapter::strip_str(status).to_string();
+            let lines = self.statuses.get(name).cloned().unwrap_or_else(|| self.row(name));
+            let lines = anstream::adapter::strip_str(&lines).to_string();
             frame.render_widget(Paragraph::new(lines).wrap(Wrap { trim: false }).block(block), middle);
         } else {
             let (shown, selected) = self.shown();
@@ -166,7 +173,7 @@ mod tests {
         assert!(drawn(&screen).contains("filter: D-_") && !drawn(&screen).contains("render-1"), "{}", drawn(&screen));
         press(&mut screen, &[KeyCode::Enter, KeyCode::Char('k'), KeyCode::Enter]);
         assert!(drawn(&screen).contains(" build-1 "), "the last row was selected: {}", drawn(&screen));
-        assert!(drawn(&screen).contains("only the queue or the controller"), "{}", drawn(&screen));
+        assert!(drawn(&screen).contains("why: claiming"), "{}", drawn(&screen));
         press(&mut screen, &[KeyCode::Esc, KeyCode::Esc]);
         assert!(drawn(&screen).contains("render-1 "), "the filter is gone");
         assert!(press(&mut screen, &[KeyCode::Char('q')]));
