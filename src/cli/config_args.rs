@@ -70,13 +70,16 @@ impl FlagSet for QueueFlags {
     ];
 }
 
+/// The address of a console that is given none.
+pub const CONSOLE_LISTEN: &str = "127.0.0.1:7117";
+
 /// `journeyman console`.
 #[derive(Debug, Clone)]
 pub struct ConsoleFlags;
 
 impl FlagSet for ConsoleFlags {
     const LIST: &'static [ConfigFlag] =
-        &[ConfigFlag { default_override: Some("127.0.0.1:7117"), ..flag("listen", "http.listen") }, LOG[0], LOG[1]];
+        &[ConfigFlag { default_override: Some(CONSOLE_LISTEN), ..flag("listen", "http.listen") }, LOG[0], LOG[1]];
 }
 
 /// `journeyman notifier`.

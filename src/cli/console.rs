@@ -1,14 +1,14 @@
 //! `journeyman console`: pages over the roles that it is told of, or finds on this host.
 
 use std::collections::BTreeSet;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::AddrParseError;
 use std::path::Path;
 use std::sync::Arc;
 
 use clap::Args;
 use futures_util::future::{Either, select};
 
-use super::config_args::{self, ConfigArgs, ConsoleFlags};
+use super::config_args::{self, CONSOLE_LISTEN, ConfigArgs, ConsoleFlags};
 use super::controller_socket::controller_socket;
 use super::dev::state_file::{DevState, state_dir};
 use super::exit::{Exit, ExitResult, Failure};
@@ -28,9 +28,6 @@ use journeyman_platform::log;
 use journeyman_platform::settings::Environment;
 use journeyman_platform::settings::values::{Listen, Secret, Url};
 use journeyman_worker::source::taskcluster::ClientCredentials;
-
-/// Without `http.listen`.
-const LISTEN_DEFAULT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7117);
 
 #[derive(Debug, Args)]
 pub(super) struct ConsoleArgs {
@@ -54,7 +51,8 @@ pub(super) async fn run(arguments: ConsoleArgs, environment: &Environment) -> Ex
     let ConsoleArgs { worker, controller, queue, .. } = &arguments;
     let console = build(worker, controller, Some(queue), &config, environment)?;
     let console = Arc::new(Console { token: http_token(&config, environment)?, ..console });
-    config.http.listen.get_or_insert(Listen(LISTEN_DEFAULT));
+    let invalid = |error: AddrParseError| Failure::new(Exit::Internal, format!("{CONSOLE_LISTEN}: {error}"));
+    config.http.listen.get_or_insert(Listen(CONSOLE_LISTEN.parse().map_err(invalid)?));
     let Some(listener) = listen_http(&config, "the console").await? else {
         return Err(Failure::new(Exit::Internal, "the console has no address"));
     };
