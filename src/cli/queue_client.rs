@@ -89,7 +89,7 @@ pub fn build_api(root_url: &str, credentials: Option<Credentials>) -> Result<Api
     build_api_within(root_url, credentials, vec!["*".to_owned()])
 }
 
-/// Of pages: an artifact that refers to a private address is not followed, unless to one of these hosts.
+/// Builds the client of pages, which follows an artifact to a private address at one of these hosts only.
 pub fn build_api_within(
     root_url: &str,
     credentials: Option<Credentials>,

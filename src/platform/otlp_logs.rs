@@ -15,8 +15,8 @@ use crate::settings::Environment;
 use crate::tasks::build_runtime;
 use journeyman_domain::limits::LOG_LINES_SENT_MAX;
 
-/// The crates that send: their lines would make more lines, without an end.
-const OF_SENDING: [&str; 8] =
+/// The crates that send lines. To send what they log would make them log more, without an end.
+const SENDING_CRATES: [&str; 8] =
     ["hyper", "hyper_rustls", "hyper_util", "mio", "reqwest", "rustls", "rustls_platform_verifier", "want"];
 
 /// Writes lines of JSON to a collector.
@@ -47,7 +47,7 @@ impl Write for OtlpWriter {
         let parsed = serde_json::from_slice::<Map<String, Json>>(line).ok();
         let is_sent = |line: &Map<String, Json>| {
             let target = line.get("target").and_then(Json::as_str).unwrap_or_default();
-            !OF_SENDING.contains(&target.split("::").next().unwrap_or_default())
+            !SENDING_CRATES.contains(&target.split("::").next().unwrap_or_default())
         };
         self.lines.extend(parsed.filter(is_sent).map(record));
         if self.lines.len() >= LOG_LINES_SENT_MAX {

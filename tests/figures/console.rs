@@ -111,12 +111,12 @@ impl Lab {
             }
             Ok(())
         };
-        let (before, reads_from) = (console.usage()?, now());
+        let (before, began) = (console.usage()?, now());
         let (beside, with, _) = tokio::select! {
             done = complete() => done?,
             stopped = reading => return Err(stopped.err().unwrap_or_default().into()),
         };
-        let cpu = (console.usage()?.cpu - before.cpu).as_secs_f64() / (now() - reads_from).as_secs_f64() * 100.0;
+        let cpu = (console.usage()?.cpu - before.cpu).as_secs_f64() / (now() - began).as_secs_f64() * 100.0;
         let slowest = |spans: &Vec<Duration>| spans.iter().max().copied().unwrap_or_default();
         let worst = pages.iter().zip(&took).max_by_key(|(_, spans)| slowest(spans)).map_or("", |(page, _)| page);
         let all = Spans::new(took.concat());

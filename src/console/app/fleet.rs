@@ -59,7 +59,7 @@ fn worker_path(status: &WorkerStatusReply) -> String {
 type Row = (u8, Vec<Cell>);
 
 /// The row of a worker whose slots and leases are unknown.
-fn brief(rank: u8, [name, group, state, why, seen]: [Cell; 5]) -> Row {
+fn row_without_slots(rank: u8, [name, group, state, why, seen]: [Cell; 5]) -> Row {
     (rank, vec![name, group, state, cell(""), cell(""), why, seen])
 }
 
@@ -68,7 +68,7 @@ fn row(target: &Target<WorkerStatusReply>, reading: &Reading<WorkerStatusReply>)
     let Some(status) = &reading.status else {
         let name = target.address().map_or("this host", |address| &address.name);
         let why = cell(error.unwrap_or_default());
-        return brief(0, [cell(name), cell(""), cell("unknown").at(Level::Bad), why, cell("")]);
+        return row_without_slots(0, [cell(name), cell(""), cell("unknown").at(Level::Bad), why, cell("")]);
     };
     let view = &status.snapshot;
     let level = if error.is_some() { Level::Bad } else { worker::headline(view).level };
@@ -106,13 +106,13 @@ async fn others(console: &Console, known: &BTreeSet<&str>) -> Vec<Row> {
         match answer {
             Ok(workers) => found.extend(workers.into_iter().map(|(id, group, task)| {
                 let latest = cell(format!("latest task {task}"));
-                let row = brief(3, [cell(&id), cell(group), cell("claimed lately"), latest, cell("")]);
+                let row = row_without_slots(3, [cell(&id), cell(group), cell("claimed lately"), latest, cell("")]);
                 (id, row)
             })),
             Err(PageError(_, why)) => {
                 let name = format!("queue {}", queue.name);
                 let state = cell("unknown").at(Level::Bad);
-                let row = brief(0, [cell(&name), cell(""), state, cell(why), cell("")]);
+                let row = row_without_slots(0, [cell(&name), cell(""), state, cell(why), cell("")]);
                 found.insert(name, row);
             }
         }
@@ -124,7 +124,7 @@ async fn others(console: &Console, known: &BTreeSet<&str>) -> Vec<Row> {
             for one in &group.worker_list {
                 let why = cell(format!("pool {pool}, key {}", group.key)).note_some(one.detail.clone());
                 let age = cell(Value::Lasts(one.age_seconds));
-                let row = brief(2, [cell(&one.id), cell(pool), cell(one.state.as_str()), why, age]);
+                let row = row_without_slots(2, [cell(&one.id), cell(pool), cell(one.state.as_str()), why, age]);
                 found.insert(one.id.clone(), row);
             }
         }

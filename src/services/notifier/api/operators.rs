@@ -149,7 +149,7 @@ pub(super) async fn attempts(Reader(api): Reader, Query(rows): Query<Rows>) -> A
 
 pub(super) async fn messages(Reader(api): Reader, Query(filter): Query<MessageFilter>) -> Answer<MessagePage> {
     let max = filter.limit.unwrap_or(NOTIFIER_ROWS_SHOWN).min(NOTIFIER_ROWS_MAX);
-    Ok(Json(api.store.messages(filter.narrowing(), max).await?))
+    Ok(Json(api.store.messages(filter.without_empty_texts(), max).await?))
 }
 
 /// A message with its data, and its attempts.

@@ -47,7 +47,7 @@ pub(super) async fn page(
     let mut shown = api.shown().await?;
     if headers.contains_key(AUTHORIZATION) {
         api.may_read(&headers)?;
-        let filter = MessageFilter { data: true, ..filter.narrowing() };
+        let filter = MessageFilter { data: true, ..filter.without_empty_texts() };
         shown.lists = Some(Lists {
             lanes: api.store.lanes(None, None, NOTIFIER_ROWS_SHOWN).await?,
             attempts: api.store.attempts(None, None, None, NOTIFIER_ROWS_SHOWN).await?,

@@ -173,7 +173,7 @@ pub struct MessageFilter {
 
 impl MessageFilter {
     /// The filter without its empty texts, which a form sends.
-    pub(crate) fn narrowing(self) -> Self {
+    pub(crate) fn without_empty_texts(self) -> Self {
         let given = |text: Option<String>| text.filter(|text| !text.is_empty());
         Self {
             endpoint: given(self.endpoint),
