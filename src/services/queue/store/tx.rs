@@ -153,7 +153,7 @@ impl<'a> Tx<'a> {
         }
         if open_until.is_none() {
             if let Some(last) = task.runs.last().filter(|_| was_open) {
-                self.effects.events.push((task.queue.clone(), TaskEvent::Resolved(last.state)));
+                self.effects.events.push((task.queue.clone(), TaskEvent::Resolved(last.state), self.now));
             }
             self.announce(&task)?;
             self.schedule_dependents(&task)?;
@@ -202,7 +202,7 @@ impl<'a> Tx<'a> {
         for needs in &unmet {
             self.execute(insert, params![needs, id])?;
         }
-        self.effects.events.push((task.queue.clone(), TaskEvent::Created));
+        self.effects.events.push((task.queue.clone(), TaskEvent::Created, self.now));
         self.save(TaskRow { id, task, was_open: true })
     }
 

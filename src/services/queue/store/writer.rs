@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::Notify;
 
+use super::super::clock::UnixMillis;
 use super::super::config::Config;
 use super::super::queue_error::{QueueError, QueueErrorCode};
 use super::activity::{Activity, TaskEvent};
@@ -32,8 +33,8 @@ pub(crate) struct Effects {
     pub(super) files_to_remove: Vec<String>,
     /// Events that were added to the outbox.
     pub(super) announced: usize,
-    /// What happened to tasks of queues.
-    pub(super) events: Vec<(String, TaskEvent)>,
+    /// What happened to tasks of queues, and when.
+    pub(super) events: Vec<(String, TaskEvent, UnixMillis)>,
 }
 
 impl QueueStore {
@@ -86,8 +87,8 @@ impl Owner for QueueStore {
             self.announced.notify_one();
         }
         if !effects.events.is_empty() {
-            let (now, mut activity) = (self.config.clock.now(), self.activity.lock());
-            effects.events.iter().for_each(|(queue, event)| activity.count(queue, *event, now));
+            let mut activity = self.activity.lock();
+            effects.events.iter().for_each(|(queue, event, at)| activity.count(queue, *event, *at));
         }
     }
 }
