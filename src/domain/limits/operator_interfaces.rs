@@ -58,7 +58,7 @@ pub const CONSOLE_QUEUE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Rows of a table of tasks.
 pub const CONSOLE_TASKS_SHOWN: usize = 50;
 /// The latest tasks of a queue whose times are drawn.
-pub const CONSOLE_TASKS_MEASURED: usize = 500;
+pub const CONSOLE_TASKS_MEASURED: usize = 100;
 /// The tasks that one order may change.
 pub const BULK_TASKS_MAX: usize = 1_000;
 /// Calls of an order at the same time.

@@ -32,6 +32,7 @@ CREATE INDEX open_tasks ON tasks (open_until) WHERE open_until IS NOT NULL;
 CREATE INDEX task_expiry ON tasks (expires);
 CREATE INDEX task_groups ON tasks (task_group, id);
 CREATE INDEX task_queues ON tasks (queue, id, created, expires);
+CREATE INDEX unsuccessful_tasks ON tasks (state) WHERE state = 'failed' OR state = 'exception';
 CREATE TABLE definitions (
     id INTEGER PRIMARY KEY REFERENCES tasks ON DELETE CASCADE,
     scopes TEXT NOT NULL,

@@ -7,7 +7,7 @@ use super::super::clock::{QueueClock, UnixMillis};
 use super::super::task_definition;
 use super::super::{Config, Db};
 use super::artifacts::Artifact;
-use super::tx::{PageRequest, Tx};
+use super::tx::{PageRequest, TaskFilter, Tx};
 use super::*;
 use journeyman_domain::limits::QUEUE_WORKER_TASKS_MAX;
 use journeyman_platform::sqlite::{Done, Job, RunningStore, StoreStatus, erase, job, restore};
@@ -210,4 +210,23 @@ async fn a_worker_with_a_claim_is_seen_behind_a_backlog_and_queues_have_the_time
         (queue.name.as_str(), queue.last_created.0 > 0, queue.expires > queue.last_created),
         ("p/w", true, true)
     );
+}
+
+#[test]
+fn no_search_by_a_rare_state_goes_over_all_tasks() {
+    const STATES: [&str; 4] = ["pending", "running", "failed", "exception"];
+    let database = Database::open(&Db::Memory, &SCHEMA).unwrap();
+    for (queue, state) in ["", "p/w"].into_iter().flat_map(|queue| STATES.map(|state| (queue, state))) {
+        let [queue, state] = [queue, state].map(str::to_owned);
+        let condition = TaskFilter { queue, state, name: String::new(), since: UnixMillis(0) }.condition();
+        let explain = format!("EXPLAIN QUERY PLAN SELECT * FROM tasks WHERE {condition} LIMIT ?1 OFFSET ?2");
+        let steps: Vec<String> = database
+            .run(|conn| {
+                let mut steps = conn.prepare(&explain)?;
+                let nothing = [const { rusqlite::types::Null }; 6];
+                steps.query_map(nothing, |row| row.get("detail"))?.collect()
+            })
+            .unwrap();
+        assert!(!steps.iter().any(|step| step == "SCAN tasks"), "{condition}: {steps:?}");
+    }
 }
