@@ -147,6 +147,7 @@ fn a_person_creates_follows_reruns_and_cancels_tasks_in_a_browser() {
     browser.sees("3 tasks to rerun");
     browser.clicks("rerun 3 tasks");
     browser.sees("3 done");
+    browser.until("!document.body.innerText.includes('to rerun')");
     check_looks(&mut browser, "tasks");
 
     // A list without a filter is live.
@@ -159,6 +160,7 @@ fn a_person_creates_follows_reruns_and_cancels_tasks_in_a_browser() {
         ("/", "Recent results"),
         ("/fleet", "slots busy"),
         ("/queues/dev/dev/command", "run time"),
+        (&format!("/groups/dev/{failed}"), "nightly"),
         (&format!("/workers/{}", hostname(&dev)), "Slots in the last hour"),
     ] {
         dev.go(&mut browser, path);

@@ -130,8 +130,11 @@
       } else {
         const sent = bodyOf(button);
         if (reason && (sent.note = prompt(reason)) === null) return;
-        if (sent.tasks) say(await changeMany(path, sent.tasks), true);
-        else say(answerOf(path, await call(path, JSON.stringify(sent))), true);
+        if (sent.tasks) {
+          say(await changeMany(path, sent.tasks), true);
+          shown = "";
+          aside.replaceChildren();
+        } else say(answerOf(path, await call(path, JSON.stringify(sent))), true);
         if (shown) await load(shown, aside);
         await refresh();
       }
