@@ -115,6 +115,7 @@ impl ReloadTarget for WorkerTarget {
         host.min_free_memory = new_host.min_free_memory;
         host.on_termination_notice = new_host.on_termination_notice;
         running.log.task_log_max = new.log.task_log_max;
+        running.log.task_log_times = new.log.task_log_times;
         running.log.level = new.log.level.clone();
     }
 

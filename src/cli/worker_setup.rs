@@ -111,6 +111,7 @@ pub(super) fn worker_config(config: &Config) -> WorkerConfig {
         },
         min_resources: MinResources { disk: config.host.min_free_disk.0, memory: config.host.min_free_memory.0 },
         log: log_limits(config.log.task_log_max.0),
+        log_times: config.log.task_log_times,
         containment: containment_requirement(config),
         ..WorkerConfig::default()
     }

@@ -34,6 +34,8 @@ pub struct Log {
     pub level: Filter,
     /// Maximum size of a task's log: the first three quarters and the last quarter are kept, with a marker between them.
     pub task_log_max: Size<TASK_LOG_BYTES_MIN>,
+    /// Each line that a payload prints begins with its time in the task's log, such as `[2026-11-30T10:20:44.549Z]`.
+    pub task_log_times: bool,
     /// Names of variables whose values are redacted from every log, `*` matching anything: those of the worker's environment, and those that a task of `command` sets.
     pub redact_env: Vec<String>,
 }
@@ -44,6 +46,7 @@ impl Default for Log {
             format: LogFormat::Auto,
             level: built_in("info"),
             task_log_max: built_in("64MiB"),
+            task_log_times: false,
             redact_env: redact::SECRET_NAME_PATTERNS.map(str::to_owned).to_vec(),
         }
     }

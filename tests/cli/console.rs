@@ -20,7 +20,7 @@ struct Dev {
 impl Dev {
     fn start() -> Self {
         let host = Host::new();
-        let mut server = Server::start(&mut host.journeyman(&["dev"]));
+        let mut server = Server::start(&mut host.journeyman(&["dev", "--set", "log.task_log_times=true"]));
         let page =
             server.prints("page ").split_whitespace().last().expect("an address").trim_end_matches('/').to_owned();
         server.prints("Ctrl-C");
@@ -106,6 +106,7 @@ fn a_person_creates_follows_reruns_and_cancels_tasks_in_a_browser() {
     // Follow.
     browser.clicks("log");
     browser.until("document.querySelector('#L3')?.innerText.includes('first')");
+    browser.until("document.querySelector('#L3 time')?.innerText.startsWith('+')");
     assert_eq!(browser.eval("document.querySelector('.log .c1') === null"), true);
     std::fs::write(&go, "").expect("the file is written");
     browser.until("document.querySelector('.log .c1')?.innerText === 'second'");

@@ -10,7 +10,7 @@ use super::listing::{parse_id, path};
 use super::log_text::{colored, progress_bar, strip};
 use super::{PageError, PageResult, Shared, within};
 use crate::console::page::{PageContent, REFRESH_SECONDS};
-use crate::console::task::card::split_note;
+use crate::console::task::card::{split_note, split_time};
 use crate::console::task::log::{LOG_PREFIX, LogEnd, open_log, read_end};
 use crate::console::task::status::TaskStatus;
 use journeyman_domain::id::Run;
@@ -130,23 +130,24 @@ fn lines(log: &LogEnd, run: u32, find: &str) -> Markup {
 
 fn line(number: usize, line: &str, began: Option<Timestamp>, run: u32, find: &str) -> Markup {
     let id = format!("L{number}");
+    let note = split_note(line);
+    let timed = note.or_else(|| split_time(line.strip_prefix('[')?));
+    let (at, text) = timed.map_or((None, line), |(at, text)| (Some(at), text));
     // What a program drew over is not shown.
-    let (text, is_progress) = match line.trim_end_matches('\r').rsplit_once('\r') {
+    let (text, is_progress) = match text.trim_end_matches('\r').rsplit_once('\r') {
         Some((_, last)) => (last, true),
-        None => (line, false),
+        None => (text, false),
     };
-    let note = split_note(text);
     let href = if find.is_empty() { format!("#{id}") } else { format!("?run={run}#{id}") };
     html! {
         div id=(id) {
             a href=(href) { (number) }
-            @match note {
-                Some((at, note)) => span.note {
-                    time datetime=(at) title=(at) { "+" (format!("{:.1}", began.map_or(0.0, |began| at.duration_since(began).as_secs_f64()))) "s" } " " (note)
-                },
-                None if is_progress && text.contains('%') => (progress_bar(&strip(text))),
-                None => (colored(text)),
+            @if let Some(at) = at {
+                time.note datetime=(at) title=(at) { "+" (format!("{:.1}", began.map_or(0.0, |began| at.duration_since(began).as_secs_f64()))) "s" } " "
             }
+            @if note.is_some() { span.note { (text) } }
+            @else if is_progress && text.contains('%') { (progress_bar(&strip(text))) }
+            @else { (colored(text)) }
         }
     }
 }
@@ -159,7 +160,7 @@ mod tests {
     fn commands_are_steps_with_their_results() {
         let note = |text: &str| format!("[journeyman 2026-11-29T10:00:00.5Z] {text}\n");
         let text = format!(
-            "{}{}out\n{}{}",
+            "{}{}[2026-11-29T10:00:01.7Z] out\n{}{}",
             note("task T/0"),
             note("executing command 0: make"),
             note("command 0: exit status 2, after 1.5s"),
@@ -172,6 +173,7 @@ mod tests {
         assert_eq!(steps[1].lines[0].0, 12);
         let drawn = lines(&log, 0, "OUT").into_string();
         assert!(drawn.contains("1 lines with") && drawn.contains(r#"id="L13""#) && !drawn.contains("L12"), "{drawn}");
+        assert!(drawn.contains(">+1.2s</time> out</div>"), "{drawn}");
     }
 
     #[test]

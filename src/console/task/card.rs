@@ -91,8 +91,13 @@ pub(crate) async fn read(api: &Api, status: &TaskStatus, blocked: Option<String>
 
 /// Time and text of a line of the worker.
 pub(crate) fn split_note(line: &str) -> Option<(Timestamp, &str)> {
-    let (time, note) = line.strip_prefix(NOTE)?.split_once("] ")?;
-    Some((time.parse().ok()?, note))
+    split_time(line.strip_prefix(NOTE)?)
+}
+
+/// Time and text of a line behind its `[`.
+pub(crate) fn split_time(line: &str) -> Option<(Timestamp, &str)> {
+    let (time, text) = line.split_once("] ")?;
+    Some((time.parse().ok()?, text))
 }
 
 /// How the worker's last word on a payload begins.

@@ -177,7 +177,8 @@ impl ClaimRuntime {
     ) -> Context {
         let run = &self.run;
         let definition = std::mem::take(&mut self.definition);
-        let names = FileNames { claim, work_dir, log_limits: config.log, launched: launched.clone() };
+        let (log_limits, log_times) = (config.log, config.log_times);
+        let names = FileNames { claim, work_dir, log_limits, log_times, launched: launched.clone() };
         let mut env = Arc::clone(&binding.env);
         if self.results.is_none()
             && let Some(group) = definition.json()["taskGroupId"].as_str()

@@ -108,6 +108,8 @@ pub struct WorkerConfig {
     pub min_resources: MinResources,
     /// The size limits of a task's log.
     pub log: LogLimits,
+    /// Each line that a payload prints begins with its time. Default: false.
+    pub log_times: bool,
     /// Threads that run handlers. They are separate from those that renew leases, so that a blocking handler costs no
     /// other task its claim. Default: the number of processors, 2 to 16. With [`Clock::tokio`] handlers share the
     /// worker's runtime, whose time they use.
@@ -143,6 +145,7 @@ impl Default for WorkerConfig {
             exit_policy: ExitPolicy::default(),
             min_resources: MinResources::default(),
             log: LogLimits::default(),
+            log_times: false,
             handler_threads: std::thread::available_parallelism().map_or(2, usize::from).clamp(2, HANDLER_THREADS_MAX),
             containment: containment::ContainmentConfig::default(),
             seed: None,

@@ -140,6 +140,7 @@ pub(crate) struct FileNames {
     pub(crate) claim: LocalToken,
     pub(crate) work_dir: WorkDirLock,
     pub(crate) log_limits: LogLimits,
+    pub(crate) log_times: bool,
     /// Told when its work runs elsewhere.
     pub(crate) launched: mpsc::Sender<LocalToken>,
 }
@@ -149,7 +150,8 @@ impl FileNames {
         let workdir = self.work_dir.tasks_dir().join(format!("{}_{}_{}", run.task, run.run, self.claim.0));
         let mut log = workdir.clone().into_os_string();
         log.push(".log");
-        TaskFiles { workdir, log: TaskLog::in_work_dir(log.into(), self.log_limits, Some(self.work_dir.clone())) }
+        let lock = Some(self.work_dir.clone());
+        TaskFiles { workdir, log: TaskLog::in_work_dir(log.into(), self.log_limits, self.log_times, lock) }
     }
 }
 

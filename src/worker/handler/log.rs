@@ -78,11 +78,38 @@ struct LogShared {
     work_dir_lock: Option<WorkDirLock>,
     secrets: Mutex<Option<Arc<SecretSet>>>,
     /// Locked before `pending`, so that the pieces of a stream stay in order.
-    filter: Mutex<RedactFilter>,
+    output: Mutex<Output>,
     pending: Mutex<Pending>,
     /// Locked while a slow disk takes a write, on a thread that may block.
     file: Mutex<LogFile>,
     progress: watch::Sender<LogProgress>,
+}
+
+/// The stream of a payload.
+#[derive(Debug, Default)]
+struct Output {
+    filter: RedactFilter,
+    has_times: bool,
+    is_mid_line: bool,
+}
+
+impl Output {
+    /// Puts the time before each line that begins here.
+    fn with_times(&mut self, redacted: Vec<u8>) -> Vec<u8> {
+        if !self.has_times {
+            return redacted;
+        }
+        let time = format!("[{:.3}] ", jiff::Timestamp::now());
+        let mut timed = Vec::with_capacity(redacted.len() + time.len());
+        for line in redacted.split_inclusive(|byte| *byte == b'\n') {
+            if !self.is_mid_line {
+                timed.extend_from_slice(time.as_bytes());
+            }
+            timed.extend_from_slice(line);
+            self.is_mid_line = !line.ends_with(b"\n");
+        }
+        timed
+    }
 }
 
 /// What the writer takes next.
@@ -117,18 +144,24 @@ impl LogProgress {
 impl TaskLog {
     /// Creates a log at `path`. An existing file is overwritten; a symbolic link is not followed.
     pub fn new(path: impl Into<PathBuf>, limits: LogLimits) -> Self {
-        Self::in_work_dir(path.into(), limits, None)
+        Self::in_work_dir(path.into(), limits, false, None)
     }
 
-    /// As [`TaskLog::new`], but fails to create the file once the work directory has been replaced.
-    pub(crate) fn in_work_dir(path: PathBuf, limits: LogLimits, work_dir_lock: Option<WorkDirLock>) -> Self {
+    /// As [`TaskLog::new`], but fails to create the file once the work directory has been replaced. The lines of the payload
+    /// begin with their times if `has_times`.
+    pub(crate) fn in_work_dir(
+        path: PathBuf,
+        limits: LogLimits,
+        has_times: bool,
+        work_dir_lock: Option<WorkDirLock>,
+    ) -> Self {
         let file = LogFile::new(path.clone(), limits, work_dir_lock.clone());
         Self {
             shared: Arc::new(LogShared {
                 path,
                 work_dir_lock,
                 secrets: Mutex::default(),
-                filter: Mutex::default(),
+                output: Mutex::new(Output { has_times, ..Output::default() }),
                 pending: Mutex::default(),
                 file: Mutex::new(file),
                 progress: watch::Sender::default(),
@@ -156,10 +189,10 @@ impl TaskLog {
         if !self.is_ready() {
             self.shared.write_pending();
         }
-        let mut filter = self.shared.filter.lock();
+        let mut output = self.shared.output.lock();
         let mut redacted = Vec::with_capacity(bytes.len());
-        redact::stream(&mut filter, self.task_secrets().as_deref(), bytes, &mut redacted);
-        self.give(&redacted);
+        redact::stream(&mut output.filter, self.task_secrets().as_deref(), bytes, &mut redacted);
+        self.give(&output.with_times(redacted));
     }
 
     /// Resolves when there is room for a write that does not wait for the disk.
@@ -249,10 +282,10 @@ impl TaskLog {
 
     /// Stores the bytes that are held back, at the end of a payload's output or while it pauses.
     pub fn flush(&self) {
-        let (mut filter, mut redacted) = (self.shared.filter.lock(), Vec::new());
-        filter.flush(&mut redacted);
+        let (mut output, mut redacted) = (self.shared.output.lock(), Vec::new());
+        output.filter.flush(&mut redacted);
         if !redacted.is_empty() {
-            self.give(&redacted);
+            self.give(&output.with_times(redacted));
         }
     }
 
@@ -295,12 +328,12 @@ impl TaskLog {
     ///
     /// Fails if the file cannot be created.
     pub fn finish(&self) -> io::Result<Option<FinishedLog>> {
-        let (mut filter, mut redacted) = (self.shared.filter.lock(), Vec::new());
-        redact::end_stream(&mut filter, self.task_secrets().as_deref(), &mut redacted);
+        let (mut output, mut redacted) = (self.shared.output.lock(), Vec::new());
+        redact::end_stream(&mut output.filter, self.task_secrets().as_deref(), &mut redacted);
         if !redacted.is_empty() {
-            self.give(&redacted);
+            self.give(&output.with_times(redacted));
         }
-        drop(filter);
+        drop(output);
         self.shared.pending.lock().is_closed = true;
         self.shared.write_pending();
         let finished = self.shared.file.lock().finish()?;
@@ -440,6 +473,21 @@ mod tests {
         let text = text(&log);
         assert!(text.starts_with("output\n[journeyman ") && text.contains("canceled by operator"), "{}", &text[..200]);
         assert!(text.contains("bytes could not be written: the disk did not answer"), "{}", &text[text.len() - 200..]);
+    }
+
+    #[test]
+    fn each_line_of_a_payload_begins_with_its_time_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = TaskLog::in_work_dir(folder.path().join("log"), LogLimits::default(), true, None);
+        for bytes in [&b"one\ntw"[..], b"o", b"\n", b"\n", b"end"] {
+            log.write(bytes);
+        }
+        let text = text(&log);
+        let lines: Vec<_> = text.lines().map(|line| line.split_once("] ").unwrap()).collect();
+        assert_eq!(lines.iter().map(|(_, line)| *line).collect::<Vec<_>>(), ["one", "two", "", "end"]);
+        for (time, _) in lines {
+            time.strip_prefix('[').unwrap().parse::<jiff::Timestamp>().unwrap();
+        }
     }
 
     type Cancel = watch::Sender<Option<Cancellation>>;
