@@ -34,7 +34,10 @@ async fn e2_tasks_are_found_by_state_queue_name_and_time() {
     assert_eq!(names(api, "state=pending").await, ["build docs", "test 100%"]);
     let since = urlencoding::encode(&iso(server.clock.unix_millis() - 1_000)).into_owned();
     assert_eq!(names(api, &format!("since={since}")).await, ["build docs"]);
-    assert_eq!(api.get("journeyman/tasks?since=monday").await.refusal(400).0, "InvalidRequestArguments");
+    for refused in ["since=monday", "state=done"] {
+        let answer = api.get(&format!("journeyman/tasks?{refused}")).await;
+        assert_eq!(answer.refusal(400).0, "InvalidRequestArguments");
+    }
 
     let worker = api.with(&claims[0]["credentials"]);
     let first = claims[0]["status"]["taskId"].as_str().expect("an id");

@@ -319,7 +319,11 @@ pub(crate) async fn find_tasks(app: App, call: Call) -> ReplyResult {
         "" => UnixMillis::default(),
         since => UnixMillis::parse(since).ok_or_else(|| invalid_argument(format!("since {since:?} is not a time")))?,
     };
-    let filter = TaskFilter { queue: text("queue"), state: text("state"), name: text("name"), since };
+    let state = text("state");
+    if !["", "unscheduled", "pending", "running", "completed", "failed", "exception"].contains(&&*state) {
+        return Err(invalid_argument(format!("state {state:?} is not a state of tasks")));
+    }
+    let filter = TaskFilter { queue: text("queue"), state, name: text("name"), since };
     let page = call.page()?;
     call.caller.require_scope("queue:journeyman-list-tasks".to_owned())?;
     let page = app.read(move |tx| tx.find_tasks(&filter, page)).await?;
