@@ -27,7 +27,7 @@ use journeyman_platform::settings::Environment;
 use journeyman_platform::settings::values::{Queue, Span};
 use journeyman_worker::source::CallError;
 use journeyman_worker::source::taskcluster::{Api, ListPage, TaskSearch};
-use journeyman_worker::task::formats::is_slugid;
+use journeyman_worker::task::formats::{TASK_STATES, is_slugid};
 
 #[derive(Debug, Args)]
 pub struct TaskArgs {
@@ -96,7 +96,7 @@ struct SearchArgs {
     #[arg(long, value_name = "PROVISIONER/WORKER-TYPE")]
     queue: Option<Queue>,
     /// In this state
-    #[arg(long, value_parser = ["unscheduled", "pending", "running", "completed", "failed", "exception"])]
+    #[arg(long, value_parser = TASK_STATES)]
     state: Option<String>,
     /// With this in the name
     #[arg(long, value_name = "TEXT")]

@@ -31,9 +31,8 @@ use journeyman_platform::settings::values::{Queue, Span};
 use journeyman_worker::engine::ClaimHistory;
 use journeyman_worker::source::CallError;
 use journeyman_worker::source::taskcluster::TaskSearch;
-use journeyman_worker::task::formats::new_task_id;
+use journeyman_worker::task::formats::{TASK_STATES, new_task_id};
 
-const STATES: [&str; 6] = ["unscheduled", "pending", "running", "completed", "failed", "exception"];
 const DEADLINE_DEFAULT: Duration = Duration::from_secs(3600);
 
 /// What a list of tasks is narrowed by; an empty text matches every task.
@@ -104,7 +103,7 @@ pub(super) async fn list(State(console): Shared, Path(name): Path<String>, Query
             label { "queue " input name="queue" value=(search.queue) placeholder="any"; }
             label { "state " select name="state" {
                 option value="" { "any" }
-                @for state in STATES { option value=(state) selected[search.state == state] { (state) } }
+                @for state in TASK_STATES { option value=(state) selected[search.state == state] { (state) } }
             } }
             label { "name " input name="name" value=(search.name) placeholder="a part of it"; }
             label { "within " input name="since" value=(search.since) placeholder="such as 1h" size="8"; }
@@ -153,7 +152,7 @@ pub(super) async fn group(State(console): Shared, Path((name, group)): Path<(Str
         .ok()
     };
     let found: Vec<FoundTask> = found.entries.iter().filter_map(read).collect();
-    let states = STATES.iter().filter_map(|state| {
+    let states = TASK_STATES.iter().filter_map(|state| {
         let count = found.iter().filter(|task| task.status.state.as_str() == *state).count();
         (count > 0).then(|| row(*state, cell(count)))
     });

@@ -14,6 +14,7 @@ use super::store::{self, StoreError};
 use super::task_state::{ResolvedReason, RunError, TaskRecord, WorkerIdentity};
 use super::{response_json, task_definition};
 use journeyman_domain::limits::QUEUE_OVERLOADED_POLL_WAIT;
+use journeyman_worker::task::formats::TASK_STATES;
 
 /// The body of `claimWork`, and of `claimTask`, which ignores `tasks`.
 #[derive(Deserialize)]
@@ -320,8 +321,8 @@ pub(crate) async fn find_tasks(app: App, call: Call) -> ReplyResult {
         since => UnixMillis::parse(since).ok_or_else(|| invalid_argument(format!("since {since:?} is not a time")))?,
     };
     let state = text("state");
-    if !["", "unscheduled", "pending", "running", "completed", "failed", "exception"].contains(&&*state) {
-        return Err(invalid_argument(format!("state {state:?} is not a state of tasks")));
+    if !state.is_empty() && !TASK_STATES.contains(&state.as_str()) {
+        return Err(invalid_argument(format!("state {state:?} is none of {}", TASK_STATES.join(", "))));
     }
     let filter = TaskFilter { queue: text("queue"), state, name: text("name"), since };
     let page = call.page()?;

@@ -1,10 +1,13 @@
-//! Ids and times in the queue's text form.
+//! Ids, states and times in the queue's text form.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use jiff::Timestamp;
 
 use journeyman_domain::id::TaskId;
+
+/// The states of a task: those of its last run, or `unscheduled` before its first.
+pub const TASK_STATES: [&str; 6] = ["unscheduled", "pending", "running", "completed", "failed", "exception"];
 
 /// A new random task id.
 pub fn new_task_id() -> TaskId {

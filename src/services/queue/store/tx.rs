@@ -82,7 +82,7 @@ pub(crate) struct TaskFilter {
 }
 
 impl TaskFilter {
-    /// The states that are few among the tasks of a long history have an index each.
+    /// The states that are rare in a long history are found by an index each. The parameters begin at `?3`.
     pub(super) fn condition(&self) -> String {
         let of_queue = if self.queue.is_empty() { "" } else { "queue = ?3 AND" };
         let of_state = match self.state.as_str() {
