@@ -95,12 +95,12 @@ pub fn number(key: &str, value: i64) -> KeyValue {
     }
 }
 
-/// What tells a role from others.
+/// The attributes of a role.
 pub fn resource(environment: &Environment, role: &str, instance: &str) -> Resource {
     resource_of(environment, [attribute("service.instance.id", instance), attribute("journeyman.role", role)])
 }
 
-/// What tells a process whose role is not known yet from others.
+/// The attributes of a process whose role is not known yet.
 pub(crate) fn process_resource(environment: &Environment) -> Resource {
     resource_of(environment, [number("process.pid", std::process::id().into())])
 }

@@ -141,7 +141,7 @@ impl Console {
         found.ok_or_else(|| PageError::not_found(format!("this console has no queue {name:?}")))
     }
 
-    /// The queue that tasks of all workers are of, as far as it is known.
+    /// The queue of all tasks, if there is one queue only.
     fn only_queue(&self) -> Option<&QueueTarget> {
         if let [queue] = self.queues.as_slice() { Some(queue) } else { None }
     }

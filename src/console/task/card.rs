@@ -94,7 +94,7 @@ pub(crate) fn split_note(line: &str) -> Option<(Timestamp, &str)> {
     split_time(line.strip_prefix(NOTE)?)
 }
 
-/// Time and text of a line behind its `[`.
+/// Time and text of `TIME] TEXT`, a line without its `[`.
 pub(crate) fn split_time(line: &str) -> Option<(Timestamp, &str)> {
     let (time, text) = line.split_once("] ")?;
     Some((time.parse().ok()?, text))

@@ -46,8 +46,8 @@ pub(crate) struct LogEnd {
     pub(crate) is_whole: bool,
 }
 
-/// Reads a log for so long at most, and keeps whole lines of at most `bytes_max` at its end. A log that grows ends where nothing has
-/// come for `stall`.
+/// Reads a log for `limit` at most, and keeps its last whole lines, `bytes_max` bytes at most. The log of a running task ends where
+/// nothing has come for `stall`.
 pub(crate) async fn read_end(
     mut download: Download,
     bytes_max: usize,
@@ -70,7 +70,7 @@ pub(crate) async fn read_end(
                 Ok(Err(_)) => return false,
                 Err(_) => return stall.is_some(),
             }
-            // What is kept moves once for as many bytes as there are of it.
+            // At twice the size only: each cut moves all bytes that stay.
             if bytes.len() > 2 * bytes_max {
                 cut(&mut bytes);
             }
