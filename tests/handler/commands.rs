@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use crate::handler::bench::{Bench, RunResult};
 use crate::handler::services::{Parts, REPLY_LIMITS};
+use crate::support::pass;
 
 pub(crate) fn handler() -> std::sync::Arc<dyn DynHandler> {
     let worker = Environment::from_pairs(&[("PATH", "/usr/bin:/bin"), ("CANARY", "leaked"), ("LANG", "C.UTF-8")]);
@@ -259,10 +260,18 @@ async fn an_invalid_variable_is_rejected() {
 #[tokio::test]
 async fn max_run_time_limits_all_commands_together() {
     let bench = Bench::new();
-    let mut payload = sh(&["sleep 2", "sleep 5"]);
-    payload["maxRunTime"] = json!(6);
-    let sentence = bench.run(&*handler(), payload).await.failed();
-    assert_eq!(sentence, "command 1: stopped after maxRunTime, 6 s");
+    let mut payload = sh(&["echo first; until test -e go; do sleep 0.01; done", "echo second; sleep 600"]);
+    payload["maxRunTime"] = json!(1000);
+    let watch = async {
+        bench.logged("\nfirst\n").await;
+        pass(Duration::from_secs(600)).await;
+        std::fs::write(bench.workdir().join("go"), "").unwrap();
+        bench.logged("\nsecond\n").await;
+        pass(Duration::from_secs(400)).await;
+    };
+    let handler = handler();
+    let (result, ()) = tokio::join!(bench.run(&*handler, payload), watch);
+    assert_eq!(result.failed(), "command 1: stopped after maxRunTime, 1000 s");
 }
 
 #[tokio::test]

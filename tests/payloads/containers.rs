@@ -11,6 +11,7 @@ use journeyman::handler::DynHandler;
 use journeyman::handler::containers::config::{ContainersConfig, Permission};
 use journeyman::handler::containers::{Containers, with_containers};
 use journeyman_domain::id::TaskId;
+use journeyman_platform::host::clock::Clock;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -18,7 +19,7 @@ use crate::payloads::chain_of_trust::signing_key;
 use crate::payloads::deployment::{Deployment, Ended, TASK_QUEUE};
 use crate::support::process::{Process, command};
 use crate::support::task_queue::{CLIENT_ID, TOKEN};
-use crate::support::{named, needs, until, within};
+use crate::support::{named, needs, pass, until, within};
 
 pub(super) const IMAGE: &str = "localhost/jm:1";
 
@@ -219,14 +220,23 @@ async fn a_canceled_task_leaves_no_container_and_no_value_is_on_an_argument_list
 #[tokio::test]
 async fn a_task_that_runs_too_long_is_killed_and_its_artifacts_are_uploaded() {
     for tool in tools() {
-        let deployment = Deployment::start().await;
+        let mut deployment = Deployment::start().await;
+        deployment.clock = Clock::tokio();
         let artifacts = json!({ "public/a": { "type": "file", "path": "/tmp/a" } });
-        let keys = json!({ "maxRunTime": 3, "artifacts": artifacts });
-        let script = "echo made >/tmp/a; trap '' TERM; while :; do :; done";
+        let keys = json!({ "maxRunTime": 30, "artifacts": artifacts });
+        let script = "trap '' TERM; echo made >/tmp/a; while :; do :; done";
         let task = create(&deployment, script, keys, &[]).await;
-        let ended = deployment.run_with(tool.handler(&deployment), 1, &[&task]).await.remove(0);
+        let watch = async {
+            until_running(&deployment, &tool).await;
+            let container = tool.containers(&deployment.work_dir()).await;
+            let look = ["exec", &container, "sh", "-c", "cat /tmp/a || true"];
+            until("the artifact is made", async || tool.call(&look).await == "made").await;
+            pass(Duration::from_secs(30)).await;
+            deployment.ended(&task).await
+        };
+        let ended = beside(&deployment, tool.handler(&deployment), watch).await;
         assert_eq!(ended.states, ["failed"], "{}", ended.log);
-        assert!(ended.log.contains("stopped after maxRunTime, 3 s"), "{}", ended.log);
+        assert!(ended.log.contains("stopped after maxRunTime, 30 s"), "{}", ended.log);
         assert_eq!(deployment.queue.content(&task, 0, "public/a").await, b"made\n", "{}", ended.log);
         assert_eq!(tool.containers(&deployment.work_dir()).await, "");
     }

@@ -23,6 +23,7 @@ use journeyman::task::formats::new_task_id;
 use journeyman::worker::{SourceBinding, Worker, WorkerConfig};
 use journeyman_domain::id::TaskId;
 use journeyman_platform::host::caches::{CacheLimits, CacheStore};
+use journeyman_platform::host::clock::Clock;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -52,6 +53,7 @@ pub(crate) struct Deployment {
     pub(crate) api: Api,
     pub(crate) limits: CacheLimits,
     pub(crate) status_poll_interval: Option<Duration>,
+    pub(crate) clock: Clock,
     tasks: JoinSet<()>,
 }
 
@@ -79,6 +81,7 @@ impl Deployment {
             api: queue.api.clone(),
             limits: CacheLimits { downloads_bytes_max: 1 << 30, free_bytes_min: 0 },
             status_poll_interval: None,
+            clock: Clock::boot(),
             tasks: JoinSet::new(),
             queue,
             folder,
@@ -153,6 +156,7 @@ impl Deployment {
             termination_grace: Duration::from_secs(2),
             poll_interval: Duration::from_millis(50),
             status_poll_interval: self.status_poll_interval,
+            clock: self.clock,
             ..WorkerConfig::default()
         };
         let env = BTreeMap::from([("TASKCLUSTER_ROOT_URL".to_owned(), self.root_url.clone())]);

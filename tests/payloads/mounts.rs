@@ -300,9 +300,11 @@ async fn a_cache_is_purged_by_exit_status_and_on_request() {
 #[tokio::test]
 async fn a_cache_of_a_stopped_task_is_not_kept() {
     let deployment = Deployment::start().await;
-    let keys = json!({ "mounts": [cache("c", "d")], "maxRunTime": 1 });
+    let keys = json!({ "mounts": [cache("c", "d")] });
+    let mut short = keys.clone();
+    short["maxRunTime"] = json!(1);
     let with_scope = || scoped(&["generic-worker:cache:c"]);
-    let stopped = deployment.create("touch d/torn; sleep 600", keys.clone(), with_scope()).await;
+    let stopped = deployment.create("touch d/torn; sleep 600", short, with_scope()).await;
     let ended = deployment.run(&[&stopped]).await.remove(0);
     assert_eq!(ended.states, ["failed"]);
     let log = deployment.run_one("ls d", keys, with_scope()).await.completed();

@@ -32,6 +32,13 @@ pub(crate) async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) 
     within(what, waiting).await;
 }
 
+/// Lets time pass for every timer of this test's runtime at once.
+pub(crate) async fn pass(time: Duration) {
+    tokio::time::pause();
+    tokio::time::advance(time).await;
+    tokio::time::resume();
+}
+
 pub(crate) fn named(variable: &str) -> Option<String> {
     std::env::var(variable).ok().filter(|value| !value.is_empty())
 }
